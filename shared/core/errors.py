@@ -1,0 +1,95 @@
+"""Typed errors. Every one ends as a 4xx or 5xx for the client, a metric and one log line."""
+
+from __future__ import annotations
+
+
+class BatonError(Exception):
+    """Base of all errors we raise on purpose.
+
+    `code` is stable and goes to metrics and clients; `status` is the HTTP status the router answers with;
+    `subject` is the request key or node id the error belongs to, when there is one.
+    """
+
+    code = "internal_error"
+    status = 500
+
+    def __init__(self, message: str, *, subject: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.subject = subject
+
+
+class InvalidRequest(BatonError):
+    """The client's fault; `param` names the field of the request body."""
+
+    code = "invalid_request_error"
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None, subject: str | None = None) -> None:
+        super().__init__(message, subject=subject)
+        self.param = param
+
+
+class ModelNotFound(InvalidRequest):
+    code = "model_not_found"
+    status = 404
+
+
+class BodyTooLarge(InvalidRequest):
+    code = "body_too_large"
+    status = 413
+
+
+class Overloaded(BatonError):
+    """Too many open requests; the client may retry."""
+
+    code = "overloaded"
+    status = 429
+
+
+class NoNodes(BatonError):
+    """No prefill/decode pair can serve; answered with Retry-After."""
+
+    code = "no_nodes"
+    status = 503
+
+
+class NodeLost(BatonError):
+    """The node that served this request died, restarted or fell silent."""
+
+    code = "node_lost"
+    status = 502
+
+
+class DeadlineExceeded(BatonError):
+    code = "deadline_exceeded"
+    status = 504
+
+
+class StepFailed(BatonError):
+    """A launched closure raised; the requests of that step fail, all others go on."""
+
+    code = "step_failed"
+
+
+class HandoffFailed(BatonError):
+    code = "handoff_failed"
+    status = 502
+
+
+class WireError(BatonError):
+    """A frame that is malformed, truncated, oversized, unknown or of an old epoch. Dropped, counted, logged once."""
+
+    code = "wire_error"
+
+
+class ConfigError(BatonError):
+    """A flag or file that can't work; the message says what to change."""
+
+    code = "config_error"
+
+
+class IntegrityError(BatonError):
+    """A pool, a cache or a lease does not add up. Names the leaked thing and its owner."""
+
+    code = "integrity_error"

@@ -1,0 +1,84 @@
+"""Request: the scheduler's record of one sequence. No tensors; prompt and output ids stay apart for ever."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import SamplingParams
+
+TokenIds = npt.NDArray[np.int64]
+
+
+class FinishReason(enum.Enum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestState(enum.Enum):
+    """Explicit states; TRANSITIONS is the whole machine."""
+
+    WAITING = "waiting"  # no row, no pages
+    PREFILLING = "prefilling"  # row and all pages of the prompt reserved, chunks being computed
+    RUNNING = "running"  # decoding
+    GRANTED = "granted"  # decode node: row and pages reserved, KV on its way
+    HANDED_OFF = "handed_off"  # prefill node: first token known, pages pinned until Installed
+    FINISHED = "finished"
+
+
+S = RequestState
+TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
+    S.WAITING: frozenset({S.PREFILLING, S.GRANTED, S.FINISHED}),
+    S.PREFILLING: frozenset({S.RUNNING, S.HANDED_OFF, S.WAITING, S.FINISHED}),
+    S.RUNNING: frozenset({S.WAITING, S.FINISHED}),
+    S.GRANTED: frozenset({S.RUNNING, S.WAITING, S.FINISHED}),
+    S.HANDED_OFF: frozenset({S.RUNNING, S.FINISHED}),
+    S.FINISHED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Owned by one scheduler. `arrival` is seniority and survives retraction; `incarnation` rises with each one.
+
+    committed = tokens whose KV is (or will be, once the launched steps ran) in the pool = the position of the
+    next input token. Under speculation the host knows bounds only: committed_lo <= device <= committed_hi.
+    """
+
+    key: RequestKey
+    prompt_ids: TokenIds
+    sampling: SamplingParams
+    seed: int
+    arrival: int
+    output_ids: list[int] = field(default_factory=list)
+    handoff_to: str | None = None  # decode endpoint; None: decode here
+    deadline: float = float("inf")
+
+    state: RequestState = RequestState.WAITING
+    incarnation: int = 0
+    finish_reason: FinishReason | None = None
+    row: int = 0  # 0: none
+    cached_tokens: int = 0  # prompt tokens that the prefix cache gave (usage)
+
+    def to(self, state: RequestState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise ValueError(f"request {self.key}: {self.state.value} -> {state.value} is not a transition")
+        self.state = state
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def all_ids(self) -> TokenIds:
+        """prompt + output: what a (re-)prefill computes."""
+        return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
+
+    @property
+    def finished(self) -> bool:
+        return self.state is RequestState.FINISHED

@@ -1,0 +1,33 @@
+"""Layout of one KV page: page-major, so that a page is one contiguous block on every transport.
+
+    pool:  | page 0 (sink) | page 1 | page 2 | ...
+    page:  | plane "kv": [layer][k, v][kv_head][slot][head_dim] | plane "draft": ... |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneSpec:
+    """One tensor of a page. `shape` is that of a single page, without the page dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in one page, padded so that the next plane is aligned."""
+        raw = math.prod(self.shape) * self.dtype.itemsize
+        return -(-raw // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
+    return sum(plane.num_bytes for plane in planes)

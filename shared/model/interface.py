@@ -1,0 +1,61 @@
+"""What the engine asks of a model, and the ragged batch it hands over. Knows nothing of requests or scheduling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Facts about a loaded model. `weights_hash` is part of the node's fingerprint."""
+
+    name: str
+    vocab_size: int
+    max_context: int
+    dtype: str  # "float32" | "bfloat16" | "int" (HashLM)
+    weights_hash: str
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ModelInputs:
+    """One ragged step; prefill chunk, mixed, decode and verify are the same shape. T tokens, B rows, E outputs.
+
+        row b owns tokens [cu_q_lens[b], cu_q_lens[b+1]); its token at position p reads KV of positions 0..p and
+        writes its own KV at page page_table[b, p // page_size], slot p % page_size, before it reads.
+
+    All tensors are on the model's device and were made on the forward stream, which is also the one that reads
+    them. Host fields (ints) are upper bounds that never need a sync.
+    """
+
+    input_ids: torch.Tensor  # (T,) int64
+    positions: torch.Tensor  # (T,) int64
+    cu_q_lens: torch.Tensor  # (B+1,) int32
+    page_table: torch.Tensor  # (B, P) int32; entries past a row's pages are 0 (page 0 is the sink)
+    logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
+    max_q_len: int
+    max_seq_len: int  # >= every committed + q_len of this step
+
+
+@dataclass(slots=True)
+class ModelOutput:
+    logits: torch.Tensor  # (E, vocab) float32
+    hidden: torch.Tensor  # (E, H) what a draft model relays; (E, 0) where there is none
+
+
+class Model(Protocol):
+    spec: ModelSpec
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        """The tensors one page of this model's KV consists of."""
+        ...
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """Runs on the forward stream; writes KV of all T tokens, returns logits of the E asked for."""
+        ...

@@ -1,0 +1,74 @@
+"""The sampler's inputs and outputs. One function for plain steps, prefill's first token and verify windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Per-row parameters as arrays of values: frozen into a StepPlan, so it never changes once launched. B rows."""
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    repetition_penalty: npt.NDArray[np.float32]
+    presence_penalty: npt.NDArray[np.float32]
+    frequency_penalty: npt.NDArray[np.float32]
+    seeds: npt.NDArray[np.uint64]
+    prompt_lens: npt.NDArray[np.int32]  # the original prompt: output tokens are those at positions >= it
+    min_tokens: npt.NDArray[np.int32]
+    num_logprobs: npt.NDArray[np.int32]
+    stop_ids: tuple[tuple[int, ...], ...]
+    logit_bias: tuple[tuple[tuple[int, float], ...], ...]
+
+    @classmethod
+    def build(cls, params: Sequence[SamplingParams], seeds: Sequence[int], prompt_lens: Sequence[int]) -> SamplingBatch:
+        def column(name: str, dtype: type) -> npt.NDArray:
+            return np.asarray([getattr(p, name) for p in params], dtype=dtype)
+
+        return cls(
+            temperature=column("temperature", np.float32),
+            top_k=column("top_k", np.int32),
+            top_p=column("top_p", np.float32),
+            min_p=column("min_p", np.float32),
+            repetition_penalty=column("repetition_penalty", np.float32),
+            presence_penalty=column("presence_penalty", np.float32),
+            frequency_penalty=column("frequency_penalty", np.float32),
+            seeds=np.asarray(seeds, dtype=np.uint64),
+            prompt_lens=np.asarray(prompt_lens, dtype=np.int32),
+            min_tokens=column("min_tokens", np.int32),
+            num_logprobs=column("num_logprobs", np.int32),
+            stop_ids=tuple(p.stop_token_ids for p in params),
+            logit_bias=tuple(p.logit_bias for p in params),
+        )
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+
+@dataclass(slots=True)
+class History:
+    """Tokens by (request row, position), on the device. Every forward writes its input ids here first, so for an
+    output at input position p the row's tokens 0..p are all there: prompt, emitted, in flight, draft ancestors."""
+
+    tokens: torch.Tensor  # (rows, max_context) int32
+    rows: npt.NDArray[np.int64]  # (B,) which row of `tokens` each batch row reads
+
+
+@dataclass(slots=True)
+class SampleOutput:
+    """E outputs; K = max(num_logprobs) of the batch, 0 columns when none. logprob is 0 where not asked for."""
+
+    ids: torch.Tensor  # (E,) int64
+    logprobs: torch.Tensor  # (E,) float32
+    top_ids: torch.Tensor  # (E, K) int64
+    top_logprobs: torch.Tensor  # (E, K) float32
