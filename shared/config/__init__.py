@@ -1,0 +1,1 @@
+"""Configuration: frozen dataclasses, flags and files made from them. The only package that touches the environment."""

@@ -1,0 +1,77 @@
+"""How one configuration field is declared and checked. Knows nothing of any particular setting.
+
+A field carries its own help text and limits; flags, TOML keys and checks are all made from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from shared.core.errors import ConfigError
+
+T = TypeVar("T")
+OPTION_KEY = "option"
+
+BYTE_UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+BYTE_PATTERN = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?b)?\s*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field says about itself, beyond its name, type and default."""
+
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    metavar: str = ""
+    is_bytes: bool = False
+
+
+def option(default: T, help: str, **limits: Any) -> T:
+    """A dataclass field with help text and limits; typed as its default so that checkers see a plain field."""
+    return dataclasses.field(default=default, metadata={OPTION_KEY: Option(help=help, **limits)})
+
+
+def option_of(field: dataclasses.Field[Any]) -> Option:
+    """The Option a field was declared with."""
+    declared = field.metadata.get(OPTION_KEY)
+    if not isinstance(declared, Option):
+        raise TypeError(f"field {field.name} was not declared with option()")
+    return declared
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def parse_bytes(text: str) -> int:
+    """'512MiB', '2 GB' or a plain number of bytes."""
+    match = BYTE_PATTERN.match(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size: write a number of bytes, or for example 512MiB or 2GB")
+    number, unit = match.groups()
+    return int(float(number) * BYTE_UNITS[(unit or "").lower()])
+
+
+def check_fields(settings: Any) -> None:
+    """Checks every field of one settings object against its declared limits; called from __post_init__."""
+    for field in dataclasses.fields(settings):
+        check_value(field.name, getattr(settings, field.name), option_of(field))
+
+
+def check_value(name: str, value: object, declared: Option) -> None:
+    flag = flag_name(name)
+    if declared.choices and value not in declared.choices:
+        raise ConfigError(f"{flag} is {value!r}; it must be one of {', '.join(declared.choices)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if value != value:
+        raise ConfigError(f"{flag} is not a number")
+    if declared.low is not None and value < declared.low:
+        raise ConfigError(f"{flag} is {value}; it must be at least {declared.low:g}")
+    if declared.high is not None and value > declared.high:
+        raise ConfigError(f"{flag} is {value}; it must be at most {declared.high:g}")

@@ -1,0 +1,72 @@
+"""One configuration per kind of process, put together from the concerns. What each `app.run(config)` receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.config.settings import (
+    CorePlan,
+    LimitsConfig,
+    LocalConfig,
+    LogConfig,
+    MemoryConfig,
+    ModelConfig,
+    NodeConfig,
+    RouterConfig,
+    SchedConfig,
+    SpecConfig,
+    TimeoutsConfig,
+)
+from shared.core.errors import ConfigError
+
+
+def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
+    if spec.spec == "hashdraft" and model.model != "hashlm":
+        raise ConfigError(f"--spec hashdraft drafts for --model hashlm only, not for {model.model!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterProcessConfig:
+    """`router.app.run(config)`. The router reads the model's tokenizer and chat template, never its weights."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    cores: CorePlan = field(default_factory=CorePlan)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProcessConfig:
+    """`prefill_node.app.run(config)` and `decode_node.app.run(config)`."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    sched: SchedConfig = field(default_factory=SchedConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+    cores: CorePlan = field(default_factory=CorePlan)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check_spec(self.model, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """`baton up`: everything a router and its nodes need; the launcher deals out identities, ports and cores."""
+
+    local: LocalConfig = field(default_factory=LocalConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    sched: SchedConfig = field(default_factory=SchedConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check_spec(self.model, self.spec)

@@ -1,0 +1,223 @@
+"""Every setting there is, one frozen dataclass per concern. Checked when made, never changed afterwards.
+
+Flags (`max_context` -> `--max-context`) and TOML keys (`[memory]` / `page_size = 16`) are made from these fields, so
+a field's name, help text and limits are written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config.endpoints import check_endpoint, require_loopback
+from shared.config.options import check_fields, option
+from shared.core.errors import ConfigError
+
+KIB = 1 << 10
+MIB = 1 << 20
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and under which name it is served."""
+
+    model: str = option(
+        "smollm2",
+        "smollm2 (comes with the installation), hashlm (integer test model), a .gguf file, or a Hugging Face folder",
+        metavar="MODEL",
+    )
+    dtype: str = option("bfloat16", "number format of weights and KV", choices=("bfloat16", "float32"))
+    served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")
+    max_context: int = option(0, "longest prompt + answer in tokens; 0: what the model was trained for", low=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.model:
+            raise ConfigError("--model is empty; write smollm2, hashlm, a .gguf file or a Hugging Face folder")
+
+    @property
+    def public_name(self) -> str:
+        """The name in /v1/models: the given one, else the model's short name."""
+        stem = self.model.rstrip("/").rsplit("/", 1)[-1]
+        return self.served_model_name or stem.removesuffix(".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """KV memory of one node."""
+
+    kv_bytes: int = option(0, "KV pool size, as 512MiB; 0: by --mem-fraction", low=0, is_bytes=True, metavar="SIZE")
+    mem_fraction: float = option(0.2, "share of the memory free at start that the KV pool takes", low=0.01, high=0.95)
+    page_size: int = option(16, "tokens in a KV page (a power of two)", low=1, high=1024)
+    max_running: int = option(32, "most requests decoded together", low=1, high=4096)
+    prefix_cache: bool = option(True, "keep the KV of finished prompts and reuse it")
+    max_pinned_fraction: float = option(
+        0.5, "prefill node: most of its pages that may wait for a decode node", low=0.05, high=1.0
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.page_size & (self.page_size - 1):
+            raise ConfigError(f"--page-size is {self.page_size}; it must be a power of two")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedConfig:
+    """How a node plans its steps."""
+
+    overlap: bool = option(True, "plan the next step while the current one runs")
+    chunk_size: int = option(512, "most prompt tokens in one step when nothing is being decoded", low=1, high=65536)
+    mixed_chunk_size: int = option(
+        64, "most prompt tokens that join a step of running requests (bounds their delay)", low=1, high=65536
+    )
+    local_prefill_threshold: int = option(
+        32, "decode node: prompts up to this many uncached tokens are prefilled here", low=0
+    )
+    max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
+    device: str = option(
+        "auto",
+        "where forwards run; inline: on the loop's own thread, no overlap",
+        choices=("auto", "cpu", "cuda", "inline"),
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecConfig:
+    """Speculative decoding. hashdraft is the integer test draft and needs --model hashlm."""
+
+    spec: str = option("none", "draft algorithm", choices=("none", "hashdraft"))
+    spec_width: int = option(4, "tokens verified in one step with a draft", low=2, high=16)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def width(self) -> int:
+        """Tokens a running row adds at most per step: 1 without a draft."""
+        return 1 if self.spec == "none" else self.spec_width
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Who a node is and how it talks. The command sets the role."""
+
+    role: str = option("decode", "prefill or decode", choices=("prefill", "decode"))
+    node_id: str = option("", "name in logs and metrics; empty: role and process id", metavar="NAME")
+    router: tuple[str, ...] = option(
+        (), "router to dial, as tcp://127.0.0.1:7001 (repeat for several)", metavar="ENDPOINT"
+    )
+    bind_host: str = option("127.0.0.1", "address other nodes reach this one at", metavar="HOST")
+    bind_port: int = option(0, "port other nodes reach this one at; 0: any free one", low=0, high=MAX_PORT)
+    transport: str = option(
+        "auto", "how KV pages come; auto: shm on one host, else zmq", choices=("auto", "shm", "zmq")
+    )
+    heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
+    silence_s: float = option(5.0, "a peer silent for so long counts as dead", low=0.5, high=600.0)
+    lease_s: float = option(60.0, "a hand-off that stalls for so long is given up", low=1.0, high=3600.0)
+    drain_s: float = option(10.0, "seconds running requests get to finish after SIGTERM", low=0.0, high=3600.0)
+    max_message_bytes: int = option(
+        64 * MIB, "largest message taken from a peer", low=MIB, is_bytes=True, metavar="SIZE"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_loopback(self.bind_host, "--bind-host")
+        for endpoint in self.router:
+            check_endpoint(endpoint, "--router")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Where clients and nodes find the router, and how it picks a pair."""
+
+    host: str = option("127.0.0.1", "address of the HTTP API", metavar="HOST")
+    port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)
+    node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
+    policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
+    router_id: str = option("router", "name in request keys and logs; differs between routers", metavar="NAME")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_loopback(self.host, "--host")
+        check_endpoint(self.node_endpoint, "--node-endpoint")
+        if not self.router_id or len(self.router_id) > 64:
+            raise ConfigError("--router-id must have 1 to 64 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What one client may ask for. Beyond each limit there is a 4xx that names the field."""
+
+    max_body_bytes: int = option(4 * MIB, "largest request body", low=KIB, is_bytes=True, metavar="SIZE")
+    max_prompt_tokens: int = option(0, "longest prompt; 0: the context length", low=0)
+    max_prompts: int = option(64, "prompts in one completion request", low=1, high=4096)
+    max_n: int = option(16, "answers to one prompt", low=1, high=128)
+    max_stop_strings: int = option(16, "stop strings in one request", low=1, high=256)
+    max_stop_chars: int = option(256, "characters in one stop string", low=1, high=65536)
+    max_logit_bias: int = option(300, "tokens in logit_bias", low=0, high=300)
+    max_open_requests: int = option(512, "requests open at a time; beyond it 429", low=1, high=65536)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutsConfig:
+    """How long the router waits for what."""
+
+    request_timeout_s: float = option(600.0, "longest time one request may take", low=1.0, high=86400.0)
+    node_silence_s: float = option(5.0, "a node silent for so long counts as dead", low=0.5, high=600.0)
+    slow_reader_s: float = option(30.0, "a client that reads nothing for so long is cut off", low=1.0, high=3600.0)
+    retry_after_s: int = option(2, "Retry-After of a 503 or 429", low=1, high=3600)
+    max_attempts: int = option(1, "attempts at one request; 1: a lost node is an error for the client", low=1, high=8)
+    shutdown_s: float = option(10.0, "seconds open requests get to finish after SIGTERM", low=0.0, high=3600.0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """Which cores a process runs on, with how many threads. Applied before torch loads (core_plan.apply)."""
+
+    threads: int = option(0, "compute threads; 0: one per core the process may use", low=0, high=1024)
+    cpus: tuple[int, ...] = option((), "cores to stay on, as 0,1; none: wherever the system likes", metavar="LIST")
+    wait_policy: str = option(
+        "passive", "idle compute threads sleep (passive) or spin (active: only with cores to spare)",
+        choices=("passive", "active"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if any(cpu < 0 for cpu in self.cpus):
+            raise ConfigError(f"--cpus is {','.join(map(str, self.cpus))}; core numbers start at 0")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Where records go is fixed (stderr, one line each); how many is not. Prompts and answers are never logged."""
+
+    log_level: str = option("info", "least important level shown", choices=("debug", "info", "warning", "error"))
+    log_color: bool = option(False, "colour levels and node names")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConfig:
+    """How many nodes `baton up` starts on this machine, and how it watches them."""
+
+    prefill: int = option(1, "prefill nodes; 0: decode nodes prefill on their own", low=0, high=64)
+    decode: int = option(1, "decode nodes; 0: prefill nodes decode on their own", low=0, high=64)
+    start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
+    stop_timeout_s: float = option(15.0, "seconds processes get to stop before they are killed", low=0.5, high=3600.0)
+    max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.prefill + self.decode == 0:
+            raise ConfigError("--prefill 0 --decode 0 leaves no node; start at least one")
