@@ -1,0 +1,108 @@
+"""CPU stream: a FIFO worker thread. Closures run later than launch, one after the other, in inference_mode.
+
+Knows nothing of eventfds or polls: `notify` is called on the worker after each finished closure, and the node's loop
+passes a function that wakes its poll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from shared.device.events import Event, Ticket
+from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
+
+R = TypeVar("R")
+STOP_CHECK_S = 0.1
+logger = logging.getLogger(__name__)
+
+
+def do_nothing() -> None:
+    """Default for callbacks that a caller does not need."""
+
+
+class CpuStream:
+    """Owns its thread, from the first line of __init__ to stop().
+
+    `on_thread_start` runs on the worker before anything else: thread counts, affinity and inference_mode are all
+    thread-local in torch, so a setting made by the host does not reach it.
+    """
+
+    def __init__(
+        self, name: str, *, on_thread_start: Callable[[], None] = do_nothing, notify: Callable[[], None] = do_nothing
+    ) -> None:
+        self.name = name
+        self._on_thread_start = on_thread_start
+        self._notify = notify
+        self._epochs = StreamEpochs()
+        self._items: queue.SimpleQueue[Work[Any] | Event | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # launch against stop: nothing may be queued behind the end mark
+        self._thread = threading.Thread(target=self._main, name=f"stream-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def epoch(self) -> int:
+        return self._epochs.current
+
+    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, arms, label, self.name, self.epoch)
+        with self._lock:
+            if not self._stopping.is_set():
+                self._items.put(work)
+                return work.ticket
+        work.skip("the stream was stopped")
+        return work.ticket
+
+    def wait(self, event: Event) -> None:
+        if not event.peek():
+            self._items.put(event)
+
+    def reset(self) -> None:
+        self._epochs.open_next()
+
+    def stop(self) -> None:
+        self._begin_stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _begin_stop(self) -> None:
+        with self._lock:
+            if not self._stopping.is_set():
+                self._stopping.set()
+                self._items.put(None)
+
+    def _main(self) -> None:
+        try:
+            self._on_thread_start()
+        except Exception:
+            logger.exception("stream %s: on_thread_start failed; all its work will be skipped", self.name)
+            self._begin_stop()
+        with torch.inference_mode():
+            while (item := self._items.get()) is not None:
+                if isinstance(item, Event):
+                    self._block_on(item)
+                else:
+                    self._run(item)
+
+    def _run(self, work: Work[Any]) -> None:
+        if self._stopping.is_set():
+            work.skip("the stream was stopped")
+        else:
+            # KeyboardInterrupt or SystemExit inside a closure: settled already, and the worker must live on
+            with contextlib.suppress(BaseException):
+                run_work(work, self._epochs)
+        self._notify()
+
+    def _block_on(self, event: Event) -> None:
+        while not event.peek() and not self._stopping.is_set():
+            try:
+                event.synchronize(STOP_CHECK_S)
+            except TimeoutError:
+                continue

@@ -1,0 +1,56 @@
+"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap; the schedule stream
+of the cpu backend. Knows nothing of threads, so it can't show a missing wait: test order on the simulated backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from shared.device.events import Event, Ticket
+from shared.device.stream import Closure, StreamEpochs, make_work, run_work
+
+R = TypeVar("R")
+
+
+class InlineStream:
+    """`may_block`: events of other threads may still fire; else a wait on an armed one can never end and raises."""
+
+    def __init__(self, name: str, *, may_block: bool = False) -> None:
+        self.name = name
+        self._may_block = may_block
+        self._epochs = StreamEpochs()
+        self._waits: list[Event] = []
+        self._stopped = False
+
+    @property
+    def epoch(self) -> int:
+        return self._epochs.current
+
+    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, arms, label, self.name, self.epoch)
+        if self._stopped:
+            work.skip("the stream was stopped")
+            return work.ticket
+        self._finish_waits()
+        with torch.inference_mode():
+            run_work(work, self._epochs)
+        return work.ticket
+
+    def wait(self, event: Event) -> None:
+        # Blocks at the next launch and not here, as on a device: the host itself is not ordered by a stream's wait.
+        self._waits.append(event)
+
+    def reset(self) -> None:
+        self._epochs.open_next()
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _finish_waits(self) -> None:
+        waits, self._waits = self._waits, []
+        for event in waits:
+            if not self._may_block and not event.peek():
+                raise RuntimeError(f"stream {self.name} waits on {event!r}, and nothing is left that could fire it")
+            event.synchronize()

@@ -1,0 +1,241 @@
+"""Simulated streams: one thread, any order that the events allow, chosen by seed and replayed by it.
+
+A closure may be a generator; each `yield` is a point where another stream may run. The world picks the next stream by
+random priorities with rare changes (PCT: finds orders that uniform choice misses), and the seed also draws how lazy
+the host is: how seldom it lets the world run at its own points (launch, wait, query). Knows nothing of tensors.
+
+    host   launch A   launch B   synchronize(B)
+    world      . A1       .       B1  A2  B2            (scripted: world.run("a", 1), world.run("b", 2))
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from shared.device.events import Event, Ticket
+from shared.device.stream import Closure, StreamEpochs, Work, make_work
+
+R = TypeVar("R")
+CHANGE_RATES = (0.0, 0.01, 0.05, 0.2)
+LAZINESS = (0.0, 0.5, 0.8, 0.95, 1.0)
+RUN_LENGTHS = (1, 2, 5, 20, 1000)
+FRUITLESS_POLLS = 8  # a host that only polls must still see the world move
+
+
+class DeadlockError(RuntimeError):
+    """No stream can move and the host waits. The message shows what each stream is stuck on."""
+
+
+class SimulatedStream:
+    """Made by World.stream(). Items are closures and waits, in launch order."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        self.priority = 0.0
+        self.items: deque[Work[Any] | Event] = deque()
+        self._epochs = StreamEpochs()
+        self._running: Generator[None, None, Any] | None = None  # the head item, between two of its steps
+
+    @property
+    def epoch(self) -> int:
+        return self._epochs.current
+
+    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, arms, label, self.name, self.epoch)
+        for event in (*work.arms, work.ticket.done):
+            event.bind(self.world)
+        self.items.append(work)
+        self.world.note(self.name, "launch", work.label)
+        self.world.host_point()
+        return work.ticket
+
+    def wait(self, event: Event) -> None:
+        event.bind(self.world)
+        self.items.append(event)
+        self.world.note(self.name, "wait", event.name)
+        self.world.host_point()
+
+    def reset(self) -> None:
+        self._epochs.open_next()
+        self.world.note(self.name, "reset", f"epoch {self.epoch}")
+
+    def stop(self) -> None:
+        """Skip everything; a closure between two steps is closed where it stands."""
+        while self.items:
+            item = self.items.popleft()
+            if isinstance(item, Work):
+                if self._running is not None:
+                    self._running.close()
+                    self._running = None
+                item.skip("the stream was stopped")
+
+    def head(self) -> Work[Any] | None:
+        """The closure that can take a step now. Waits on complete events are passed for free."""
+        while self.items and isinstance(self.items[0], Event) and self.items[0].peek():
+            self.items.popleft()
+        head = self.items[0] if self.items else None
+        return head if isinstance(head, Work) else None
+
+    def stuck_on(self) -> str:
+        head = self.items[0] if self.items else None
+        return "idle" if head is None else f"waits for {head!r}" if isinstance(head, Event) else f"can run {head.label}"
+
+    def step(self) -> None:
+        """One step of the head closure: up to its next yield, or to its end."""
+        work = self.head()
+        if work is None:
+            raise RuntimeError(f"stream {self.name} has nothing to run: {self.stuck_on()}")
+        if self._running is None and self._epochs.has_failed(work.epoch):
+            self._finish("skip", work, lambda: work.skip("its stream epoch failed"))
+            return
+        try:
+            done, result = self._advance(work)
+        except Exception as error:
+            self._epochs.fail(work.epoch)
+            failure = error
+            self._finish(f"fail {failure!r}", work, lambda: work.settle(None, failure))
+        else:
+            if done:
+                self._finish("end", work, lambda: work.settle(result, None))
+
+    def _advance(self, work: Work[Any]) -> tuple[bool, Any]:
+        with torch.inference_mode():
+            if self._running is None:
+                self.world.note(self.name, "start", work.label)
+                out = work.fn()
+                if not isinstance(out, Generator):
+                    return True, out
+                self._running = out
+            try:
+                next(self._running)
+            except StopIteration as end:
+                return True, end.value
+        self.world.note(self.name, "yield", work.label)
+        return False, None
+
+    def _finish(self, what: str, work: Work[Any], settle: Callable[[], None]) -> None:
+        self._running = None
+        self.items.popleft()
+        self.world.note(self.name, what, work.label)
+        settle()
+
+
+class World:
+    """Owns its streams and drives their events (EventDriver). Single-threaded: the host's thread runs everything.
+
+    `laziness` in [0, 1]: the share of host points at which nothing runs; drawn from the seed when None.
+    """
+
+    def __init__(self, seed: int, *, laziness: float | None = None, change_rate: float | None = None) -> None:
+        self.seed = seed
+        self._random = random.Random(seed)
+        self.laziness = self._random.choice(LAZINESS) if laziness is None else laziness
+        self.change_rate = self._random.choice(CHANGE_RATES) if change_rate is None else change_rate
+        self.scripted = False
+        self.num_steps = 0
+        self._streams: dict[str, SimulatedStream] = {}
+        self._log: list[tuple[int, str, str, str]] = []
+        self._in_world = False
+        self._polls = 0
+
+    @classmethod
+    def script(cls) -> World:
+        """Nothing runs but by run(), run_until_idle() or a synchronize()."""
+        world = cls(0, laziness=1.0, change_rate=0.0)
+        world.scripted = True
+        return world
+
+    def stream(self, name: str) -> SimulatedStream:
+        """The stream of that name, made at the first call."""
+        if name not in self._streams:
+            stream = SimulatedStream(name, self)
+            stream.priority = self._random.random()
+            self._streams[name] = stream
+        return self._streams[name]
+
+    def run(self, name: str, steps: int = 1) -> None:
+        """Scripted: advance one stream; raises when it is idle or blocked. A closure with k yields has k + 1 steps."""
+        for _ in range(steps):
+            self._step(self.stream(name))
+
+    def run_stream(self, name: str) -> int:
+        """Scripted: advance one stream until it is idle or blocked; the number of steps taken."""
+        steps = 0
+        while self.stream(name).head() is not None:
+            self.run(name)
+            steps += 1
+        return steps
+
+    def run_until_idle(self) -> None:
+        """Run until nothing can move. Streams that wait for an event of nobody stay where they are."""
+        while self._run_one():
+            pass
+
+    def host_point(self) -> None:
+        """The host did something; depending on its laziness the world runs a little."""
+        if self.scripted or self._in_world or self._random.random() < self.laziness:
+            return
+        for _ in range(self._random.choice(RUN_LENGTHS)):
+            if not self._run_one():
+                return
+
+    def poll(self, event: Event) -> None:
+        if self.scripted or self._in_world:
+            return
+        self.host_point()
+        self._polls += 1
+        if not event.peek() and self._polls >= FRUITLESS_POLLS:
+            self._polls = 0
+            self._run_one()
+
+    def block(self, event: Event, timeout_s: float | None) -> None:
+        """Run the world until the event fired. There is no clock here: a timeout never passes."""
+        if self._in_world:
+            raise DeadlockError(f"a closure blocks on {event!r}; use stream.wait() before launching it")
+        self.note("host", "sync", event.name)
+        while not event.peek():
+            if not self._run_one():
+                raise DeadlockError(f"the host waits for {event!r} and nothing can run\n{self.describe()}")
+
+    def defer(self, event: Event) -> bool:
+        error = f" error={event.error!r}" if event.error else ""
+        self.note("", "fire", event.name + error)
+        return False
+
+    def note(self, stream: str, what: str, label: str) -> None:
+        self._log.append((self.num_steps, stream, what, label))
+
+    def timeline(self, last: int | None = None) -> str:
+        """One line per launch, wait, step and fire: `step stream what label`."""
+        lines = self._log if last is None else self._log[-last:]
+        return "\n".join(f"{step:6d} {stream:10s} {what:8s} {label}" for step, stream, what, label in lines)
+
+    def describe(self) -> str:
+        """Seed and what every stream would do next."""
+        head = f"world seed {self.seed}, laziness {self.laziness}, change rate {self.change_rate}"
+        return "\n".join([head, *(f"  {name}: {stream.stuck_on()}" for name, stream in self._streams.items())])
+
+    def _run_one(self) -> bool:
+        """Advance the runnable stream of highest priority; sometimes it loses its rank afterwards."""
+        runnable = [stream for stream in self._streams.values() if stream.head() is not None]
+        if not runnable:
+            return False
+        stream = max(runnable, key=lambda candidate: candidate.priority)
+        self._step(stream)
+        if self._random.random() < self.change_rate:
+            stream.priority = min(other.priority for other in self._streams.values()) - self._random.random()
+        return True
+
+    def _step(self, stream: SimulatedStream) -> None:
+        self.num_steps += 1
+        self._in_world = True
+        try:
+            stream.step()
+        finally:
+            self._in_world = False

@@ -1,0 +1,67 @@
+"""The four streams of an engine, made for one backend. Knows nothing of what runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from shared.core.errors import ConfigError
+from shared.device.cpu import CpuStream, do_nothing
+from shared.device.cuda import CudaStream
+from shared.device.inline import InlineStream
+from shared.device.simulated import World
+from shared.device.stream import Stream
+
+STREAM_KINDS = ("inline", "cpu", "cuda", "simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSet:
+    """schedule: small device work of the scheduler; forward: all of the model and every relay write; copy: results
+    and lengths to the host; transfer: KV pages of peers. On inline and cpu the schedule stream is the host thread."""
+
+    schedule: Stream
+    forward: Stream
+    copy: Stream
+    transfer: Stream
+
+    def all(self) -> tuple[Stream, Stream, Stream, Stream]:
+        return self.schedule, self.forward, self.copy, self.transfer
+
+    def reset(self) -> None:
+        """A new epoch on every stream, after the engine has drained its leases."""
+        for stream in self.all():
+            stream.reset()
+
+    def stop(self) -> None:
+        for stream in self.all():
+            stream.stop()
+
+
+def make_streams(
+    kind: str,
+    *,
+    on_thread_start: Callable[[], None] = do_nothing,
+    notify: Callable[[], None] = do_nothing,
+    device: torch.device | None = None,
+    world: World | None = None,
+) -> StreamSet:
+    """`on_thread_start` runs on each worker thread (cpu); `notify` after each completion, on the worker's or the
+    watcher's thread (cpu, cuda); `device` is needed by cuda, `world` by simulated."""
+    if kind == "inline":
+        return StreamSet(*(InlineStream(name) for name in ("schedule", "forward", "copy", "transfer")))
+    if kind == "cpu":
+        workers = (
+            CpuStream(name, on_thread_start=on_thread_start, notify=notify) for name in ("forward", "copy", "transfer")
+        )
+        return StreamSet(InlineStream("schedule", may_block=True), *workers)
+    if kind == "cuda":
+        device = device or torch.device("cuda", torch.cuda.current_device())
+        return StreamSet(
+            *(CudaStream(name, device, notify=notify) for name in ("schedule", "forward", "copy", "transfer"))
+        )
+    if kind == "simulated" and world is not None:
+        return StreamSet(*(world.stream(name) for name in ("schedule", "forward", "copy", "transfer")))
+    raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")

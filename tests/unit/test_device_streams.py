@@ -1,0 +1,253 @@
+"""What every stream backend must do: order, waits, failures, arms, generators. The simulated world has its own file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+
+import pytest
+import torch
+
+from shared.core.errors import ConfigError
+from shared.device.cpu import CpuStream
+from shared.device.events import Event, EventNotFired, StreamSkipped
+from shared.device.inline import InlineStream
+from shared.device.simulated import World
+from shared.device.stream import Stream
+from shared.device.streams import StreamSet, make_streams
+
+WAIT_S = 10.0
+KINDS = ("inline", "cpu", "simulated")
+
+
+@pytest.fixture(params=KINDS)
+def streams(request: pytest.FixtureRequest) -> Iterator[StreamSet]:
+    made = make_streams(request.param, world=World(seed=7))
+    yield made
+    made.stop()
+
+
+def boom() -> None:
+    raise ValueError("boom")
+
+
+def test_results_and_order(streams: StreamSet) -> None:
+    seen: list[int] = []
+    tickets = [streams.forward.launch(lambda i=i: seen.append(i) or i * i) for i in range(20)]
+    assert [ticket.take(WAIT_S) for ticket in tickets] == [i * i for i in range(20)]
+    assert seen == list(range(20))
+
+
+def test_a_wait_orders_across_streams(streams: StreamSet) -> None:
+    seen: list[str] = []
+
+    def produce() -> Generator[None, None, None]:
+        seen.append("first half")
+        yield
+        seen.append("second half")
+
+    ticket = streams.forward.launch(produce)
+    streams.copy.wait(ticket.done)
+    streams.copy.launch(lambda: seen.append("copy")).take(WAIT_S)
+    assert seen == ["first half", "second half", "copy"]
+
+
+def test_a_cpu_wait_blocks_the_stream_until_the_event_fires() -> None:
+    gate = Event("gate")
+    seen: list[str] = []
+    stream = CpuStream("one")
+    other = CpuStream("two")
+    stream.wait(gate)
+    ticket = stream.launch(lambda: seen.append("after"))
+    other.launch(lambda: seen.append("other")).take(WAIT_S)
+    assert not ticket.done.query()
+    other.launch(lambda: seen.append("gate") or gate.fire()).take(WAIT_S)
+    ticket.take(WAIT_S)
+    assert seen == ["other", "gate", "after"]
+    stream.stop(), other.stop()
+
+
+def test_a_wait_on_a_failed_event_only_orders(streams: StreamSet) -> None:
+    failed = streams.forward.launch(boom)
+    streams.copy.wait(failed.done)
+    assert streams.copy.launch(lambda: "ran").take(WAIT_S) == "ran"
+    assert isinstance(failed.done.error, ValueError)
+
+
+def test_after_a_failure_the_epoch_is_skipped_and_nobody_hangs(streams: StreamSet) -> None:
+    arms = Event("publish_ready"), Event("publish_ready_2")
+    first = streams.forward.launch(boom, arms=[arms[0]])
+    second = streams.forward.launch(lambda: "never", arms=[arms[1]])
+    with pytest.raises(ValueError, match="boom"):
+        first.take(WAIT_S)
+    with pytest.raises(StreamSkipped):
+        second.take(WAIT_S)
+    assert isinstance(arms[0].error, ValueError) and isinstance(arms[1].error, StreamSkipped)
+    assert streams.copy.launch(lambda: 1).take(WAIT_S) == 1  # the other streams live
+
+
+def test_reset_opens_an_epoch_that_runs_again(streams: StreamSet) -> None:
+    first = streams.forward.launch(boom)
+    old = streams.forward.launch(lambda: "old")
+    streams.reset()
+    new = streams.forward.launch(lambda: "new")
+    assert new.take(WAIT_S) == "new"
+    assert streams.forward.epoch == 1
+    assert isinstance(first.error, ValueError) and isinstance(old.error, StreamSkipped)
+
+
+def test_a_forgotten_arm_is_fired_with_an_error_before_done(streams: StreamSet) -> None:
+    kept, forgotten = Event("kept"), Event("forgotten")
+    order: list[str] = []
+    forgotten.add_callback(lambda event: order.append(event.name))
+    ticket = streams.forward.launch(lambda: kept.fire(), arms=[kept, forgotten], label="step 1")
+    ticket.done.add_callback(lambda _: order.append("done"))
+    ticket.take(WAIT_S)
+    assert kept.error is None
+    assert isinstance(forgotten.error, EventNotFired) and "step 1" in str(forgotten.error)
+    assert order == ["forgotten", "done"]
+
+
+def test_generator_closures_give_their_return_value(streams: StreamSet) -> None:
+    def closure() -> Generator[None, None, int]:
+        total = 0
+        for i in range(4):
+            total += i
+            yield
+        return total
+
+    assert streams.forward.launch(closure).take(WAIT_S) == 6
+
+
+def test_a_generator_that_raises_midway_fails_like_any_closure(streams: StreamSet) -> None:
+    early = Event("early")
+
+    def closure() -> Generator[None, None, None]:
+        early.fire()
+        yield
+        boom()
+
+    ticket = streams.forward.launch(closure, arms=[early])
+    with pytest.raises(ValueError, match="boom"):
+        ticket.take(WAIT_S)
+    assert early.error is None  # it fired before the failure
+
+
+def test_closures_run_in_inference_mode(streams: StreamSet) -> None:
+    def closure() -> Generator[None, None, tuple[bool, bool]]:
+        before = torch.is_inference_mode_enabled()
+        yield
+        return before, torch.is_inference_mode_enabled()
+
+    assert streams.forward.launch(closure).take(WAIT_S) == (True, True)
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_stop_skips_later_work_and_is_idempotent(streams: StreamSet) -> None:
+    streams.stop()
+    streams.stop()
+    if isinstance(streams.forward, (InlineStream, CpuStream)):
+        with pytest.raises(StreamSkipped):
+            streams.forward.launch(lambda: 1).take(WAIT_S)
+
+
+def test_cpu_thread_sets_itself_up() -> None:
+    main_threads = torch.get_num_threads()
+    stream = CpuStream("forward", on_thread_start=lambda: torch.set_num_threads(1))
+    name, threads, inference = stream.launch(
+        lambda: (threading.current_thread().name, torch.get_num_threads(), torch.is_inference_mode_enabled())
+    ).take(WAIT_S)
+    assert (name, threads, inference) == ("stream-forward", 1, True)
+    assert threading.current_thread().name != name and torch.get_num_threads() == main_threads
+    stream.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "stream-forward"]
+
+
+def test_cpu_notify_runs_after_each_completion() -> None:
+    woken = threading.Semaphore(0)
+    stream = CpuStream("copy", notify=woken.release)
+    for _ in range(3):
+        stream.launch(lambda: None)
+    stream.launch(boom)
+    for _ in range(4):
+        assert woken.acquire(timeout=WAIT_S)
+    stream.stop()
+
+
+def test_cpu_stop_leaves_nobody_waiting() -> None:
+    started, gate, arm = threading.Event(), threading.Event(), Event("arm")
+    stream = CpuStream("forward")
+    running = stream.launch(lambda: started.set() or gate.wait(WAIT_S))
+    assert started.wait(WAIT_S)
+    stream.wait(Event("never fires"))
+    queued = stream.launch(lambda: "never", arms=[arm])
+    stopper = threading.Thread(target=stream.stop)
+    stopper.start()
+    gate.set()
+    stopper.join(WAIT_S)
+    assert running.take(WAIT_S) is True
+    with pytest.raises(StreamSkipped):
+        queued.take(WAIT_S)
+    assert isinstance(arm.error, StreamSkipped)
+
+
+def test_cpu_thread_that_cannot_start_skips_instead_of_hanging(caplog: pytest.LogCaptureFixture) -> None:
+    stream = CpuStream("forward", on_thread_start=boom)
+    with pytest.raises(StreamSkipped):
+        stream.launch(lambda: 1).take(WAIT_S)
+    stream.stop()
+    assert "on_thread_start failed" in caplog.text
+
+
+@pytest.mark.parametrize("make", [lambda: InlineStream("one"), lambda: CpuStream("one")])
+def test_an_exit_inside_a_closure_settles_the_ticket(make: Callable[[], Stream]) -> None:
+    stream, arm = make(), Event("arm")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    if isinstance(stream, InlineStream):
+        with pytest.raises(SystemExit):
+            stream.launch(leave, arms=[arm])
+    else:
+        stream.launch(leave, arms=[arm]).done.synchronize(WAIT_S)
+        stream.reset()
+        assert stream.launch(lambda: "alive").take(WAIT_S) == "alive"
+    assert isinstance(arm.error, SystemExit)
+    stream.stop()
+
+
+def test_inline_names_a_wait_that_can_never_end() -> None:
+    stream = InlineStream("forward")
+    stream.wait(Event("publish_ready"))
+    with pytest.raises(RuntimeError, match="publish_ready"):
+        stream.launch(lambda: None)
+
+
+def test_events_fire_once_and_call_back_once(caplog: pytest.LogCaptureFixture) -> None:
+    event, calls = Event("e"), []
+    event.add_callback(calls.append)
+    event.add_callback(lambda _: boom())
+    assert not event.query()
+    with pytest.raises(TimeoutError):
+        event.synchronize(0.001)
+    event.fire()
+    event.fire(ValueError("late"))
+    event.add_callback(calls.append)
+    assert event.query() and event.error is None and calls == [event, event]
+    assert "callback of event e failed" in caplog.text
+
+
+def test_schedule_is_the_host_thread_on_cpu() -> None:
+    streams = make_streams("cpu")
+    assert streams.schedule.launch(threading.get_ident).take(WAIT_S) == threading.get_ident()
+    assert streams.forward.launch(threading.get_ident).take(WAIT_S) != threading.get_ident()
+    done = streams.forward.launch(lambda: None).done
+    streams.schedule.wait(done)
+    assert streams.schedule.launch(done.peek).take(WAIT_S)
+    streams.stop()
+
+
+def test_unknown_kind_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="inline, cpu, cuda, simulated"):
+        make_streams("gpu")
