@@ -1,0 +1,17 @@
+"""How the pools report that they do not add up: every problem at once, in one typed error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.core.errors import IntegrityError
+
+MAX_NAMED = 20
+
+
+def raise_problems(pool: str, problems: Sequence[str]) -> None:
+    """Raise one IntegrityError that names them all (the first MAX_NAMED); return when there are none."""
+    if not problems:
+        return
+    more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
+    raise IntegrityError(f"{pool}: " + "; ".join(problems[:MAX_NAMED]) + more)

@@ -1,0 +1,234 @@
+"""KVManager: who owns which page of one node. Knows owners by name only, no requests, no streams, no contents.
+
+    every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
+    a row's pages   | taken from or given to the cache, pinned by the row's lock | private ... |
+
+Pages of a row never move: putting them into the cache changes their owner, not the block table. The caller decides
+when a row may go (after the lease of its last step); from then on its row and pages are reused at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.core.errors import IntegrityError
+from shared.kv.integrity import raise_problems
+from shared.kv.pages import PageAllocator, PageIds
+from shared.kv.prefix_cache import Keys, Lock, Match, PrefixCache
+from shared.kv.rows import ReqToTokenPool
+
+TAGS = ("active", "granted", "held")  # a page shared by rows of several tags counts for the first of these
+
+
+@dataclass(slots=True, eq=False)
+class RowRecord:
+    """What a row in use owns beside its pages. `lock` is None until `take_cached` or `insert_prefix`."""
+
+    owner: str
+    tag: str = "active"
+    lock: Lock | None = None
+
+
+class KVManager:
+    """Owner of rows, pages and prefix cache of one node; the scheduler's thread is its only user."""
+
+    def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache) -> None:
+        self.rows = rows
+        self.allocator = allocator
+        self.cache = cache
+        self.page_size = cache.page_size
+        self._records: dict[int, RowRecord] = {}
+        self._private = np.zeros(rows.table.shape, np.bool_)  # parallel to rows.table
+        self._last_owner = np.full(allocator.num_pages, "", dtype=object)  # only to name a leaked page
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `alloc_pages` could hand out now."""
+        return self.allocator.num_free + self.cache.num_evictable
+
+    def alloc_pages(self, n: int, owner: str = "unnamed") -> PageIds | None:
+        """All or nothing; evicts from the cache when needed. Give them to a row (`append`) or back (`free_pages`)."""
+        missing = n - self.allocator.num_free
+        if missing > self.cache.num_evictable:
+            return None
+        if missing > 0:
+            self.allocator.free(self.cache.evict(missing))
+        pages = self.allocator.alloc(n)
+        if pages is not None:
+            self._last_owner[pages] = owner
+        return pages
+
+    def free_pages(self, pages: PageIds) -> None:
+        """Give back pages that were allocated and belong to no row."""
+        self.allocator.free(pages)
+
+    def flush_cache(self) -> int:
+        """Free everything in the cache that is not pinned; returns the number of pages."""
+        pages = self.cache.flush()
+        self.allocator.free(pages)
+        return len(pages)
+
+    def alloc_row(self, owner: str, tag: str = "active") -> int | None:
+        """A fresh, empty, attached row; None when all are in use."""
+        _require_tag(tag)
+        row = self.rows.alloc_row()
+        if row is not None:
+            self.attach(row, owner, tag)
+        return row
+
+    def attach(self, row: int, owner: str, tag: str = "active") -> None:
+        """Begin the record of a row that `rows.alloc_row` gave."""
+        _require_tag(tag)
+        if row in self._records:
+            raise IntegrityError(f"row {row} belongs to {self._records[row].owner!r} already", subject=owner)
+        self._records[row] = RowRecord(owner, tag)
+
+    def owner(self, row: int) -> str:
+        return self._record(row).owner
+
+    def tag(self, row: int) -> str:
+        return self._record(row).tag
+
+    def set_tag(self, row: int, tag: str) -> None:
+        _require_tag(tag)
+        self._record(row).tag = tag
+
+    def take_cached(self, row: int, match: Match) -> None:
+        """The matched pages become the first pages of an empty row, and the row takes over the match's lock."""
+        record = self._record(row)
+        if record.lock is not None or self.rows.num_pages[row]:
+            raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
+        if not match.lock.held:
+            raise IntegrityError(f"row {row} of {record.owner!r}: the match's lock was given back already")
+        self.rows.append(row, match.pages)
+        record.lock = match.lock
+
+    def append(self, row: int, pages: PageIds) -> None:
+        """Pages from `alloc_pages` become private pages at the row's end."""
+        owner = self._record(row).owner
+        start = int(self.rows.num_pages[row])
+        self.rows.append(row, pages)
+        self._private[row, start : start + len(pages)] = True
+        self._last_owner[pages] = owner
+
+    def grow(self, row: int, n: int) -> bool:
+        """alloc_pages + append; False and nothing changed when there are not enough."""
+        owner = self._record(row).owner
+        room = self.rows.max_pages_per_row - int(self.rows.num_pages[row])
+        if n > room:  # waiting for memory would never help
+            raise IntegrityError(f"row {row} of {owner!r} has room for {room} more pages, not {n}")
+        pages = self.alloc_pages(n, owner)
+        if pages is None:
+            return False
+        self.append(row, pages)
+        return True
+
+    def num_private(self, row: int) -> int:
+        return int(self._private[row].sum())
+
+    def insert_prefix(self, row: int, keys: Keys, num_tokens: int) -> int:
+        """Offer the row's full pages under num_tokens to the cache; returns how many of them it owns now.
+
+        keys: int64, one per token from the request's first on. The KV of these tokens must be computed, or be
+        computed by a launched step that is ahead of everyone who could read it.
+        """
+        record = self._record(row)
+        n = min(num_tokens // self.page_size, int(self.rows.num_pages[row]))
+        pages = self.rows.table[row, :n]
+        if record.lock is None:
+            record.lock = self.cache.match(keys, 0, record.owner).lock
+        record.lock, taken = self.cache.insert(keys, pages, record.lock)
+        self._private[row, :n] &= ~taken
+        return int(taken.sum())
+
+    def release(self, row: int) -> None:
+        """The row's end: private pages are free, cached ones stay in the cache, unpinned; the row is free."""
+        record = self._record(row)
+        mine = self._private[row, : self.rows.num_pages[row]]
+        pages = self.rows.pages_of(row)[mine]
+        self.allocator.free(pages)
+        if record.lock is not None:
+            self.cache.unlock(record.lock)
+        self._private[row] = False
+        del self._records[row]
+        self.rows.free_row(row)
+
+    def gauges(self) -> dict[str, int]:
+        """Pages by state: free, cached (evictable) and, pinned or private, active, granted, held; a partition."""
+        tag_of = np.zeros(self.allocator.num_pages, np.int8)
+        for code, tag in reversed(list(enumerate(TAGS, start=1))):  # "active" is written last
+            for row in self._rows_tagged(tag):
+                tag_of[self.rows.pages_of(row)] = code
+        counts = np.bincount(tag_of[1:], minlength=len(TAGS) + 1)
+        granted, held = int(counts[2]), int(counts[3])
+        free, cached = self.allocator.num_free, self.cache.num_evictable
+        active = self.allocator.num_total - free - cached - granted - held
+        return {"free": free, "cached": cached, "active": active, "granted": granted, "held": held}
+
+    def row_gauges(self) -> dict[str, int]:
+        """Rows by tag, and free ones; a partition."""
+        counts = Counter(record.tag for record in self._records.values())
+        return {"free": self.rows.num_free} | {tag: counts[tag] for tag in TAGS}
+
+    def _rows_tagged(self, tag: str) -> list[int]:
+        return [row for row, record in self._records.items() if record.tag == tag]
+
+    def _record(self, row: int) -> RowRecord:
+        record = self._records.get(row)
+        if record is None:
+            raise IntegrityError(f"row {row} belongs to nobody (released already?)")
+        return record
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """free + cached + private == total, each page owned once; idle: no row, lock or page is out either."""
+        raise_problems("KV manager", self.problems(idle))
+
+    def problems(self, idle: bool = False) -> list[str]:
+        found = self.allocator.problems() + self.rows.problems() + self._row_problems() + self._page_problems()
+        if idle:
+            found += [f"row {row} of {record.owner!r} leaked" for row, record in self._records.items()]
+        return found + self.cache.problems(expect_idle=idle)
+
+    def _row_problems(self) -> list[str]:
+        found = []
+        used = set(self.rows.rows_in_use())
+        found += [f"row {row} is in use but attached to nobody" for row in sorted(used - set(self._records))]
+        found += [f"row {row} of {self._records[row].owner!r} was freed" for row in sorted(set(self._records) - used)]
+        for row, record in self._records.items():
+            pages = self.rows.pages_of(row)
+            shared = pages[~self._private[row, : len(pages)]]
+            loose = [page for page in shared.tolist() if not self.cache.is_locked(page)]
+            if loose:
+                found.append(f"row {row} of {record.owner!r} uses pages {loose} that it neither owns nor pins")
+        return found
+
+    def _page_problems(self) -> list[str]:
+        free = self.allocator.is_free()
+        cached = np.zeros_like(free)
+        cached[self.cache.cached_pages()] = True
+        private = self.rows.table[self._private]
+        holders = np.bincount(private, minlength=len(free)) + free + cached
+        leaked = np.flatnonzero(holders[1:] == 0) + 1
+        found = [f"page {page} leaked, last owner {self._last_owner[page]!r}" for page in leaked]
+        for page in np.flatnonzero(holders > 1):
+            owners = self._owners_of(int(page), bool(free[page]), bool(cached[page]))
+            found.append(f"page {page} is owned by {' and '.join(owners)}")
+        return found
+
+    def _owners_of(self, page: int, free: bool, cached: bool) -> list[str]:
+        rows: list[int] = np.nonzero((self.rows.table == page) & self._private)[0].tolist()
+        owners = [f"row {row} of {self._records[row].owner if row in self._records else 'nobody'!r}" for row in rows]
+        return owners + ["the free list"] * free + ["the cache"] * cached
+
+
+def _require_tag(tag: str) -> None:
+    if tag not in TAGS:
+        raise ValueError(f"tag {tag!r} is none of {TAGS}")
+
+
+def page_count(num_tokens: int, page_size: int) -> int:
+    """Pages that hold num_tokens tokens."""
+    return -(-num_tokens // page_size)

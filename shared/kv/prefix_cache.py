@@ -1,0 +1,277 @@
+"""Radix prefix cache, one node per page. Knows keys (int64, one per token), not tokens, rows or requests.
+
+    root -- key of page 0 --> node(page 7) -- key of page 1 --> node(page 3)   <- lock of "r1"
+                                           `- key of page 1 --> node(page 9)   unlocked leaf: evictable
+
+A node's `refs` counts the locks on itself plus its children with refs > 0. So a path is pinned exactly while
+someone holds a lock below it, and taking a lock on a path that is pinned already costs one addition.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.errors import IntegrityError
+from shared.kv.integrity import raise_problems
+from shared.kv.pages import PageIds
+
+Keys = npt.NDArray[np.int64]
+KEY_BYTES = 8
+HEAP_SLACK = 64
+
+
+class Node:
+    """One cached page. `stamp` is the logical time at which it was last unlocked; page 0 marks an evicted node."""
+
+    __slots__ = ("children", "key", "page", "parent", "refs", "stamp")
+
+    def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
+        self.key = key
+        self.page = page
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.refs = 0
+        self.stamp = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lock:
+    """Pins the path of num_pages pages from the root. node None (no match): pins nothing, still unlocked once."""
+
+    node: Node | None
+    num_pages: int
+    owner: str
+    held: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix. `lock` belongs to the caller, who unlocks it or exchanges it in `insert`."""
+
+    pages: PageIds
+    num_tokens: int
+    lock: Lock
+
+
+class PrefixCache:
+    """Owned by the scheduler's thread. Pages come in by `insert` and leave only by `evict` and `flush`."""
+
+    def __init__(self, page_size: int, enabled: bool = True) -> None:
+        self.page_size = page_size
+        self.enabled = enabled
+        self._root = Node(b"", 0, None)
+        self._nodes: dict[int, Node] = {}  # by page id
+        self._locks: set[Lock] = set()
+        self._num_evictable = 0
+        self._clock = itertools.count(1)
+        # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
+        self._leaves: list[tuple[int, int, Node]] = []
+        self._pushes = itertools.count()
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached pages on no locked path: all of them can be evicted, leaves first."""
+        return self._num_evictable
+
+    def cached_pages(self) -> PageIds:
+        return np.fromiter(self._nodes, np.int32, len(self._nodes))
+
+    def is_locked(self, page: int) -> bool:
+        """Whether the page is cached and pinned."""
+        node = self._nodes.get(page)
+        return node is not None and node.refs > 0
+
+    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed") -> Match:
+        """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`."""
+        node, pages = self._root, []
+        limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
+        for key in self._page_keys(keys, limit):
+            child = node.children.get(key)
+            if child is None:
+                break
+            node = child
+            pages.append(child.page)
+        lock = self._lock(node, len(pages), owner)
+        return Match(np.array(pages, dtype=np.int32), len(pages) * self.page_size, lock)
+
+    def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
+        """Offer the first len(pages) full pages of a request; keys cover them from the request's first token.
+
+        taken[i]: the cache owns page i now (or did already). Where the tree has another page for the same key,
+        ours stays the caller's and the walk goes on below the tree's node. The lock is exchanged for one on the
+        deepest node, and stays as it is when it reaches further down than these pages.
+        """
+        self._require_held(lock)
+        taken = np.zeros(len(pages), np.bool_)
+        if not self.enabled or len(pages) == 0:
+            return lock, taken
+        if len(keys) < len(pages) * self.page_size:
+            raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
+        ids: list[int] = pages.tolist()
+        todo = self._page_keys(keys, len(ids))
+        node, depth, missing = self._root, 0, b""
+        for key in todo:
+            child = node.children.get(key)
+            if child is None:
+                missing = key
+                break
+            node = child
+            taken[depth] = node.page == ids[depth]
+            depth += 1
+        if depth < len(ids):
+            self._refuse_bad(ids[depth:], depth, lock)
+            node = self._extend(node, itertools.chain((missing,), todo), ids[depth:])
+            taken[depth:] = True
+        if lock.num_pages >= len(pages):
+            return lock, taken
+        new_lock = self._lock(node, len(pages), lock.owner)  # before the old one goes: the path stays pinned
+        self.unlock(lock)
+        return new_lock, taken
+
+    def unlock(self, lock: Lock) -> None:
+        self._require_held(lock)
+        lock.held = False
+        self._locks.discard(lock)
+        stamp = next(self._clock)
+        node = lock.node
+        while node is not None and node is not self._root:
+            node.refs -= 1
+            if node.refs > 0:
+                break
+            node.stamp = stamp
+            self._num_evictable += 1
+            if not node.children:
+                self._push_leaf(node)
+            node = node.parent
+
+    def evict(self, n: int) -> PageIds:
+        """Up to n pages, least recently unlocked leaves first; they are the caller's, to be freed."""
+        pages: list[int] = []
+        while len(pages) < n and self._leaves:
+            stamp, _, node = heapq.heappop(self._leaves)
+            if _is_current(stamp, node):
+                pages.append(self._remove(node))
+        return np.array(pages, dtype=np.int32)
+
+    def flush(self) -> PageIds:
+        """Everything that is not pinned; the caller frees it."""
+        return self.evict(self._num_evictable)
+
+    def _page_keys(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
+        width = self.page_size * KEY_BYTES
+        data = np.ascontiguousarray(keys[: num_pages * self.page_size], dtype=np.int64).tobytes()
+        return (data[start : start + width] for start in range(0, len(data), width))
+
+    def _lock(self, node: Node, num_pages: int, owner: str) -> Lock:
+        lock = Lock(node if num_pages else None, num_pages, owner)
+        self._locks.add(lock)
+        walk: Node | None = lock.node
+        while walk is not None and walk is not self._root:
+            walk.refs += 1
+            if walk.refs > 1:
+                break
+            self._num_evictable -= 1
+            walk = walk.parent
+        return lock
+
+    def _refuse_bad(self, ids: list[int], depth: int, lock: Lock) -> None:
+        """Pages that are about to become nodes, the first of them at `depth`; nothing has changed yet."""
+        if depth < lock.num_pages:
+            raise IntegrityError(f"insert for {lock.owner!r}: keys of page {depth} are not those of its lock")
+        for page in ids:
+            if page == 0 or page in self._nodes:
+                raise IntegrityError(f"insert for {lock.owner!r}: page {page} is the sink or cached under another key")
+        if len(set(ids)) != len(ids):
+            raise IntegrityError(f"insert for {lock.owner!r}: a page is listed twice in {ids}")
+
+    def _extend(self, node: Node, keys: Iterator[bytes], ids: list[int]) -> Node:
+        """A chain below `node`; counted as evictable until the lock that `insert` takes next pins it."""
+        for key, page in zip(keys, ids, strict=True):
+            child = Node(key, page, node)
+            node.children[key] = child
+            self._nodes[page] = child
+            node = child
+        self._num_evictable += len(ids)
+        return node
+
+    def _remove(self, node: Node) -> int:
+        parent = node.parent
+        assert parent is not None  # the root is never on the heap
+        page, node.page, node.parent = node.page, 0, None
+        del parent.children[node.key]
+        del self._nodes[page]
+        self._num_evictable -= 1
+        if parent is not self._root and not parent.children and parent.refs == 0:
+            self._push_leaf(parent)
+        return page
+
+    def _push_leaf(self, node: Node) -> None:
+        heapq.heappush(self._leaves, (node.stamp, next(self._pushes), node))
+        if len(self._leaves) > 2 * len(self._nodes) + HEAP_SLACK:
+            self._leaves = [entry for entry in self._leaves if _is_current(entry[0], entry[2])]
+            heapq.heapify(self._leaves)
+
+    def _require_held(self, lock: Lock) -> None:
+        if not lock.held:
+            raise IntegrityError(f"lock of {lock.owner!r} ({lock.num_pages} pages) was given back already")
+        if lock not in self._locks:
+            raise IntegrityError(f"lock of {lock.owner!r} ({lock.num_pages} pages) is not one of this cache")
+
+    def check_integrity(self, expect_idle: bool = False) -> None:
+        raise_problems("prefix cache", self.problems(expect_idle))
+
+    def problems(self, expect_idle: bool = False) -> list[str]:
+        """What does not add up: tree against page map, refs against locks, counters, eviction order."""
+        nodes = self._walk()
+        held = self._locks if expect_idle else ()
+        found = [f"lock of {lock.owner!r} on {lock.num_pages} pages is still held" for lock in held]
+        counts = Counter(node.page for node in nodes)
+        found += [f"page {page} is cached twice" for page, count in counts.items() if count > 1]
+        if {id(node) for node in nodes} != {id(node) for node in self._nodes.values()}:
+            found.append(f"{len(nodes)} nodes in the tree, {len(self._nodes)} in the page map")
+        found += self._ref_problems(nodes)
+        evictable = sum(node.refs == 0 for node in nodes)
+        if evictable != self._num_evictable:
+            found.append(f"{evictable} evictable pages, the counter says {self._num_evictable}")
+        on_heap = {id(node) for stamp, _, node in self._leaves if _is_current(stamp, node)}
+        lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
+        return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]
+
+    def _ref_problems(self, nodes: list[Node]) -> list[str]:
+        direct: dict[int, list[str]] = {}
+        for lock in self._locks:
+            if lock.node is not None:
+                direct.setdefault(id(lock.node), []).append(lock.owner)
+        found = []
+        for node in nodes:
+            owners = direct.pop(id(node), [])
+            refs = len(owners) + sum(child.refs > 0 for child in node.children.values())
+            if refs != node.refs:
+                found.append(f"page {node.page} has {node.refs} refs, its locks {owners} and children give {refs}")
+        gone = [owner for owners in direct.values() for owner in owners]
+        return found + [f"lock of {owner!r} pins a page that left the cache" for owner in gone]
+
+    def _walk(self) -> list[Node]:
+        nodes: list[Node] = []
+        todo = list(self._root.children.values())
+        while todo:
+            node = todo.pop()
+            nodes.append(node)
+            todo.extend(node.children.values())
+        return nodes
+
+
+def _is_current(stamp: int, node: Node) -> bool:
+    """Whether a heap entry still stands for an unlocked leaf of the tree."""
+    return node.page != 0 and node.refs == 0 and not node.children and node.stamp == stamp

@@ -1,0 +1,106 @@
+"""ReqToTokenPool: rows of the host block table. Knows nothing of who owns the pages it lists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.errors import IntegrityError
+from shared.kv.integrity import raise_problems
+from shared.kv.pages import PageIds
+
+Rows = Sequence[int] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+class ReqToTokenPool:
+    """Rows 1 .. num_rows-1; row 0 is padding and keeps pointing at page 0. A freed row is reused at once.
+
+    table: (num_rows, max_pages_per_row) int32 on the host; table[r, :num_pages[r]] are row r's pages in token
+    order, the rest is 0. Only the scheduler's thread touches it; steps get a `snapshot`.
+    """
+
+    def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
+        if num_rows < 2 or max_pages_per_row < 1:
+            raise ValueError(f"a table of {num_rows} rows x {max_pages_per_row} pages holds no request")
+        self.num_rows = num_rows
+        self.max_pages_per_row = max_pages_per_row
+        self.table: PageIds = np.zeros((num_rows, max_pages_per_row), np.int32)
+        self.num_pages: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self._free_rows = list(range(num_rows - 1, 0, -1))
+        self._in_use = [False] * num_rows
+
+    @property
+    def num_total(self) -> int:
+        return self.num_rows - 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free_rows)
+
+    def alloc_row(self) -> int | None:
+        if not self._free_rows:
+            return None
+        row = self._free_rows.pop()
+        self._in_use[row] = True
+        return row
+
+    def free_row(self, row: int) -> None:
+        """Clear the row and make it the next one handed out."""
+        self._require_in_use(row)
+        self.table[row, : self.num_pages[row]] = 0
+        self.num_pages[row] = 0
+        self._in_use[row] = False
+        self._free_rows.append(row)
+
+    def rows_in_use(self) -> list[int]:
+        return [row for row, used in enumerate(self._in_use) if used]
+
+    def pages_of(self, row: int) -> PageIds:
+        """View of the row's pages; copy it before the row changes."""
+        pages: PageIds = self.table[row, : self.num_pages[row]]
+        return pages
+
+    def set_pages(self, row: int, start: int, pages: PageIds) -> None:
+        """Write pages at [start, start + len(pages)); the row grows when that lies past its end, never shrinks."""
+        self._require_in_use(row)
+        end = start + len(pages)
+        if start < 0 or start > self.num_pages[row]:
+            raise IntegrityError(f"row {row}: pages from {start} on leave a hole after {self.num_pages[row]}")
+        if end > self.max_pages_per_row:
+            raise IntegrityError(f"row {row}: {end} pages, the table has room for {self.max_pages_per_row}")
+        self.table[row, start:end] = pages
+        self.num_pages[row] = max(end, int(self.num_pages[row]))
+
+    def append(self, row: int, pages: PageIds) -> None:
+        self.set_pages(row, int(self.num_pages[row]), pages)
+
+    def snapshot(self, rows: Rows) -> PageIds:
+        """(len(rows), P) int32 copy, C-contiguous; P = most pages of any of these rows, at least 1. Padding is 0."""
+        idx = np.asarray(rows, dtype=np.int64)
+        width = max(1, int(self.num_pages[idx].max(initial=0)))
+        copy: PageIds = self.table[idx, :width]
+        return copy
+
+    def _require_in_use(self, row: int) -> None:
+        if not 0 < row < self.num_rows:
+            raise IntegrityError(f"row {row} is out of range 1..{self.num_total}")
+        if not self._in_use[row]:
+            raise IntegrityError(f"row {row} is not in use (freed twice, or used after its release)")
+
+    def check_integrity(self) -> None:
+        raise_problems("row pool", self.problems())
+
+    def problems(self) -> list[str]:
+        found: list[str] = []
+        if sorted(self._free_rows + self.rows_in_use()) != list(range(1, self.num_rows)):
+            found.append(f"free rows {self._free_rows} and used rows {self.rows_in_use()} do not add up")
+        dirty = np.flatnonzero(self.table.any(axis=1) | (self.num_pages != 0))
+        found += [f"row {row} is free but not cleared" for row in dirty if not self._in_use[row]]
+        past_end = np.arange(self.max_pages_per_row)[None, :] >= self.num_pages[:, None]
+        beyond = (self.table != 0) & past_end
+        found += [f"row {row} has entries past its end" for row in np.flatnonzero(beyond.any(axis=1))]
+        sinks = (self.table == 0) & ~past_end
+        found += [f"row {row} lists page 0 as its own" for row in np.flatnonzero(sinks.any(axis=1))]
+        return found
