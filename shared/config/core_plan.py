@@ -1,0 +1,106 @@
+"""Deals out the machine's cores, so that the processes on it do not fight, and applies one process's share.
+
+Idle OpenMP threads spin by default: on two cores a forward beside one busy process then takes fifty times as long.
+So every process gets its cores, one compute thread per core, and threads that sleep while they wait. All of this must
+be set before torch or numpy load; this module loads neither.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config.settings import CorePlan
+from shared.core.errors import ConfigError
+
+CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCores:
+    """One plan per process of a one-machine cluster."""
+
+    router: CorePlan
+    prefill: tuple[CorePlan, ...]
+    decode: tuple[CorePlan, ...]
+
+
+def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int) -> ClusterCores:
+    """Router on the first core: alone where there are more than two per node, else beside the first node.
+
+        2 cores, 1 + 1:  | router, prefill 0 | decode 0 |
+        4 cores, 1 + 1:  | router, prefill 0 | prefill 0 | decode 0 | decode 0 |
+        5 cores, 1 + 1:  | router | prefill 0 | prefill 0 | decode 0 | decode 0 |
+
+    With more nodes than cores, nodes take turns on cores, one thread each.
+    """
+    num_nodes = num_prefill + num_decode
+    if not cores or num_nodes == 0:
+        raise ValueError("a core plan needs at least one core and one node")
+    alone = len(cores) > 2 * num_nodes
+    shares = deal(cores[1:] if alone else cores, num_nodes)
+    plans = tuple(CorePlan(threads=len(share), cpus=share) for share in shares)
+    router = CorePlan(threads=1, cpus=cores[:1])
+    return ClusterCores(router=router, prefill=plans[:num_prefill], decode=plans[num_prefill:])
+
+
+def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
+    """Neighbouring cores to each node; the first nodes (prefill, which scales best) get what is left over."""
+    if len(cores) < num_nodes:
+        return [(cores[i % len(cores)],) for i in range(num_nodes)]
+    each, extra = divmod(len(cores), num_nodes)
+    ends = [each * (i + 1) + min(i + 1, extra) for i in range(num_nodes)]
+    starts = [0, *ends[:-1]]
+    return [cores[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def usable_cores() -> tuple[int, ...]:
+    """Cores this process may run on, cut to the container's CPU quota."""
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else all_cores()
+    quota = cpu_quota(CGROUP_QUOTA)
+    return cores if quota is None else cores[: max(1, math.ceil(quota))]
+
+
+def all_cores() -> tuple[int, ...]:
+    return tuple(range(os.cpu_count() or 1))
+
+
+def cpu_quota(path: Path) -> float | None:
+    """CPUs that the control group grants, None where it sets no limit or is not there."""
+    try:
+        limit, period = path.read_text(encoding="ascii").split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def num_threads(plan: CorePlan) -> int:
+    return plan.threads or len(plan.cpus) or len(usable_cores())
+
+
+def environment(plan: CorePlan) -> dict[str, str]:
+    """What the compute libraries read when they load."""
+    threads = str(num_threads(plan))
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    spins = plan.wait_policy == "active"
+    return dict.fromkeys(names, threads) | {
+        "OMP_WAIT_POLICY": plan.wait_policy.upper(),
+        "GOMP_SPINCOUNT": "10000" if spins else "0",  # GNU OpenMP
+        "KMP_BLOCKTIME": "200" if spins else "0",  # LLVM and Intel OpenMP, in ms
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def apply(plan: CorePlan) -> None:
+    """Sets this process's environment and cores. Call it before anything that loads torch or numpy."""
+    os.environ.update(environment(plan))
+    if not plan.cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, plan.cpus)
+    except OSError as error:
+        listed = ",".join(map(str, plan.cpus))
+        allowed = ",".join(map(str, usable_cores()))
+        raise ConfigError(f"--cpus {listed}: {error.strerror}; this process may use {allowed}") from None

@@ -1,0 +1,116 @@
+"""Command-line flags made from the settings' fields, and back: a configuration as the argv that gives it again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from shared.config.options import Option, flag_name, option_of, parse_bytes
+
+Concerns = Mapping[str, type]
+Values = dict[str, dict[str, Any]]  # concern -> field -> value
+
+
+def concerns_of(process: type) -> dict[str, type]:
+    """The settings classes a process configuration consists of, by section name."""
+    return dict(get_type_hints(process))
+
+
+def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Fields of a settings class with their resolved types."""
+    hints = get_type_hints(settings)
+    return [(field, hints[field.name]) for field in dataclasses.fields(settings)]
+
+
+def add_flags(parser: argparse.ArgumentParser, process: type, hidden: frozenset[str] = frozenset()) -> None:
+    """One argument group per concern. Flags that are not given leave nothing in the namespace: files come next."""
+    for section, settings in concerns_of(process).items():
+        shown = [(field, kind) for field, kind in fields_of(settings) if field.name not in hidden]
+        if not shown:
+            continue
+        group = parser.add_argument_group(section, first_line(settings.__doc__))
+        for field, kind in shown:
+            add_flag(group, section, field, kind)
+
+
+def add_flag(group: Any, section: str, field: dataclasses.Field[Any], kind: Any) -> None:
+    declared = option_of(field)
+    common: dict[str, Any] = {
+        "dest": f"{section}.{field.name}",
+        "default": argparse.SUPPRESS,
+        "help": f"{declared.help} (default: {show(field.default)})".replace("%", "%%"),
+    }
+    if kind is bool:
+        common["action"] = argparse.BooleanOptionalAction
+    elif kind == tuple[str, ...]:
+        common |= {"action": "append", "metavar": declared.metavar or None}
+    elif declared.choices:
+        common |= {"choices": declared.choices}
+    else:
+        common |= {"type": parser_for(kind, declared), "metavar": declared.metavar or kind_name(kind)}
+    group.add_argument(flag_name(field.name), **common)
+
+
+def first_line(doc: str | None) -> str:
+    return (doc or "").strip().split("\n")[0]
+
+
+def show(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value) if value != "" else "empty"
+
+
+def kind_name(kind: Any) -> str:
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
+    if declared.is_bytes:
+        return parse_bytes
+    if kind == tuple[int, ...]:
+        return parse_int_list
+    parsers: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
+    return parsers[kind]
+
+
+def parse_int_list(text: str) -> tuple[int, ...]:
+    """'0,1' -> (0, 1)."""
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def given_values(namespace: argparse.Namespace) -> Values:
+    """What was typed, by concern and field; names without a dot belong to the command itself."""
+    values: Values = {}
+    for dest, value in vars(namespace).items():
+        section, dot, name = dest.partition(".")
+        if dot:
+            values.setdefault(section, {})[name] = tuple(value) if isinstance(value, list) else value
+    return values
+
+
+def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
+    """The flags that give this process configuration again: fields that differ from their defaults."""
+    argv: list[str] = []
+    for section in dataclasses.fields(config):
+        settings = getattr(config, section.name)
+        for field, _ in fields_of(type(settings)):
+            value = getattr(settings, field.name)
+            if field.name not in hidden and value != field.default:
+                argv += flag_for(field.name, value)
+    return argv
+
+
+def flag_for(name: str, value: Any) -> list[str]:
+    flag = flag_name(name)
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + flag.removeprefix("--")]
+    if isinstance(value, tuple) and all(isinstance(item, int) for item in value):
+        return [f"{flag}={','.join(map(str, value))}"]
+    if isinstance(value, tuple):
+        return [f"{flag}={item}" for item in value]
+    return [f"{flag}={value}"]

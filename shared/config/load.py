@@ -1,0 +1,108 @@
+"""Puts a process configuration together: defaults, then a TOML file, then flags. Checked once, by the dataclasses.
+
+A file has one table per concern, and one file may serve all processes: tables of other processes are checked, not used.
+
+    [memory]
+    kv_bytes = "512MiB"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shared.config.flags import Values, concerns_of, fields_of
+from shared.config.options import Option, option_of, parse_bytes
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.core.errors import ConfigError
+
+P = TypeVar("P")
+
+
+def load(process: type[P], given: Values, file: Path | None = None, fixed: Values | None = None) -> P:
+    """`given` (flags) goes over the file, `fixed` (what the command decides, like the role) over both."""
+    layers = [read_file(file) if file is not None else {}, given, fixed or {}]
+    sections = {}
+    for section, settings in concerns_of(process).items():
+        merged = {name: value for layer in layers for name, value in layer.get(section, {}).items()}
+        sections[section] = settings(**merged)
+    return process(**sections)
+
+
+def read_file(path: Path) -> Values:
+    """Every table and key is checked against all the settings there are."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--config {path}: not valid TOML: {error}") from None
+    known = all_concerns()
+    return {section: read_table(path, section, table, known) for section, table in tables.items()}
+
+
+def all_concerns() -> dict[str, type]:
+    return concerns_of(ClusterConfig) | concerns_of(NodeProcessConfig) | concerns_of(RouterProcessConfig)
+
+
+def read_table(path: Path, section: str, table: object, known: Mapping[str, type]) -> dict[str, Any]:
+    if section not in known:
+        raise ConfigError(f"{path}: unknown table [{section}]{nearest(section, known)}")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {section} must be a table, as [{section}], not a value")
+    fields = {field.name: (field, kind) for field, kind in fields_of(known[section])}
+    values = {}
+    for name, value in table.items():
+        if name not in fields:
+            raise ConfigError(f"{path}: unknown key {name!r} in [{section}]{nearest(name, fields)}")
+        field, kind = fields[name]
+        values[name] = convert(f"{path}: [{section}] {name}", value, kind, option_of(field))
+    return values
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def convert(where: str, value: object, kind: Any, declared: Option) -> Any:
+    """A TOML value as the field's type: sizes may be texts, whole numbers serve as floats, lists as tuples."""
+    if declared.is_bytes and isinstance(value, str):
+        return parse_bytes(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind in (bool, int, float, str) and type(value) is kind:
+        return value
+    if kind in (tuple[str, ...], tuple[int, ...]) and isinstance(value, list):
+        item = str if kind == tuple[str, ...] else int
+        if all(type(entry) is item for entry in value):
+            return tuple(value)
+    raise ConfigError(f"{where} is {value!r}; it must be {kind_text(kind, declared)}")
+
+
+def kind_text(kind: Any, declared: Option) -> str:
+    if declared.is_bytes:
+        return "a number of bytes, or a text like '512MiB'"
+    texts: dict[Any, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        tuple[str, ...]: "a list of texts",
+        tuple[int, ...]: "a list of whole numbers",
+    }
+    return texts[kind]
+
+
+def replaced(config: P, **changes: Mapping[str, Any]) -> P:
+    """A copy with some fields of some concerns changed: replaced(config, node={"node_id": "x"})."""
+    sections = {
+        section: dataclasses.replace(getattr(config, section), **dict(fields)) for section, fields in changes.items()
+    }
+    return dataclasses.replace(config, **sections)  # type: ignore[type-var]

