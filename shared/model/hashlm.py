@@ -1,0 +1,149 @@
+"""HashLM: a language model over integers, the exact oracle of everything that moves tokens, rows and pages.
+
+Two layers, so that a foreign page can't pass unseen: what position j stores depends on all positions before it, and
+every sum weights a value by the position it is READ at, so that two swapped pages show as well.
+
+    kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
+    kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
+
+All sums wrap at 64 bits. Every step reads the whole context through the page table. Knows nothing of scheduling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numba import njit
+
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+
+VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
+LOGIT_BITS = 23
+EOS_DRAWS = 4  # EOS is the best of 4 draws: 3 to 4 % of the tokens
+COMMON_DRAWS = 2
+COMMON_EVERY = 8  # every 8th id is the better of 2 draws: a skewed vocabulary
+LOGIT_SCALE = 2.0**-19  # 23-bit integers become logits in [-8, 8), exact in float32 and unique per id
+
+_u64 = np.uint64
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def mix(value: np.uint64, position: int) -> np.uint64:
+    """64 bits of (value, position)."""
+    mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
+    mixed = _u64(mixed ^ (mixed >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
+    mixed = _u64(mixed ^ (mixed >> _u64(27))) * _u64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> _u64(31))
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def odd_weight(position: int) -> np.uint64:
+    return mix(_u64(0x5DEECE66D), position) | _u64(1)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
+    """logits of one position: the high bits are drawn, the low bits are the id itself, so no two ids tie."""
+    for token_id in range(out.shape[0]):
+        draws = mix(state, token_id)
+        best = draws & _u64(0xFFFF)
+        num_draws = EOS_DRAWS if token_id == eos_id else (COMMON_DRAWS if token_id % COMMON_EVERY == 0 else 1)
+        for k in range(1, num_draws):
+            best = max(best, (draws >> _u64(16 * k)) & _u64(0xFFFF))
+        value = ((best >> _u64(16 + id_bits - LOGIT_BITS)) << _u64(id_bits)) | _u64(token_id)
+        out[token_id] = np.float32((np.int64(value) - (1 << (LOGIT_BITS - 1))) * LOGIT_SCALE)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _forward_row(
+    ids: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    pages: npt.NDArray[np.int32],
+    kv: npt.NDArray[np.uint64],
+    states: npt.NDArray[np.uint64],
+) -> None:
+    """One row's tokens; kv is (num_pages, 2, page_size). Writes its own slots first, then reads 0..p again."""
+    page_size = kv.shape[2]
+    lower, upper, reached = _u64(0), _u64(0), -1  # the sums over 0..reached
+    for t in range(ids.shape[0]):
+        position = positions[t]
+        if position <= reached:
+            lower, upper, reached = _u64(0), _u64(0), -1
+        for j in range(reached + 1, position):
+            page, slot, weight = pages[j // page_size], j % page_size, odd_weight(j)
+            lower += kv[page, 0, slot] * weight
+            upper += kv[page, 1, slot] * weight
+        page, slot, weight = pages[position // page_size], position % page_size, odd_weight(position)
+        kv[page, 0, slot] = mix(_u64(ids[t]), position)
+        lower += kv[page, 0, slot] * weight
+        kv[page, 1, slot] = mix(lower, position)
+        upper += kv[page, 1, slot] * weight
+        states[t], reached = upper, position
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _forward(
+    ids: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    cu_q_lens: npt.NDArray[np.int32],
+    page_table: npt.NDArray[np.int32],
+    kv: npt.NDArray[np.uint64],
+    states: npt.NDArray[np.uint64],
+) -> None:
+    for row in range(cu_q_lens.shape[0] - 1):
+        begin, end = cu_q_lens[row], cu_q_lens[row + 1]
+        _forward_row(ids[begin:end], positions[begin:end], page_table[row], kv, states[begin:end])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
+    for e in range(states.shape[0]):
+        write_logits(states[e], eos_id, id_bits, out[e])
+
+
+class HashLM:
+    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL.
+
+    With `draft` each page has one more plane, which belongs to HashDraft.
+    """
+
+    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096, draft: bool = False) -> None:
+        if not 2 <= vocab_size <= 4096:
+            raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
+        self.draft = draft
+        self.id_bits = max(7, (vocab_size - 1).bit_length())
+        self.spec = ModelSpec(
+            name="hashlm",
+            vocab_size=vocab_size,
+            max_context=max_context,
+            dtype="int",
+            weights_hash=f"hashlm-1-{vocab_size}",
+            eos_ids=(vocab_size - 1,),
+        )
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        planes = (PlaneSpec("kv", (2, page_size), torch.int64),)
+        return (*planes, PlaneSpec("draft", (page_size,), torch.int64)) if self.draft else planes
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """hidden: (E, 1) int64, the state h that the logits came from."""
+        states = np.zeros(inputs.input_ids.shape[0], dtype=np.uint64)
+        _forward(
+            inputs.input_ids.numpy(),
+            inputs.positions.numpy(),
+            inputs.cu_q_lens.numpy(),
+            inputs.page_table.numpy(),
+            kv.plane("kv").numpy().view(np.uint64),
+            states,
+        )
+        wanted = states[inputs.logits_idx.numpy()]
+        return ModelOutput(logits=self.logits_of(wanted), hidden=torch.from_numpy(wanted.view(np.int64)[:, None]))
+
+    def logits_of(self, states: npt.NDArray[np.uint64]) -> torch.Tensor:
+        """(E,) states -> (E, vocab) float32."""
+        logits = np.empty((len(states), self.spec.vocab_size), dtype=np.float32)
+        write_all_logits(states, self.spec.eos_ids[0], self.id_bits, logits)
+        return torch.from_numpy(logits)
