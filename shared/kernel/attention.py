@@ -1,0 +1,109 @@
+"""Attention over paged KV: the interface, and the reference in plain torch that runs on any device.
+
+    kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
+
+Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]); the token at position p reads positions 0..p of its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
+
+
+@dataclass(slots=True)
+class AttentionInputs:
+    """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs."""
+
+    positions: torch.Tensor  # (T,) int64
+    cu_q_lens: torch.Tensor  # (B+1,) int32
+    page_table: torch.Tensor  # (B, P) int32
+    max_q_len: int
+    max_seq_len: int
+
+
+class AttentionBackend(Protocol):
+    """Runs on the forward stream. `begin` once per step, then `attend` once per layer."""
+
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+        """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0."""
+        ...
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q (T, heads, D), k and v (T, kv_heads, D) in the pool's dtype, rotated. Writes k and v to the pages, then
+        attends. Returns (T, heads * D), valid until the next call."""
+        ...
+
+
+class TorchAttention:
+    """Reference: gathers each row's pages and multiplies under a mask; scores and softmax in float32."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self._groups = num_heads // num_kv_heads
+        self._scale = head_dim**-0.5
+
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+        self._inputs, self._kv = inputs, kv
+        page_size = kv.shape[4]
+        num_tokens = len(inputs.positions)
+        bounds = inputs.cu_q_lens.long()
+        token = torch.arange(num_tokens, device=bounds.device)
+        self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)  # which row a token belongs to
+        self._nth = token - bounds[self._row]  # and its place in the row's queries
+        self._write_page = inputs.page_table[self._row, inputs.positions // page_size].long()
+        self._write_slot = inputs.positions % page_size
+        self._num_pages = -(-inputs.max_seq_len // page_size)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self._kv[self._write_page, layer, 0, :, self._write_slot] = k
+        self._kv[self._write_page, layer, 1, :, self._write_slot] = v
+        if self._inputs.max_q_len <= PADDED_MAX_Q:
+            return self._padded(layer, q).flatten(1)
+        return self._row_by_row(layer, q).flatten(1)
+
+    def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """All rows as one (B, heads, max_q, D) batch; padding queries sit at position -1 and see slot 0 only."""
+        table = self._inputs.page_table[:, : self._num_pages].long()
+        shape = (len(table), self._inputs.max_q_len)
+        padded = q.new_zeros(*shape, *q.shape[1:])
+        padded[self._row, self._nth] = q
+        positions = torch.zeros(shape, dtype=torch.long, device=q.device)
+        positions[self._row, self._nth] = self._inputs.positions
+        out = self._masked(padded, positions, *self._gather(layer, table))
+        return out[self._row, self._nth]
+
+    def _row_by_row(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Long chunks: no padding, at the price of reading the rows' bounds on the host."""
+        bounds = self._inputs.cu_q_lens.tolist()
+        parts = []
+        for row in range(len(bounds) - 1):
+            start, stop = bounds[row], bounds[row + 1]
+            if start == stop:
+                continue
+            table = self._inputs.page_table[row : row + 1, : self._num_pages].long()
+            positions = self._inputs.positions[None, start:stop]
+            parts.append(self._masked(q[None, start:stop], positions, *self._gather(layer, table))[0])
+        return torch.cat(parts) if parts else q
+
+    def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, P) pages -> k and v of (B, kv_heads, P * page_size, D)."""
+        pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
+        keys, values = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).unbind(0)
+        return keys, values
+
+    def _masked(self, q: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """q (B, Q, heads, D), positions (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
+        k = k.repeat_interleave(self._groups, dim=1)
+        v = v.repeat_interleave(self._groups, dim=1)
+        slots = torch.arange(k.shape[2], device=q.device)
+        # Slots behind a row's end hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
+        unused = slots[None] > positions.amax(dim=1, keepdim=True)
+        v = v.masked_fill(unused[:, None, :, None], 0)
+        scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._scale
+        hidden = slots[None, None] > positions[:, :, None]
+        weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
+        return torch.matmul(weights, v.float()).transpose(1, 2).to(q.dtype)

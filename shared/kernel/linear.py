@@ -1,0 +1,62 @@
+"""Matrix products with weights that never change. Knows nothing of models; weights are laid out once, at load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """y = x W^T (+ bias) for x (M, in) -> (M, out), both in the weight's dtype. `release_source` may have dropped W."""
+
+    in_features: int
+    out_features: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+
+class PlainLinear:
+    """torch's own product: any device."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """oneDNN with the weight reordered into its blocked layout at load.
+
+    Against torch's own call on the CPU: bfloat16 saves the reorder of every call (half the time at M = 1), float32
+    is twice as fast at every M above 1, because MKL takes a slow path on AMD processors.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._bias = bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+        self._run = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._run(x, self._packed, self._bias, "none", [], "")
+
+
+def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
+    """The fastest product that works here, found by trying: a build without oneDNN, or a processor on which it does
+    not take this dtype, raises at the first call."""
+    if device.type != "cpu":
+        return PlainLinear
+    try:
+        probe = PackedLinear(torch.eye(32, dtype=dtype))
+        works = torch.equal(probe(torch.ones(2, 32, dtype=dtype)), torch.ones(2, 32, dtype=dtype))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        works = False
+    return PackedLinear if works else PlainLinear

@@ -1,0 +1,120 @@
+"""Tensors of a GGUF file under our own names, dequantised. Knows nothing of how a forward uses them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import xxhash
+
+from shared.core.errors import ConfigError
+from shared.model.config import LlamaConfig, config_from_gguf
+
+SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+LAYER_NAMES = {
+    "attn_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "o_bias": "attn_output.bias",
+    "o": "attn_output.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+}
+MODEL_NAMES = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "head": "output.weight",
+    "rope_factors": "rope_freqs.weight",
+}
+
+
+class GgufFile:
+    """A TensorSource over one memory-mapped file; nothing is read before it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            reader = gguf.GGUFReader(str(path))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"can't read {path} as GGUF: {error}") from error
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._check_types()
+        if "token_embd.weight" not in self._tensors:
+            raise ConfigError(f"{path} has no token_embd.weight: not a language model's weights")
+        vocab_size = int(self._tensors["token_embd.weight"].shape[1])
+        self.config: LlamaConfig = config_from_gguf(
+            _plain_fields(reader), vocab_size, tied="output.weight" not in self._tensors
+        )
+
+    def _check_types(self) -> None:
+        for name, tensor in self._tensors.items():
+            if tensor.tensor_type.name not in SUPPORTED_TYPES:
+                kind = tensor.tensor_type.name
+                raise ConfigError(f"{self.path}: {name} is {kind}, supported are {', '.join(SUPPORTED_TYPES)}")
+
+    def has(self, name: str) -> bool:
+        return _gguf_name(name) in self._tensors
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """float32, rows first (out, in), rotary halves apart as in Hugging Face's layout."""
+        found = self._tensors.get(_gguf_name(name))
+        if found is None:
+            raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
+        values = gguf.quants.dequantize(found.data, found.tensor_type)
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        kind = name.rpartition(".")[2]
+        if self.config.family == "llama" and kind in ("q", "q_bias", "k", "k_bias"):
+            heads = self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
+            values = split_rotary_halves(values, heads)
+        if not values.flags.writeable:
+            values = values.copy()
+        return torch.from_numpy(values)
+
+    def content_hash(self) -> str:
+        """xxh3 over the whole file: a second or less per 5 GB once it is in the page cache."""
+        return hash_files((self.path,))
+
+
+def split_rotary_halves(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """The llama architecture stores q and k with each rotated pair side by side; we rotate halves.
+
+    per head:  file  x0 y0 x1 y1 ...   ->   x0 x1 ... y0 y1 ...
+    """
+    pairs = weight.shape[0] // num_heads // 2
+    split = weight.reshape(num_heads, pairs, 2, *weight.shape[1:]).swapaxes(1, 2)
+    return np.ascontiguousarray(split).reshape(weight.shape)
+
+
+def hash_files(paths: tuple[Path, ...]) -> str:
+    digest = xxhash.xxh3_128()
+    for path in paths:
+        digest.update(path.name.encode() if len(paths) > 1 else b"")
+        with path.open("rb") as file:
+            while block := file.read(16 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _gguf_name(name: str) -> str:
+    """"embed" -> token_embd.weight, "layers.3.q" -> blk.3.attn_q.weight."""
+    if not name.startswith("layers."):
+        return MODEL_NAMES[name]
+    _, layer, kind = name.split(".")
+    return f"blk.{layer}.{LAYER_NAMES[kind]}"
+
+
+def _plain_fields(reader: gguf.GGUFReader) -> dict[str, Any]:
+    """Vocabulary and merges are large and not ours: left out."""
+    skip = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.ggml.scores")
+    return {key: field.contents() for key, field in reader.fields.items() if key not in skip}

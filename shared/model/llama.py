@@ -1,0 +1,81 @@
+"""Forward of the Llama family over paged KV. Knows nothing of requests, sampling or where the weights came from.
+
+    residual (T, H) float32
+      per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
+                  norm -> gate, up -> silu * -> down -> add
+    rows logits_idx:  norm -> head -> logits float32
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shared.kernel.attention import AttentionBackend, AttentionInputs
+from shared.kernel.blocks import BlockKernels
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
+from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.weights import LayerWeights, LlamaWeights
+
+KV_PLANE = "kv"
+
+
+class LlamaModel:
+    """Implements Model. One forward at a time: the kernels keep scratch buffers."""
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        spec: ModelSpec,
+        weights: LlamaWeights,
+        attention: AttentionBackend,
+        blocks: BlockKernels,
+    ) -> None:
+        self.config = config
+        self.spec = spec
+        self._weights = weights
+        self._attention = attention
+        self._blocks = blocks
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        config = self.config
+        shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
+        return (PlaneSpec(KV_PLANE, shape, getattr(torch, self.spec.dtype)),)
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
+        view = AttentionInputs(
+            inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len
+        )
+        self._attention.begin(view, kv.plane(KV_PLANE))
+        residual = self._weights.embed[inputs.input_ids].float()
+        delta: torch.Tensor | None = None
+        *inner, last = self._weights.layers
+        for index, layer in enumerate(inner):
+            attended = self._attend(index, layer, residual, delta, inputs.positions)
+            delta = self._mlp(layer, residual, layer.out(attended))
+        attended = self._attend(len(inner), last, residual, delta, inputs.positions)
+        return self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
+
+    def _finish(self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> ModelOutput:
+        """E rows: with all KV written, nothing reads the other tokens any more."""
+        if len(residual) == 0:
+            empty = residual.new_empty(0, self.config.vocab_size)
+            return ModelOutput(logits=empty, hidden=residual.to(self._weights.embed.dtype))
+        delta = self._mlp(last, residual, last.out(attended))
+        hidden = self._blocks.add_norm(residual, delta, self._weights.norm)
+        return ModelOutput(logits=self._weights.head(hidden.float()), hidden=hidden.clone())
+
+    def _attend(
+        self, index: int, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor | None, at: torch.Tensor
+    ) -> torch.Tensor:
+        """(T, heads * D)"""
+        normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
+        q, k, v = self._blocks.split_rotate(layer.qkv(normed), at, layer.q_norm, layer.k_norm)
+        return self._attention.attend(index, q, k, v)
+
+    def _mlp(self, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """(M, H): what the layer adds to the residual."""
+        normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
+        return layer.down(self._blocks.gate(layer.gate_up(normed)))

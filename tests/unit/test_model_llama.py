@@ -1,0 +1,208 @@
+"""The forward over paged KV against transformers, on tiny random networks of every family we support."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelInputs
+from shared.model.load import load_model
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, head_dim=16)),
+    "llama-tied": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, head_dim=16, tie_word_embeddings=True)
+    ),
+    "llama-bias": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, head_dim=16, attention_bias=True)
+    ),
+    "llama3-rope": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, head_dim=16, rope_parameters=LLAMA3_ROPE)
+    ),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, head_dim=32)),
+    "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**(SIZES | {"num_attention_heads": 4}))),
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=16)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def save_random(family: str, folder: Path) -> transformers.PreTrainedModel:
+    """Random biases and norm weights too: the defaults (0 and 1) would hide a missing one."""
+    torch.manual_seed(7)
+    network = FAMILIES[family]().eval()
+    with torch.no_grad():
+        for name, value in network.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                value.add_(torch.randn_like(value) * 0.3)
+            else:
+                value.mul_(4.0)
+    network.save_pretrained(folder)
+    return network
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrainedModel, Path]:
+    folder = tmp_path_factory.mktemp("llama")
+    return save_random("llama", folder), folder
+
+
+def load(folder: Path, kernels: str = "torch", dtype: str = "float32") -> Model:
+    return load_model(str(folder), dtype, kernels=kernels)
+
+
+class Rows:
+    """Several sequences over one pool, each with pages scattered over it."""
+
+    def __init__(self, model: Model, num_rows: int, page_size: int, max_len: int = 64) -> None:
+        self.model = model
+        per_row = -(-max_len // page_size)
+        self.pool = KVPool(model.kv_planes(page_size), 1 + num_rows * per_row, page_size)
+        self.pool.plane("kv").fill_(float("nan"))  # what is read must have been written
+        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = order.to(torch.int32).view(num_rows, per_row)
+        self.lens = [0] * num_rows
+
+    def step(self, chunks: dict[int, list[int]], wanted: list[int] | None = None) -> torch.Tensor:
+        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`."""
+        rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
+        q_lens = torch.tensor([len(chunk) for chunk in chunks.values()])
+        positions = [self.lens[row] + n for row in rows for n in range(len(chunks[row]))]
+        for row in rows:
+            self.lens[row] += len(chunks[row])
+        inputs = ModelInputs(
+            input_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+            page_table=self.table[rows],
+            logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
+            max_q_len=int(q_lens.max()),
+            max_seq_len=max(self.lens[row] for row in rows),
+        )
+        with torch.inference_mode():
+            return self.model.forward(inputs, self.pool).logits
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference(network: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(family: str, kernels: str, tmp_path: Path) -> None:
+    network = save_random(family, tmp_path)
+    ids = prompt(41)
+    rows = Rows(load(tmp_path, kernels), 1, page_size=16)
+    ours = torch.cat([rows.step({0: ids[:33]}), *(rows.step({0: [i]}) for i in ids[33:])])
+    torch.testing.assert_close(ours, reference(network, ids), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_ragged_steps_equal_transformers(
+    llama: tuple[transformers.PreTrainedModel, Path], kernels: str, page_size: int
+) -> None:
+    """Prefill chunks, decode rows and verify windows in one step, on pages that nobody cleared."""
+    network, folder = llama
+    rows = Rows(load(folder, kernels), 3, page_size)
+    texts = [prompt(60, seed=row) for row in range(3)]
+    steps: list[dict[int, int]] = [{0: 5}, {0: 1, 1: 20}, {0: 1, 1: 17, 2: 3}, {2: 30, 0: 4, 1: 1}, {0: 1, 1: 1, 2: 1}]
+    wanted = [reference(network, text) for text in texts]
+    for step in steps:
+        starts = {row: rows.lens[row] for row in step}
+        got = rows.step({row: texts[row][starts[row] : starts[row] + n] for row, n in step.items()})
+        want = torch.cat([wanted[row][starts[row] : starts[row] + n] for row, n in step.items()])
+        torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_chunks_equal_whole_prompt(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
+    model = load(llama[1], kernels)
+    ids = prompt(50)
+    whole = Rows(model, 1, 16).step({0: ids})
+    for sizes in ([1] * 50, [7] * 7 + [1], [16, 16, 16, 2], [49, 1]):
+        rows, parts, at = Rows(model, 1, 16), [], 0
+        for size in sizes:
+            parts.append(rows.step({0: ids[at : at + size]}))
+            at += size
+        torch.testing.assert_close(torch.cat(parts), whole, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_only_the_logits_asked_for(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
+    model = load(llama[1], kernels)
+    ids = prompt(20)
+    whole = Rows(model, 1, 16).step({0: ids})
+    some = Rows(model, 1, 16).step({0: ids}, wanted=[19, 3])
+    torch.testing.assert_close(some, whole[[19, 3]], atol=1e-5, rtol=1e-5)
+    silent = Rows(model, 1, 16)
+    assert silent.step({0: ids[:-1]}, wanted=[]).shape == (0, VOCAB)
+    torch.testing.assert_close(silent.step({0: ids[-1:]}), whole[-1:], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_bfloat16_stays_near_float32(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
+    ids = prompt(40)
+    exact = Rows(load(llama[1]), 1, 16).step({0: ids})
+    rows = Rows(load(llama[1], kernels, dtype="bfloat16"), 1, 16)
+    ours = torch.cat([rows.step({0: ids[:30]}), *(rows.step({0: [i]}) for i in ids[30:])])
+    assert ours.dtype == torch.float32
+    assert (ours - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+def test_spec_and_planes(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+    model = load(llama[1])
+    assert (model.spec.vocab_size, model.spec.max_context, model.spec.dtype) == (VOCAB, 256, "float32")
+    assert model.spec.eos_ids == (2,)
+    (plane,) = model.kv_planes(16)
+    assert (plane.name, plane.shape, plane.dtype) == ("kv", (3, 2, 2, 16, 16), torch.float32)
+
+
+def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
+    network, folder = llama
+    rows = Rows(load(folder), 1, 16)
+    ids = prompt(9)
+    inputs = ModelInputs(
+        input_ids=torch.tensor(ids),
+        positions=torch.arange(9),
+        cu_q_lens=torch.tensor([0, 9], dtype=torch.int32),
+        page_table=rows.table,
+        logits_idx=torch.tensor([8]),
+        max_q_len=9,
+        max_seq_len=9,
+    )
+    with torch.inference_mode():
+        out = rows.model.forward(inputs, rows.pool)
+        torch.testing.assert_close(network.lm_head(out.hidden), out.logits, atol=1e-4, rtol=1e-4)

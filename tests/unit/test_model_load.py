@@ -1,0 +1,113 @@
+"""Finding, refusing and sizing models before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.core.errors import ConfigError
+from shared.model.config import config_from_hf
+from shared.model.load import check_memory, find_model, load_model, open_model
+from shared.model.weights import weights_bytes
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "eos_token_id": 7,
+}
+
+
+def folder(tmp_path: Path, **changes: object) -> Path:
+    merged = {key: value for key, value in (CONFIG | changes).items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(merged))
+    return tmp_path
+
+
+def test_default_model_is_found_by_its_short_name() -> None:
+    config = open_model(find_model("smollm2")).config
+    assert (config.num_heads, config.num_kv_heads, config.vocab_size) == (9, 3, 49152)
+
+
+def test_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match="--model /no/such.gguf"):
+        load_model("/no/such.gguf")
+
+
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--dtype is 'float64'"):
+        load_model("smollm2", "float64")
+
+
+def test_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 8192"):
+        load_model("smollm2", max_context=8193)
+
+
+def test_small_machine_is_told_before_loading() -> None:
+    with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GB and 0\.10 GB are free"):
+        load_model("smollm2", available_bytes=100_000_000)
+    check_memory(5, 5)
+
+
+def test_weights_bytes_counts_the_parameters() -> None:
+    config = open_model(find_model("smollm2")).config
+    assert config.num_parameters() == 134_515_008
+    head, tables = 49152 * 576, 8192 * 64 * 4
+    assert weights_bytes(config, torch.float32, 8192) == (134_515_008 + head) * 4 + tables
+    assert weights_bytes(config, torch.bfloat16, 8192) == 134_515_008 * 2 + head * 4 + tables
+    untied = dataclasses.replace(config, tie_embeddings=False)
+    assert weights_bytes(untied, torch.bfloat16, 8192) == weights_bytes(config, torch.bfloat16, 8192)
+
+
+def test_hf_config(tmp_path: Path) -> None:
+    config = config_from_hf(folder(tmp_path))
+    assert (config.family, config.head_dim, config.rope.theta, config.eos_ids) == ("qwen2", 8, 1e6, (7,))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert config_from_hf(tmp_path).eos_ids == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({"sliding_window": 64}, 512),  # qwen2: only if switched on
+        ({"sliding_window": 64, "use_sliding_window": True}, 64),
+        ({"sliding_window": 64, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}, 64),
+    ],
+)
+def test_a_window_bounds_the_context(changes: dict[str, object], context: int, tmp_path: Path) -> None:
+    assert config_from_hf(folder(tmp_path, **changes)).max_context == context
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_act": "gelu"}, "only SwiGLU"),
+    ],
+)
+def test_bad_hf_config_is_named(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(folder(tmp_path, **changes))
+
+
+def test_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no \\*.safetensors"):
+        open_model(folder(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="can't read"):
+        open_model(tmp_path)
