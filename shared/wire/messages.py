@@ -10,9 +10,20 @@ Tensors never travel inside a message: they are separate, length-checked frames 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 PROTOCOL_VERSION = 1
+MAX_SEQUENCES = 128
+
+# Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction).
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=16384)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Unsigned = Annotated[int, Meta(ge=0)]  # 64 bits: epochs, seeds, nonces, digests
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -22,11 +33,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """`core.keys.RequestKey` on the wire."""
 
-    router_id: str
-    router_epoch: int
-    rid: str
-    attempt: int
-    seq_index: int
+    router_id: Name
+    router_epoch: Unsigned
+    rid: Name
+    attempt: Count
+    seq_index: Count
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,9 +51,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: list[tuple[int, float]]
+    logit_bias: list[tuple[TokenId, float]]
     min_tokens: int
-    stop_token_ids: list[int]
+    stop_token_ids: list[TokenId]
     num_logprobs: int
 
 
@@ -51,59 +62,59 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     protocol: int
     numerics: int
-    model: str
-    weights: str
-    dtype: str
-    page_size: int
-    page_layout: str
-    spec: str
-    build: str
+    model: Text
+    weights: Text
+    dtype: Text
+    page_size: Count
+    page_layout: Text
+    spec: Text
+    build: Text
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gauges of a node, sent with every heartbeat. Page states partition pages_total, row states rows_total."""
 
-    pages_total: int
-    pages: dict[str, int]  # free, cached, active, granted, held
-    rows_total: int
-    rows: dict[str, int]  # free, running, prefilling, granted, held
-    waiting: int
-    waiting_tokens: int
+    pages_total: Count
+    pages: dict[str, Count]  # free, cached, active, granted, held
+    rows_total: Count
+    rows: dict[str, Count]  # free, running, prefilling, granted, held
+    waiting: Count
+    waiting_tokens: Count
     counters: dict[str, float]  # monotone totals since the epoch began (steps, wire errors, idle seconds, ...)
     observations: dict[str, list[float]]  # histogram samples since the last heartbeat, by metric name
 
 
 class Hello(Message, frozen=True):
-    role: str  # "prefill" | "decode"
-    node_id: str
-    epoch: int
-    node_endpoint: str  # where peers dial this node (ROUTER socket)
+    role: Text  # "prefill" | "decode"
+    node_id: Name
+    epoch: Unsigned
+    node_endpoint: Text  # where peers dial this node (ROUTER socket)
     fingerprint: Fingerprint
-    max_context: int
-    max_running: int
-    host_id: str  # equal on nodes that can share memory
-    transports: list[str]
+    max_context: Count
+    max_running: Count
+    host_id: Name  # equal on nodes that can share memory
+    transports: list[Name]
 
 
 class Welcome(Message, frozen=True):
-    router_id: str
-    router_epoch: int
+    router_id: Name
+    router_epoch: Unsigned
 
 
 class Heartbeat(Message, frozen=True):
-    node_id: str
-    epoch: int
+    node_id: Name
+    epoch: Unsigned
     load: NodeLoad
     draining: bool
 
 
 class Goodbye(Message, frozen=True):
-    node_id: str
-    epoch: int
+    node_id: Name
+    epoch: Unsigned
 
 
 class Drain(Message, frozen=True):
-    node_id: str
+    node_id: Name
 
 
 class Generate(Message, frozen=True):
@@ -114,14 +125,14 @@ class Generate(Message, frozen=True):
     """
 
     key: Key
-    prompt_ids: list[int]
-    output_ids: list[list[int]]
-    num_sequences: int
+    prompt_ids: list[TokenId]
+    output_ids: list[list[TokenId]]
+    num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     sampling: Sampling
-    seed: int
-    decode_node: str  # node id, "" to run everything here
-    decode_epoch: int
-    decode_endpoint: str
+    seed: Unsigned
+    decode_node: Text  # node id, "" to run everything here
+    decode_epoch: Unsigned
+    decode_endpoint: Text
     remaining_ms: int
 
 
@@ -132,7 +143,7 @@ class Abort(Message, frozen=True):
 
 class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     logprob: float
-    top_ids: list[int]
+    top_ids: list[TokenId]
     top_logprobs: list[float]
 
 
@@ -140,25 +151,25 @@ class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     """Consecutive tokens of one sequence; first_pos counts output tokens of the whole request, from 0."""
 
     key: Key
-    first_pos: int
-    ids: list[int]
+    first_pos: Count
+    ids: list[TokenId]
     logprobs: list[TokenLogprobs]  # empty when none were asked for
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     key: Key
-    reason: str  # core.request.FinishReason value
-    num_output_tokens: int
-    cached_tokens: int
-    error_code: str  # "" unless reason is "error"
-    error_message: str
+    reason: Text  # core.request.FinishReason value
+    num_output_tokens: Count
+    cached_tokens: Count
+    error_code: Text  # "" unless reason is "error"
+    error_message: Text
 
 
 class Tokens(Message, frozen=True):
     """What one processed step brought; ends come after the runs of the same message."""
 
-    node_id: str
-    epoch: int
+    node_id: Name
+    epoch: Unsigned
     runs: list[TokenRun]
     ends: list[SequenceEnd]
 
@@ -167,45 +178,45 @@ class Offer(Message, frozen=True):
     """P -> D, at once when the request arrives. `generation key` of P's pages travels with Ready, not here."""
 
     key: Key
-    source_node: str
-    source_epoch: int
-    prompt_ids: list[int]
-    output_ids: list[int]
+    source_node: Name
+    source_epoch: Unsigned
+    prompt_ids: list[TokenId]
+    output_ids: list[TokenId]
     sampling: Sampling
-    seed: int
+    seed: Unsigned
     remaining_ms: int
     fingerprint: Fingerprint
-    host_id: str
-    transports: list[str]
+    host_id: Name
+    transports: list[Name]
 
 
 class Grant(Message, frozen=True):
     """D -> P: row and pages are reserved, all or nothing. P sends pages from cached_prefix_len on."""
 
     key: Key
-    cached_prefix_len: int  # tokens, page aligned
-    lease: int
-    transport: str
+    cached_prefix_len: Count  # tokens, page aligned
+    lease: Unsigned
+    transport: Text
 
 
 class Wait(Message, frozen=True):
     key: Key
-    reason: str
+    reason: Text
 
 
 class Refuse(Message, frozen=True):
     key: Key
-    reason: str
+    reason: Text
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a peer on the same host opens P's pool read-only: /proc/<pid>/fd/<fd>; sizes are checked against the file."""
 
-    pid: int
-    fd: int
-    num_pages: int
-    page_bytes: int
-    nonce: int  # also written inside the memory: a recycled pid can't be taken for this pool
+    pid: Count
+    fd: Count
+    num_pages: Count
+    page_bytes: Count
+    nonce: Unsigned  # also written inside the memory: a recycled pid can't be taken for this pool
 
 
 class Ready(Message, frozen=True):
@@ -216,11 +227,11 @@ class Ready(Message, frozen=True):
     """
 
     key: Key
-    lease: int
-    first_page: int
-    pages: list[int]
-    generations: list[int]
-    digests: list[int]
+    lease: Unsigned
+    first_page: Count
+    pages: list[Count]
+    generations: list[Unsigned]
+    digests: list[Unsigned]
     pool: PoolRef | None
     inline: bool
 
@@ -229,23 +240,23 @@ class Prebuilt(Message, frozen=True):
     """The record that lets D go on without a forward: `committed` tokens have KV, `token` is the next input."""
 
     key: Key
-    lease: int
-    token: int
+    lease: Unsigned
+    token: TokenId
     logprobs: list[TokenLogprobs]
-    committed: int
-    cached_tokens: int
+    committed: Count
+    cached_tokens: Count
     draft_hidden: bytes
 
 
 class Installed(Message, frozen=True):
     key: Key
-    lease: int
+    lease: Unsigned
 
 
 class Failed(Message, frozen=True):
     key: Key
-    lease: int
-    reason: str
+    lease: Unsigned
+    reason: Text
 
 
 AnyMessage = (

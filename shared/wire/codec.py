@@ -1,0 +1,177 @@
+"""Messages to bytes and back, with a limit on every size. Knows nothing of sockets.
+
+Decoding is two steps: `msgpack` unpacks with limits on every string, list, map, on the nesting depth (its own stack of
+1,024) and on the frame itself; `msgspec` converts what came out into the one struct that the tag names, strictly and
+without unknown fields. Whatever is wrong ends as a WireError; nothing else is raised for any bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args, overload
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+
+from shared.core.errors import WireError
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
+from shared.wire.messages import AnyMessage, Generate, Key, Message, Offer, Prebuilt, Ready, Sampling
+
+MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
+Buffer = bytes | memoryview
+ENCODER = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """What one message may weigh. `max_control_bytes` bounds the message itself, `max_frame_bytes` a page frame."""
+
+    max_prompt_tokens: int = 1 << 20
+    max_control_bytes: int = 12 << 20
+    max_frame_bytes: int = 64 << 20
+    max_frames: int = 4096
+    max_string: int = 1 << 16
+    max_bytes: int = 4 << 20
+    max_map: int = 256
+
+
+DEFAULT_LIMITS = WireLimits()
+
+
+def encode(message: Message) -> bytes:
+    return ENCODER.encode(message)
+
+
+def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
+    """One message without its frames. Raises WireError for everything malformed, and nothing else."""
+    fields = _unpack(data, limits)
+    tag = fields.get("t") if isinstance(fields, dict) else None
+    kind = MESSAGE_TYPES.get(tag) if isinstance(tag, str) else None
+    if kind is None:
+        raise WireError("a frame that is no message of ours")
+    try:
+        message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
+    except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(f"{tag}: {error}") from None
+    _check(message, limits)
+    return message
+
+
+def decode_parts(
+    parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS
+) -> tuple[AnyMessage, tuple[Buffer, ...]]:
+    """A message and the page frames behind it. Only an inline Ready has frames, one for each of its pages."""
+    if not parts or len(parts) > limits.max_frames + 1:
+        raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} may be")
+    message, frames = decode(parts[0], limits), tuple(parts[1:])
+    expected = len(message.pages) if isinstance(message, Ready) and message.inline else 0
+    if len(frames) != expected:
+        raise WireError(f"{type(message).__name__} came with {len(frames)} page frames instead of {expected}")
+    if any(len(frame) > limits.max_frame_bytes for frame in frames):
+        raise WireError(f"a page frame above {limits.max_frame_bytes} bytes")
+    return message, frames
+
+
+def _unpack(data: Buffer, limits: WireLimits) -> Any:
+    if len(data) > limits.max_control_bytes:
+        raise WireError(f"a message of {len(data)} bytes where {limits.max_control_bytes} are allowed")
+    try:
+        return msgpack.unpackb(
+            data,
+            max_str_len=limits.max_string,
+            max_bin_len=limits.max_bytes,
+            max_array_len=max(limits.max_prompt_tokens, 1024),
+            max_map_len=limits.max_map,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError, MemoryError) as error:
+        raise WireError(f"not msgpack within the limits: {type(error).__name__} {error}") from None
+
+
+def _check(message: AnyMessage, limits: WireLimits) -> None:
+    """What a schema can't say."""
+    if isinstance(message, Generate):
+        if len(message.output_ids) != message.num_sequences:
+            raise WireError(f"Generate: {message.num_sequences} sequences, {len(message.output_ids)} outputs")
+        _check_ids([message.prompt_ids, *message.output_ids], limits)
+        sampling_of(message.sampling)
+    elif isinstance(message, Offer):
+        _check_ids([message.prompt_ids, message.output_ids], limits)
+        sampling_of(message.sampling)
+    elif isinstance(message, Ready):
+        if not len(message.pages) == len(message.generations) == len(message.digests):
+            raise WireError("Ready: pages, generations and digests differ in number")
+        if message.inline == (message.pool is not None):
+            raise WireError("Ready: pages come either inline or from a pool")
+    elif isinstance(message, Prebuilt) and message.committed == 0:
+        raise WireError("Prebuilt: no committed tokens")
+
+
+def _check_ids(lists: list[list[int]], limits: WireLimits) -> None:
+    if not lists[0]:
+        raise WireError("an empty prompt")
+    if sum(map(len, lists)) > limits.max_prompt_tokens:
+        raise WireError(f"{sum(map(len, lists))} tokens where {limits.max_prompt_tokens} are allowed")
+
+
+def key_of(key: Key) -> RequestKey:
+    return RequestKey(key.router_id, key.router_epoch, key.rid, key.attempt, key.seq_index)
+
+
+@overload
+def to_wire(value: RequestKey) -> Key: ...
+@overload
+def to_wire(value: SamplingParams) -> Sampling: ...
+def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
+    """The wire form of a key or of sampling parameters."""
+    if isinstance(value, RequestKey):
+        return Key(*value)
+    return Sampling(
+        max_tokens=value.max_tokens,
+        temperature=value.temperature,
+        top_k=value.top_k,
+        top_p=value.top_p,
+        min_p=value.min_p,
+        repetition_penalty=value.repetition_penalty,
+        presence_penalty=value.presence_penalty,
+        frequency_penalty=value.frequency_penalty,
+        logit_bias=list(value.logit_bias),
+        min_tokens=value.min_tokens,
+        stop_token_ids=list(value.stop_token_ids),
+        num_logprobs=value.num_logprobs,
+    )
+
+
+def sampling_of(wire: Sampling) -> SamplingParams:
+    """Raises WireError for values that would harm the sampler: no peer is trusted to have checked them."""
+    reals = (
+        wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
+        wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),
+    )  # fmt: skip
+    if not all(map(math.isfinite, reals)):
+        raise WireError("sampling: a number that is not finite")
+    if wire.max_tokens < 1 or wire.min_tokens < 0 or wire.top_k < 0:
+        raise WireError("sampling: max_tokens, min_tokens or top_k out of range")
+    if wire.temperature < 0 or not 0 < wire.top_p <= 1 or not 0 <= wire.min_p <= 1 or wire.repetition_penalty <= 0:
+        raise WireError("sampling: temperature, top_p, min_p or repetition_penalty out of range")
+    if len(wire.logit_bias) > MAX_LOGIT_BIAS or len(wire.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise WireError("sampling: too many logit_bias or stop_token_ids entries")
+    if not -1 <= wire.num_logprobs <= MAX_TOP_LOGPROBS:
+        raise WireError("sampling: num_logprobs out of range")
+    return SamplingParams(
+        max_tokens=wire.max_tokens,
+        temperature=wire.temperature,
+        top_k=wire.top_k,
+        top_p=wire.top_p,
+        min_p=wire.min_p,
+        repetition_penalty=wire.repetition_penalty,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        logit_bias=tuple(wire.logit_bias),
+        min_tokens=wire.min_tokens,
+        stop_token_ids=tuple(wire.stop_token_ids),
+        num_logprobs=wire.num_logprobs,
+    )

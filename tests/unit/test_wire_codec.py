@@ -1,0 +1,225 @@
+"""The codec: every message survives the way, everything else is a WireError, and nothing is large enough to hurt."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.core.errors import WireError
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import SamplingParams
+from shared.wire.codec import MESSAGE_TYPES, WireLimits, decode, decode_parts, encode, key_of, sampling_of, to_wire
+from shared.wire.messages import (
+    Abort,
+    Drain,
+    Failed,
+    Fingerprint,
+    Generate,
+    Goodbye,
+    Grant,
+    Heartbeat,
+    Hello,
+    Installed,
+    Key,
+    Message,
+    NodeLoad,
+    Offer,
+    PoolRef,
+    Prebuilt,
+    Ready,
+    Refuse,
+    SequenceEnd,
+    TokenLogprobs,
+    TokenRun,
+    Tokens,
+    Wait,
+    Welcome,
+)
+
+KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
+SAMPLING = SamplingParams(
+    max_tokens=16, temperature=0.7, logit_bias=((5, -1.0),), stop_token_ids=(1, 2), num_logprobs=4
+)
+WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
+FINGERPRINT = Fingerprint(
+    protocol=1, numerics=1, model="m", weights="w", dtype="f", page_size=16, page_layout="l", spec="none", build="b"
+)
+LOAD = NodeLoad(10, {"free": 10}, 4, {"free": 4}, 0, 0, {"steps": 1.0}, {"baton_step_seconds": [0.1]})
+LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
+GENERATE = Generate(
+    key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
+    decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
+)  # fmt: skip
+READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
+INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
+MESSAGES: list[Message] = [
+    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"]),
+    Welcome("router", 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d"), GENERATE,
+    Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
+                                  [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
+    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"]),
+    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint: dtype"), READY, INLINE,
+    Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
+]  # fmt: skip
+
+
+def raw(message: Message, **changes: Any) -> bytes:
+    fields = msgpack.unpackb(encode(message))
+    fields.update(changes)
+    return msgpack.packb(fields)
+
+
+def test_the_samples_cover_every_message() -> None:
+    assert {type(message).__name__ for message in MESSAGES} == set(MESSAGE_TYPES)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_message_survives_the_way(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_keys_and_sampling_survive_the_way() -> None:
+    assert key_of(to_wire(KEY)) == KEY and isinstance(to_wire(KEY), Key)
+    assert sampling_of(to_wire(SAMPLING)) == SAMPLING
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_an_unknown_or_missing_field_is_an_error(message: Message) -> None:
+    with pytest.raises(WireError, match="unknown field"):
+        decode(raw(message, surprise=1))
+    fields = msgpack.unpackb(encode(message))
+    for name in message.__struct_fields__:
+        rest = {key: value for key, value in fields.items() if key != name}
+        with pytest.raises(WireError):
+            decode(msgpack.packb(rest))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xc1", b"\xc0", b"\x80", b"\x90", msgpack.packb({"t": "Nobody"}), msgpack.packb({"t": 5}),
+        msgpack.packb({"t": ["Hello"]}), msgpack.packb(["Drain", "d"]), msgpack.packb({"t": "Message"}),
+        encode(Drain("d")) + b"\x00", b"\x91" * 100_000, b"\x81\xa1t" * 2000, b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81\xa1t\xd6\xff\x00\x00\x00\x00",
+        b"\x81\xa1t\xa1\xff", b"\x82\xa1t\xa5Drain\x01\x02", b"\x82\xa1t\xa5Drain\x90\x02",
+    ],
+    ids=lambda data: data[:12].hex() or "empty",
+)  # fmt: skip
+def test_malformed_bytes_are_wire_errors(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        (GENERATE, {"prompt_ids": []}), (GENERATE, {"prompt_ids": [-1]}), (GENERATE, {"prompt_ids": [1 << 31]}),
+        (GENERATE, {"prompt_ids": ["1"]}), (GENERATE, {"prompt_ids": [1.0]}), (GENERATE, {"prompt_ids": [True]}),
+        (GENERATE, {"num_sequences": 3}), (GENERATE, {"num_sequences": 0}), (GENERATE, {"seed": -1}),
+        (GENERATE, {"key": ["r", 1, "x", 0]}), (GENERATE, {"key": ["r", 1, "x", 0, -1]}), (GENERATE, {"key": None}),
+        (READY, {"pages": [1]}), (READY, {"inline": True}), (READY, {"pool": None}), (READY, {"digests": [1, -1]}),
+        (Drain("d"), {"node_id": ""}), (Drain("d"), {"node_id": "x" * 300}),
+        (Prebuilt(WIRE_KEY, 7, 11, [], 3, 0, b""), {"committed": 0}),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_wire_errors(message: Message, changes: dict[str, Any]) -> None:
+    with pytest.raises(WireError):
+        decode(raw(message, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": math.nan}, {"temperature": -0.1}, {"top_p": 0.0}, {"top_p": math.inf}, {"min_p": 2.0},
+        {"repetition_penalty": 0.0}, {"presence_penalty": math.nan}, {"frequency_penalty": -math.inf},
+        {"logit_bias": [[1, math.nan]]}, {"logit_bias": [[1, 0.0]] * 301}, {"stop_token_ids": [1] * 65},
+        {"max_tokens": 0}, {"min_tokens": -1}, {"top_k": -1}, {"num_logprobs": 21}, {"num_logprobs": -2},
+    ],
+)  # fmt: skip
+def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> None:
+    sampling = {**msgspec.to_builtins(WIRE_SAMPLING), **changes}
+    with pytest.raises(WireError):
+        decode(raw(GENERATE, sampling=sampling))
+
+
+def test_limits_are_limits() -> None:
+    small = WireLimits(max_prompt_tokens=4, max_control_bytes=400, max_string=64)
+    assert decode(raw(GENERATE, prompt_ids=[1, 2, 3]), small)
+    with pytest.raises(WireError, match="tokens"):
+        decode(raw(GENERATE, prompt_ids=[1, 2, 3, 4]), small)
+    with pytest.raises(WireError, match="400"):
+        decode(raw(GENERATE, prompt_ids=[1] * 1000), small)
+    with pytest.raises(WireError):
+        decode(raw(Drain("d"), node_id="x" * 65), small)
+
+
+def test_a_prompt_of_a_million_tokens_passes() -> None:
+    message = decode(raw(GENERATE, prompt_ids=list(range(1_000_000))))
+    assert isinstance(message, Generate) and len(message.prompt_ids) == 1_000_000
+
+
+def test_page_frames_must_fit_the_message() -> None:
+    pages = [b"a" * 8, b"b" * 8]
+    message, frames = decode_parts([encode(INLINE), *pages])
+    assert message == INLINE and [bytes(frame) for frame in frames] == pages
+    wrong = ([], [encode(INLINE)], [encode(INLINE), *pages, b"c"], [encode(READY), *pages], [encode(Drain("d")), b""])
+    for parts in wrong:
+        with pytest.raises(WireError):
+            decode_parts(parts)
+    with pytest.raises(WireError):
+        decode_parts([encode(INLINE), *pages], WireLimits(max_frame_bytes=7))
+    with pytest.raises(WireError):
+        decode_parts([encode(INLINE), *pages], WireLimits(max_frames=1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_random_bytes_never_raise_anything_else(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(data)
+
+
+def decodes_or_wire_error(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except WireError:
+        return
+    assert decode(encode(message)) == message or any(value != value for value in msgspec.structs.astuple(message))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_truncated_and_mutated_messages_never_raise_anything_else(message: Message, data: st.DataObject) -> None:
+    encoded = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_wire_error(bytes(encoded[: data.draw(st.integers(0, len(encoded)))]))
+    decodes_or_wire_error(bytes(encoded))
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=5)
+json_like = st.recursive(
+    scalars | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(MESSAGES), st.data())
+def test_any_value_in_any_field_never_raises_anything_else(message: Message, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(message.__struct_fields__))
+    decodes_or_wire_error(raw(message, **{name: data.draw(json_like)}))
+
+
+def test_the_wire_never_loads_torch() -> None:
+    code = "import sys, shared.wire.codec; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
