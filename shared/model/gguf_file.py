@@ -45,7 +45,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            reader = gguf.GGUFReader(str(path))
+            reader = _HeaderReader(str(path))
         except (OSError, ValueError) as error:
             raise ConfigError(f"can't read {path} as GGUF: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -114,7 +114,30 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER_NAMES[kind]}"
 
 
+class _HeaderReader(gguf.GGUFReader):
+    """Steps over arrays (vocabulary, merges: not ours), which take the package's own reader two seconds.
+
+    Should a later version of the package never call this method, the result is the same, only later.
+    """
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+        if gguf.GGUFValueType(raw_type) != gguf.GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        (item_type,), (length,) = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+        size = 12 + self._items_bytes(orig_offs + 12, gguf.GGUFValueType(item_type), int(length))
+        return size, [], [], [gguf.GGUFValueType.ARRAY]
+
+    def _items_bytes(self, offset: int, kind: gguf.GGUFValueType, length: int) -> int:
+        if kind in self.gguf_scalar_to_np:
+            return length * np.dtype(self.gguf_scalar_to_np[kind]).itemsize
+        if kind != gguf.GGUFValueType.STRING:
+            raise ValueError(f"an array of {kind.name} in the header")
+        data, at = memoryview(self.data), offset
+        for _ in range(length):
+            at += 8 + int.from_bytes(data[at : at + 8], "little")
+        return at - offset
+
+
 def _plain_fields(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """Vocabulary and merges are large and not ours: left out."""
-    skip = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type", "tokenizer.ggml.scores")
-    return {key: field.contents() for key, field in reader.fields.items() if key not in skip}
+    array = gguf.GGUFValueType.ARRAY
+    return {key: field.contents() for key, field in reader.fields.items() if field.types[0] != array}

