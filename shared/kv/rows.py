@@ -74,6 +74,7 @@ class ReqToTokenPool:
         self.num_pages[row] = max(end, int(self.num_pages[row]))
 
     def append(self, row: int, pages: PageIds) -> None:
+        self._require_in_use(row)
         self.set_pages(row, int(self.num_pages[row]), pages)
 
     def snapshot(self, rows: Rows) -> PageIds:
