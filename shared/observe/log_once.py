@@ -1,0 +1,50 @@
+"""Keeps a hostile or broken peer from filling the log: each kind of event is written once per interval."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from shared.observe.log import Logger
+
+
+class LogOnce:
+    """First event of a kind: a line. More within the interval: counted, and told with the next line.
+
+    Remembers at most `max_kinds` kinds, the least recently written are forgotten first. Owned by one thread.
+    """
+
+    def __init__(
+        self,
+        log: Logger,
+        *,
+        interval_s: float = 60.0,
+        max_kinds: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._interval_s = interval_s
+        self._max_kinds = max_kinds
+        self._clock = clock
+        self._kinds: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # kind -> (last line, silent since)
+
+    def warning(self, kind: Hashable, message: str, /, **fields: object) -> bool:
+        return self._write("warning", kind, message, fields)
+
+    def error(self, kind: Hashable, message: str, /, **fields: object) -> bool:
+        return self._write("error", kind, message, fields)
+
+    def _write(self, level: str, kind: Hashable, message: str, fields: dict[str, object]) -> bool:
+        """Whether a line was written."""
+        now = self._clock()
+        last, silent = self._kinds.get(kind, (float("-inf"), 0))
+        if now - last < self._interval_s:
+            self._kinds[kind] = (last, silent + 1)
+            return False
+        self._kinds[kind] = (now, 0)
+        self._kinds.move_to_end(kind)
+        while len(self._kinds) > self._max_kinds:
+            self._kinds.popitem(last=False)
+        self._log.write(level, message, fields | ({"more_since": silent} if silent else {}))
+        return True

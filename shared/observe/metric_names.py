@@ -1,0 +1,42 @@
+"""The metrics there are, as data: what nodes may report and under which name the router shows it.
+
+A node sends `counters` (totals since its epoch began) and `observations` (samples since the last heartbeat) by the
+short names below; anything else is dropped, so a peer can't make up metrics or labels.
+"""
+
+from __future__ import annotations
+
+PAGE_STATES = ("free", "cached", "active", "granted", "held")
+ROW_STATES = ("free", "running", "prefilling", "granted", "held")
+
+# short name -> (metric, help)
+NODE_COUNTERS: dict[str, tuple[str, str]] = {
+    "steps": ("baton_steps_total", "Steps launched"),
+    "device_idle_seconds": ("baton_device_idle_seconds_total", "Time the device had no step while requests ran"),
+    "spec_accepted_tokens": ("baton_spec_accepted_tokens_total", "Accepted drafts, without the bonus token"),
+    "spec_steps": ("baton_spec_steps_total", "Verifies, one per request and step"),
+    "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
+    "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),
+    "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
+    "prompt_tokens": ("baton_prompt_tokens_total", "Prompt tokens computed"),
+    "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens the prefix cache gave"),
+    "output_tokens": ("baton_output_tokens_total", "Tokens sampled and kept"),
+    "handoffs": ("baton_handoffs_total", "Requests installed from another node"),
+    "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),
+}
+
+# short name -> (metric, help); all in seconds
+NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
+    "step_seconds": ("baton_step_seconds", "From launch of a step to its result on the host"),
+    "handoff_seconds": ("baton_handoff_seconds", "From the last chunk of a prompt to its installation"),
+    "time_to_free_seconds": ("baton_time_to_free_seconds", "From the end of a request to its pages being free"),
+}
+
+QUEUE_METRIC = ("baton_queue_seconds", "Time a request spent in one queue")
+QUEUE_PREFIX = "queue_seconds."  # queue_seconds.<stage>
+QUEUE_STAGES = ("router", "bootstrap", "waiting", "inflight", "prealloc", "transfer", "prebuilt")
+
+LATENCY_BUCKETS = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75,
+    1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0,
+)  # fmt: skip

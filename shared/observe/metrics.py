@@ -1,0 +1,149 @@
+"""What the router shows on /metrics. Every object takes the process's own CollectorRegistry; there is no global one.
+
+RequestMetrics counts what clients see; ClusterMetrics shows what nodes report with their heartbeats. Neither knows
+messages: callers hand over plain numbers and names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from shared.observe.metric_names import (
+    LATENCY_BUCKETS,
+    NODE_COUNTERS,
+    NODE_HISTOGRAMS,
+    PAGE_STATES,
+    QUEUE_METRIC,
+    QUEUE_PREFIX,
+    QUEUE_STAGES,
+    ROW_STATES,
+)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    """The body of /metrics, to be sent with CONTENT_TYPE."""
+    return generate_latest(registry)
+
+
+def latency(registry: CollectorRegistry, name: str, help: str, labels: Sequence[str] = ()) -> Histogram:
+    return Histogram(name, help, labels, buckets=LATENCY_BUCKETS, registry=registry)
+
+
+class RequestMetrics:
+    """Requests as clients see them; measured by the router."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter("baton_requests_total", "Requests by how they ended", ["outcome"], registry=registry)
+        self._open = Gauge("baton_open_requests", "Requests that are not answered yet", registry=registry)
+        self._ttft = latency(registry, "baton_ttft_seconds", "From a request's arrival to its first token")
+        self._itl = latency(registry, "baton_itl_seconds", "Between two tokens of one request")
+        self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
+
+    def started(self) -> None:
+        self._open.inc()
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._itl.observe(seconds)
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        """outcome: a finish reason or an error code, from our own closed sets; never a client's text."""
+        self._open.dec()
+        self._requests.labels(outcome).inc()
+        self._e2e.observe(seconds)
+
+    def refused(self, outcome: str) -> None:
+        """A request that was answered with an error before it was admitted."""
+        self._requests.labels(outcome).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One heartbeat in plain values. Page states partition pages_total, row states the node's rows."""
+
+    node: str
+    role: str
+    epoch: int
+    pages_total: int
+    pages: Mapping[str, int]
+    rows: Mapping[str, int]
+    waiting: int
+    counters: Mapping[str, float]
+    observations: Mapping[str, Sequence[float]]
+
+
+class ClusterMetrics:
+    """Gauges, counters and histograms of all nodes. Counters go up by the difference to the last report of the same
+    epoch, so a restarted node starts again at zero and its totals here never fall."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        place = ["node", "role"]
+        self._pages = Gauge("baton_kv_pages", "KV pages by state", [*place, "state"], registry=registry)
+        self._pages_total = Gauge("baton_kv_pages_total", "KV pages of the node", place, registry=registry)
+        self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
+        self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
+        self._counters = {
+            short: Counter(name, help, ["node"], registry=registry) for short, (name, help) in NODE_COUNTERS.items()
+        }
+        self._histograms = {
+            short: latency(registry, name, help, ["node"]) for short, (name, help) in NODE_HISTOGRAMS.items()
+        }
+        self._queues = latency(registry, *QUEUE_METRIC, ["stage"])
+        self._totals: dict[str, tuple[int, dict[str, float]]] = {}  # node -> (epoch, last totals)
+        self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
+
+    def update(self, report: NodeReport) -> None:
+        if self._shown.get(report.node, report.role) != report.role:
+            self.forget(report.node)
+        self._set_gauges(report)
+        self._add_counters(report)
+        for name, samples in report.observations.items():
+            self._observe(report.node, name, samples)
+
+    def forget(self, node: str) -> None:
+        """A node that is gone has no gauges. Its totals stay: rates over time, and a silent node may come back."""
+        role = self._shown.pop(node, None)
+        if role is None:
+            return
+        for state in PAGE_STATES:
+            self._pages.remove(node, role, state)
+        for state in ROW_STATES:
+            self._rows.remove(node, role, state)
+        self._pages_total.remove(node, role)
+        self._waiting.remove(node, role)
+
+    def _set_gauges(self, report: NodeReport) -> None:
+        place = (report.node, report.role)
+        self._shown[report.node] = report.role
+        for state in PAGE_STATES:
+            self._pages.labels(*place, state).set(report.pages.get(state, 0))
+        for state in ROW_STATES:
+            self._rows.labels(*place, state).set(report.rows.get(state, 0))
+        self._pages_total.labels(*place).set(report.pages_total)
+        self._waiting.labels(*place).set(report.waiting)
+
+    def _add_counters(self, report: NodeReport) -> None:
+        epoch, before = self._totals.get(report.node, (report.epoch, {}))
+        if epoch != report.epoch:
+            before = {}
+        known = {name: value for name, value in report.counters.items() if name in self._counters}
+        for name, total in known.items():
+            self._counters[name].labels(report.node).inc(max(0.0, total - before.get(name, 0.0)))
+        self._totals[report.node] = (report.epoch, known)
+
+    def _observe(self, node: str, name: str, samples: Sequence[float]) -> None:
+        histogram = self._histograms[name].labels(node) if name in self._histograms else self._queue(name)
+        if histogram is not None:
+            for sample in samples:
+                histogram.observe(sample)
+
+    def _queue(self, name: str) -> Histogram | None:
+        stage = name.removeprefix(QUEUE_PREFIX)
+        return self._queues.labels(stage) if name.startswith(QUEUE_PREFIX) and stage in QUEUE_STAGES else None

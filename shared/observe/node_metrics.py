@@ -1,0 +1,38 @@
+"""A node's own counts between two heartbeats. No registry and no sockets: the router shows them for all nodes."""
+
+from __future__ import annotations
+
+from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STAGES
+
+MAX_SAMPLES = 512  # per name and heartbeat; beyond it samples are lost, counters never
+
+
+class NodeMetrics:
+    """Counters since the epoch began, samples since the last take. Owned by the node's loop thread."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = dict.fromkeys(NODE_COUNTERS, 0.0)
+        self._samples: dict[str, list[float]] = {}
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        if name not in self._counters:
+            raise KeyError(f"no counter {name!r}; add it to metric_names")
+        self._counters[name] += amount
+
+    def observe(self, name: str, value: float) -> None:
+        if name not in NODE_HISTOGRAMS and name.removeprefix(QUEUE_PREFIX) not in QUEUE_STAGES:
+            raise KeyError(f"no histogram {name!r}; add it to metric_names")
+        samples = self._samples.setdefault(name, [])
+        if len(samples) < MAX_SAMPLES:
+            samples.append(value)
+
+    def observe_queue(self, stage: str, seconds: float) -> None:
+        self.observe(QUEUE_PREFIX + stage, seconds)
+
+    def counters(self) -> dict[str, float]:
+        return dict(self._counters)
+
+    def take_observations(self) -> dict[str, list[float]]:
+        """Hands the samples over; the next ones start a new collection."""
+        taken, self._samples = self._samples, {}
+        return taken

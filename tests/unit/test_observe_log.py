@@ -1,0 +1,153 @@
+"""Log lines: one per record, plain values only, limited per kind."""
+
+from __future__ import annotations
+
+import enum
+import io
+import logging
+import warnings
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from shared.core.keys import RequestKey
+from shared.observe.log import Logger, capture_libraries
+from shared.observe.log_once import LogOnce
+
+
+def noon() -> datetime:
+    return datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def make(**options):
+    stream = io.StringIO()
+    return Logger("decode-0", stream, now=noon, **options), stream
+
+
+def test_a_line_has_time_level_node_message_and_fields():
+    log, stream = make()
+    log.info("peer lost", node="prefill-0", silent_s=5.25, count=3, reason="no answer", empty="", none=None)
+    assert stream.getvalue() == (
+        "2026-01-31T12:00:00.123Z INFO    decode-0 peer lost node=prefill-0 silent_s=5.25 count=3 "
+        'reason="no answer" empty="" none=None\n'
+    )
+
+
+def test_levels_below_the_threshold_are_not_written():
+    log, stream = make(level="warning")
+    log.debug("a")
+    log.info("b")
+    log.warning("c")
+    log.error("d")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["c", "d"]
+    assert not log.enabled("info")
+
+
+def test_a_record_is_one_line_whatever_it_carries():
+    log, stream = make()
+    try:
+        raise ValueError("first\nsecond")
+    except ValueError as error:
+        log.error("bad\nthing\r", text="a\nb", error=error)
+    (line,) = stream.getvalue().splitlines()
+    assert r"bad\nthing\r" in line and r'text="a\nb"' in line
+    assert "Traceback" in line and r"ValueError: first\nsecond" in line
+
+
+class State(enum.Enum):
+    RUNNING = "running"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (list(range(7)), '"<list of 7>"'),
+        (np.arange(5), '"<ndarray of 5>"'),
+        ({"prompt": "secret"}, '"<dict of 1>"'),
+        (b"secret", '"<bytes of 6>"'),
+        (object(), "<object>"),
+        (State.RUNNING, "running"),
+        (True, "True"),
+        (RequestKey("r", 255, "id7", 1, 0), "r.ff/id7#1.0"),
+    ],
+)
+def test_only_plain_values_are_shown(value, text):
+    log, stream = make()
+    log.info("m", value=value)
+    assert stream.getvalue().rstrip().endswith(f"value={text}")
+
+
+def test_long_texts_are_cut():
+    log, stream = make()
+    log.info("m", text="x" * 1000)
+    assert "(1000 characters)" in stream.getvalue() and len(stream.getvalue()) < 500
+
+
+def test_color_is_only_around_the_level():
+    log, stream = make(color=True)
+    log.warning("m")
+    assert "\x1b[33mWARNING\x1b[0m decode-0 m" in stream.getvalue()
+
+
+def test_a_closed_stream_is_no_reason_to_die():
+    log, stream = make()
+    stream.close()
+    log.error("nobody reads this")
+
+
+@pytest.fixture
+def root_logger():
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    yield root
+    root.handlers[:] = handlers
+    logging.captureWarnings(False)
+
+
+def test_libraries_speak_through_our_lines(root_logger):
+    log, stream = make()
+    capture_libraries(log)
+    logging.getLogger("uvicorn.error").warning("slow %s", "client")
+    logging.getLogger("uvicorn.error").info("not shown")
+    try:
+        raise OSError("gone")
+    except OSError:
+        logging.getLogger("x").exception("failed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("old api", stacklevel=1)
+    lines = stream.getvalue().splitlines()
+    assert "WARNING decode-0 slow client logger=uvicorn.error" in lines[0]
+    assert "ERROR   decode-0 failed logger=x" in lines[1] and "OSError: gone" in lines[1]
+    assert "old api" in lines[2] and len(lines) == 3
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_kind_is_written_once_per_interval_and_the_rest_counted():
+    log, stream = make()
+    clock = Clock()
+    once = LogOnce(log, interval_s=60, clock=clock)
+    assert [once.warning("bad frame", "bad frame", peer="p0") for _ in range(5)] == [True] + [False] * 4
+    assert once.error("other", "other kind")
+    clock.now = 61
+    assert once.warning("bad frame", "bad frame", peer="p0")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("peer=p0") and lines[2].endswith("peer=p0 more_since=4")
+
+
+def test_memory_of_kinds_is_bounded():
+    log, stream = make()
+    once = LogOnce(log, max_kinds=2, clock=Clock())
+    for kind in ("a", "b", "c"):
+        once.warning(kind, kind)
+    assert once.warning("a", "a again")  # forgotten, so written
+    assert not once.warning("c", "c again")
+    assert len(stream.getvalue().splitlines()) == 4

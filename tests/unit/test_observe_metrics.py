@@ -1,0 +1,156 @@
+"""Metrics: names, node reports with epochs, nodes that go, names made up by a peer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS, PAGE_STATES, QUEUE_STAGES
+from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+from shared.observe.node_metrics import MAX_SAMPLES, NodeMetrics
+
+REPORT = NodeReport(
+    node="decode-0",
+    role="decode",
+    epoch=1,
+    pages_total=10,
+    pages={"free": 6, "active": 4},
+    rows={"free": 3, "running": 1},
+    waiting=2,
+    counters={"steps": 5.0},
+    observations={"step_seconds": [0.01, 0.02], "queue_seconds.waiting": [0.5]},
+)
+PLACE = {"node": "decode-0", "role": "decode"}
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+def changed(**fields):
+    return dataclasses.replace(REPORT, **fields)
+
+
+def test_gauges_of_a_node_partition_its_pages(registry):
+    ClusterMetrics(registry).update(REPORT)
+    pages = [registry.get_sample_value("baton_kv_pages", PLACE | {"state": state}) for state in PAGE_STATES]
+    assert pages == [6, 0, 4, 0, 0]
+    assert sum(pages) == registry.get_sample_value("baton_kv_pages_total", PLACE)
+    assert registry.get_sample_value("baton_request_rows", PLACE | {"state": "running"}) == 1
+    assert registry.get_sample_value("baton_waiting_requests", PLACE) == 2
+
+
+def test_a_state_that_is_empty_again_reads_zero(registry):
+    metrics = ClusterMetrics(registry)
+    metrics.update(REPORT)
+    metrics.update(changed(pages={"free": 10}))
+    assert registry.get_sample_value("baton_kv_pages", PLACE | {"state": "active"}) == 0
+
+
+def test_counters_rise_by_the_difference_and_survive_a_restart(registry):
+    metrics = ClusterMetrics(registry)
+    for epoch, total in ((1, 5), (1, 8), (1, 8), (2, 3), (2, 4)):
+        metrics.update(changed(epoch=epoch, counters={"steps": float(total)}))
+    assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 12
+
+
+def test_a_node_that_falls_silent_loses_its_gauges_and_is_not_counted_twice_when_back(registry):
+    metrics = ClusterMetrics(registry)
+    metrics.update(REPORT)
+    metrics.forget("decode-0")
+    metrics.forget("decode-0")
+    assert registry.get_sample_value("baton_kv_pages_total", PLACE) is None
+    assert registry.get_sample_value("baton_kv_pages", PLACE | {"state": "free"}) is None
+    metrics.update(changed(counters={"steps": 6.0}))
+    assert registry.get_sample_value("baton_kv_pages_total", PLACE) == 10
+    assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 6
+
+
+def test_a_node_that_changes_its_role_is_shown_once(registry):
+    metrics = ClusterMetrics(registry)
+    metrics.update(REPORT)
+    metrics.update(changed(role="prefill", epoch=2))
+    assert registry.get_sample_value("baton_kv_pages_total", PLACE) is None
+    assert registry.get_sample_value("baton_kv_pages_total", PLACE | {"role": "prefill"}) == 10
+
+
+def test_histograms_of_nodes(registry):
+    ClusterMetrics(registry).update(REPORT)
+    assert registry.get_sample_value("baton_step_seconds_count", {"node": "decode-0"}) == 2
+    assert registry.get_sample_value("baton_queue_seconds_sum", {"stage": "waiting"}) == 0.5
+
+
+def test_names_a_peer_makes_up_are_dropped(registry):
+    report = changed(
+        counters={"evil": 1.0}, observations={"evil": [1.0], "queue_seconds.evil": [1.0]}, pages={"evil": 1}
+    )
+    ClusterMetrics(registry).update(report)
+    assert b"evil" not in render(registry)
+
+
+def test_what_clients_see(registry):
+    metrics = RequestMetrics(registry)
+    metrics.started()
+    metrics.started()
+    metrics.first_token(0.2)
+    metrics.next_token(0.01)
+    metrics.ended("stop", 1.5)
+    metrics.refused("overloaded")
+    assert registry.get_sample_value("baton_requests_total", {"outcome": "stop"}) == 1
+    assert registry.get_sample_value("baton_requests_total", {"outcome": "overloaded"}) == 1
+    assert registry.get_sample_value("baton_open_requests") == 1
+    for name in ("ttft", "itl", "e2e"):
+        assert registry.get_sample_value(f"baton_{name}_seconds_count") == 1
+
+
+def test_two_processes_worth_of_metrics_share_nothing():
+    first, second = CollectorRegistry(), CollectorRegistry()
+    RequestMetrics(first).started()
+    RequestMetrics(second)
+    assert second.get_sample_value("baton_open_requests") == 0
+
+
+def test_a_node_counts_for_good_and_hands_samples_over_once():
+    node = NodeMetrics()
+    node.count("steps")
+    node.count("device_idle_seconds", 0.5)
+    node.observe("step_seconds", 0.1)
+    node.observe_queue("waiting", 0.2)
+    assert node.take_observations() == {"step_seconds": [0.1], "queue_seconds.waiting": [0.2]}
+    assert node.take_observations() == {}
+    counters = node.counters()
+    assert (counters["steps"], counters["device_idle_seconds"]) == (1, 0.5)
+
+
+def test_a_name_that_does_not_exist_is_a_mistake_in_the_node():
+    node = NodeMetrics()
+    for wrong in (lambda: node.count("stps"), lambda: node.observe("x", 1.0), lambda: node.observe_queue("x", 1.0)):
+        with pytest.raises(KeyError, match="add it to metric_names"):
+            wrong()
+
+
+def test_samples_are_bounded():
+    node = NodeMetrics()
+    for _ in range(MAX_SAMPLES + 10):
+        node.observe("step_seconds", 0.0)
+    assert len(node.take_observations()["step_seconds"]) == MAX_SAMPLES
+
+
+def test_everything_a_node_can_report_is_shown(registry):
+    node = NodeMetrics()
+    for name in NODE_COUNTERS:
+        node.count(name)
+    for name in NODE_HISTOGRAMS:
+        node.observe(name, 0.5)
+    for stage in QUEUE_STAGES:
+        node.observe_queue(stage, 0.5)
+    ClusterMetrics(registry).update(changed(counters=node.counters(), observations=node.take_observations()))
+    for metric, _ in NODE_COUNTERS.values():
+        assert registry.get_sample_value(metric, {"node": "decode-0"}) == 1, metric
+    for metric, _ in NODE_HISTOGRAMS.values():
+        assert registry.get_sample_value(f"{metric}_count", {"node": "decode-0"}) == 1, metric
+    for stage in QUEUE_STAGES:
+        assert registry.get_sample_value("baton_queue_seconds_count", {"stage": stage}) == 1
