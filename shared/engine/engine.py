@@ -1,0 +1,140 @@
+"""The engine: launches plans on the forward stream, brings results to the host, ends leases, recovers from failure.
+Knows nothing of requests: rows in, results out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+
+import numpy as np
+import torch
+
+from shared.device.events import Event
+from shared.device.streams import StreamSet
+from shared.engine.future_map import FutureIndices, FutureMap
+from shared.engine.lease import StepLease
+from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.engine.worker import Verified, Worker
+
+
+class Engine:
+    """Owner of the open leases. `launch` and `admit` return at once; `collect` closes the oldest lease.
+
+        forward   | forward(N) sample(N) | forward(N+1) ...
+        copy      |        .. d2h(N)     |
+    """
+
+    def __init__(self, streams: StreamSet, worker: Worker, future_map: FutureMap, publishes: bool) -> None:
+        self.streams = streams
+        self.worker = worker
+        self.future_map = future_map
+        self.publishes = publishes  # lengths are known on the device only (width > 1)
+        self.leases: deque[StepLease] = deque()
+        self.last_done: Event | None = None
+        self._next_step = 0
+
+    def new_step(self) -> int:
+        self._next_step += 1
+        return self._next_step
+
+    def launch(self, plan: StepPlan) -> StepLease:
+        publish_ready = Event() if self.publishes else None
+        lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu)
+        self.streams.forward.wait(self.streams.schedule.launch(_mark, label="mark").done)
+        lease.forward = self.streams.forward.launch(lambda: self.worker.forward(plan, lease), label=f"forward({plan.step})")
+
+        def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
+            if self.publishes:
+                rows = FutureIndices(torch.from_numpy(plan.req_pool_indices).to(new_seq_lens.device))
+                self.future_map.publish(rows, new_seq_lens, publish_ready)
+
+        arms = (publish_ready,) if publish_ready is not None else ()
+        lease.sampled = self.streams.forward.launch(
+            lambda: self.worker.sample(plan, lease, on_verify_complete), arms=arms, label=f"sample({plan.step})"
+        )
+        self._launch_copy(lease)
+        return lease
+
+    def admit(self, admission: Admission) -> StepLease:
+        """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step."""
+        publish_ready = Event() if self.publishes else None
+        lease = StepLease(admission.step, admission, publish_ready)
+        arms = (publish_ready,) if publish_ready is not None else ()
+        lease.sampled = self.streams.forward.launch(lambda: self._seed_relay(admission, publish_ready), arms=arms, label=f"admit({admission.step})")
+        self._launch_copy(lease)
+        return lease
+
+    def _seed_relay(self, admission: Admission, publish_ready: Event | None) -> Generator[None, None, None]:
+        rows = FutureIndices(torch.from_numpy(admission.req_pool_indices).to(self.worker.device))
+        self.future_map.seed_history(admission.history_seeds)
+        yield
+        if self.publishes:
+            lengths = torch.from_numpy(admission.committed).to(self.worker.device)
+            self.future_map.publish(rows, lengths, publish_ready)
+        yield
+        extras = {}
+        if admission.draft_hidden is not None:
+            extras = {name: admission.draft_hidden.to(self.worker.device) for name in self.future_map.extras}
+        self.future_map.stash(rows, torch.from_numpy(admission.tokens), admission.step, **extras)
+
+    def _launch_copy(self, lease: StepLease) -> None:
+        sampled = lease.sampled
+        assert sampled is not None
+        self.streams.copy.wait(sampled.done)
+        lease.result = self.streams.copy.launch(lambda: _to_host(lease), label=f"d2h({lease.step})")
+        self.last_done = sampled.done
+        self.leases.append(lease)
+
+    def newest_publish(self) -> Event | None:
+        """The event to wait for before lengths are read: the newest lease's, armed at its launch (S6)."""
+        return self.leases[-1].publish_ready if self.leases else None
+
+    def collect(self) -> StepResult | None:
+        """Close the oldest lease and give its result (None for an admission). Raises what the step raised."""
+        return self.leases.popleft().close()
+
+    def recover(self) -> list[StepLease]:
+        """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
+        drained = list(self.leases)
+        for lease in drained:
+            lease.done.synchronize()
+            lease.closed = True
+            lease.carry.clear()
+        self.leases.clear()
+        self.last_done = None
+        self.streams.forward.reset()
+        self.streams.copy.reset()
+        return drained
+
+
+def _mark() -> None:
+    """An empty closure: its ticket's `done` is a mark in the stream."""
+
+
+def _to_host(lease: StepLease) -> StepResult | None:
+    """Runs on the copy stream after the step's sampling."""
+    plan = lease.work
+    if isinstance(plan, Admission):
+        return None
+    assert lease.sampled is not None
+    if lease.sampled.error is not None:
+        raise lease.sampled.error
+    verified = lease.sampled.result
+    assert isinstance(verified, Verified)
+    sampled, output_of = verified.sampled, verified.output_of.cpu()
+    has_logprobs = bool((plan.sampling.num_logprobs >= 0).any()) and sampled.ids.numel() > 0
+    num_top = sampled.top_ids.shape[1] if has_logprobs else 0
+    shape = (plan.batch_size, plan.width)
+    return StepResult(
+        step=plan.step,
+        row_ids=plan.row_ids,
+        num_prefill=plan.num_prefill,
+        tokens=verified.tokens.cpu().numpy().copy(),
+        accept_lens=verified.accept_lens.cpu().numpy().astype(np.int32),
+        seq_lens=verified.seq_lens.cpu().numpy().copy(),
+        tag_ok=verified.tag_ok.cpu().numpy().copy(),
+        hidden=verified.hidden.cpu().clone() if verified.hidden.numel() else None,
+        logprobs=sampled.logprobs.cpu()[output_of].numpy() if has_logprobs else np.zeros(shape, np.float32),
+        top_ids=sampled.top_ids.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.int64),
+        top_logprobs=sampled.top_logprobs.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.float32),
+    )

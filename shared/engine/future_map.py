@@ -1,0 +1,93 @@
+"""FutureMap: what one step leaves for the next, keyed by request-pool row (reports #25862, #25879, #25945).
+
+        publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
+        stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
+
+Every write happens on the forward stream, PREBUILT admission included: a finished request's last step and the
+row's next owner are then ordered without a fence. Row 0 is padding. Nothing is allocated per step, nothing wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.device.events import Event
+from shared.engine.plan import HistorySeed, Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySpec:
+    """A buffer that only some algorithms need; declared by the drafter at start-up, counted in the memory budget."""
+
+    name: str
+    shape: tuple[int, ...]  # of one row
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class FutureIndices:
+    """Where a batch's future values live: simply its request-pool rows."""
+
+    indices: torch.Tensor  # (B,) int64
+
+
+class FutureMap:
+    """Owner of the relay buffers. Tensors live on `device`; only closures on the forward stream touch them, except
+    `resolve_seq_lens_cpu`, which reads new_seq_lens_buf after its event."""
+
+    def __init__(
+        self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu"
+    ) -> None:
+        self.num_rows = num_rows
+        self.output_tokens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.new_seq_lens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.written_by = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
+        self.history = torch.zeros((num_rows, history_len), dtype=torch.int32, device=device)
+        self.extras = {
+            spec.name: torch.zeros((num_rows, *spec.shape), dtype=spec.dtype, device=device) for spec in extras
+        }
+
+    def publish(self, future: FutureIndices, new_seq_lens: torch.Tensor, publish_ready: Event | None) -> None:
+        """Make the committed lengths after this step readable. An empty index neither writes nor records (S3)."""
+        if future.indices.numel() == 0:
+            return
+        self.new_seq_lens_buf[future.indices] = new_seq_lens
+        if publish_ready is not None:
+            publish_ready.fire()
+
+    def stash(
+        self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor
+    ) -> None:
+        """Leave the next input token (any integer shape, flattened to 1-D int64, S3) and the declared extras.
+
+        The tag beside a value is the step that wrote it; `gather` compares it with the step the plan expects.
+        """
+        if future.indices.numel() == 0:
+            return
+        self.output_tokens_buf[future.indices] = next_token_ids.reshape(-1).to(torch.int64)
+        self.written_by[future.indices] = step
+        for name, value in extras.items():
+            self.extras[name][future.indices] = value
+
+    def gather(self, future: FutureIndices, expect_step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(tokens (B,) int64, tag_ok (B,) bool). A wrong tag is reported with the results, not raised here."""
+        return self.output_tokens_buf[future.indices], self.written_by[future.indices] == expect_step
+
+    def seed_history(self, seeds: Sequence[HistorySeed]) -> None:
+        for seed in seeds:
+            self.history[seed.row, : len(seed.ids)] = torch.from_numpy(seed.ids.astype(np.int32))
+
+    def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
+        """Every input token at its position, draft tokens too: penalties then see all tokens before an output."""
+        self.history[rows, positions] = ids.to(torch.int32)
+
+    def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> torch.Tensor:
+        """Exact committed lengths (B,) for the host. Waits for the newest lease's `publish_ready`, which is armed
+        at launch, and for nothing behind it: draft-extend may still be running (#25879, #26020)."""
+        if publish_ready is not None:
+            publish_ready.synchronize()
+        return self.new_seq_lens_buf[torch.from_numpy(req_pool_indices)]

@@ -1,0 +1,51 @@
+"""StepLease: everything one launched step holds on to. Closed only by processing its result, zombies included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from shared.core.errors import IntegrityError
+from shared.device.events import Event, Ticket
+from shared.engine.plan import Admission, StepPlan, StepResult
+
+
+@dataclass(slots=True, eq=False)
+class StepLease:
+    """Owned by the engine. `publish_ready` is made and armed at launch (S6): it fires when the new lengths may be
+    read; None for a step with nothing to publish. `done` fires when the result lies on the host."""
+
+    step: int
+    work: StepPlan | Admission
+    publish_ready: Event | None
+    staging: torch.Tensor | None = None
+    forward: Ticket | None = None
+    sampled: Ticket | None = None
+    result: Ticket | None = None
+    carry: dict[str, object] = field(default_factory=dict)
+    closed: bool = False
+
+    def take_staging(self) -> torch.Tensor:
+        """The prompt tokens of this step, once (S9): a second taker would prefill them again."""
+        staging, self.staging = self.staging, None
+        if staging is None:
+            raise IntegrityError(f"step {self.step}: prompt staging was consumed twice")
+        return staging
+
+    @property
+    def done(self) -> Event:
+        assert self.result is not None, "lease was never launched"
+        return self.result.done
+
+    def close(self) -> StepResult | None:
+        """Drop all references and give the result. Raises what the step raised, after the references are gone."""
+        assert self.result is not None
+        self.closed = True
+        self.carry.clear()
+        self.staging = None
+        if self.result.error is not None:
+            raise self.result.error
+        result = self.result.result
+        assert result is None or isinstance(result, StepResult)
+        return result

@@ -1,0 +1,105 @@
+"""What the scheduler hands to the engine (StepPlan, Admission) and gets back (StepResult). Values only, no Request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.core.keys import RequestKey
+from shared.sample.interface import SamplingBatch
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+class RowId(NamedTuple):
+    """Which life of which request a batch row belongs to; results of an older incarnation are dropped."""
+
+    key: RequestKey
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySeed:
+    """Tokens that a row's history must hold before this step, because no forward of this row writes them
+    (prefix-cache hits, KV that came by hand-off): positions [0, len(ids))."""
+
+    row: int
+    ids: Int64s
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One launched step. B rows: chunks of prompts first, then decode rows (`mix_running_indices`).
+
+        committed + q_len = attention length.  Chunk rows: q_len tokens out of `prefill_input_ids_cpu`.
+        Decode rows: q_len = width, the first token comes from the FutureMap, the others from the drafter.
+
+    Frozen and launched once. `seq_lens` is the batch's own tensor by reference: the batch never changes it in place
+    (rule S7), so the plan needs no copy. `page_table` is a copy, so nobody waits for a plan before writing the table.
+    """
+
+    step: int
+    row_ids: tuple[RowId, ...]
+    req_pool_indices: Int64s  # (B,)
+    seq_lens: torch.Tensor  # (B,) int64, device: committed before the step
+    seq_lens_cpu: Int64s | None  # (B,) the same on the host; None when the host holds bounds only
+    q_lens: Int32s  # (B,)
+    num_prefill: int
+    page_table: Int32s  # (B, P) copy
+    prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64, pinned where there is a GPU
+    next_prompt_ids: Int64s  # (num_prefill,) the prompt token after the chunk, -1 when the chunk ends the prompt
+    emits: Bools  # (B,) whether the row samples
+    expect_step: Int64s  # (B,) the step that wrote the row's relay; -1 for chunk rows
+    sampling: SamplingBatch
+    history_rows: Bools  # (B,) whether the row's sampling reads its history
+    history_seeds: tuple[HistorySeed, ...]
+    width: int
+    max_seq_len: int  # >= committed + q_len of every row
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.row_ids)
+
+    @property
+    def mix_running_indices(self) -> Int64s:
+        """Pool rows of the decode tail."""
+        return self.req_pool_indices[self.num_prefill :]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """PREBUILT: rows that join the running batch without a forward. A step of its own, with its own lease."""
+
+    step: int
+    row_ids: tuple[RowId, ...]
+    req_pool_indices: Int64s  # (B,)
+    tokens: Int64s  # (B,) the next input token of each row
+    committed: Int64s  # (B,)
+    draft_hidden: torch.Tensor | None  # (B, H) host; None where no draft state is relayed
+    history_seeds: tuple[HistorySeed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Host copies of what a step brought. k = width; row b emitted tokens[b, :accept_lens[b]].
+
+    tag_ok[b] is False when the relay row that b read had been written by another step than the plan expected.
+    """
+
+    step: int
+    row_ids: tuple[RowId, ...]
+    num_prefill: int
+    tokens: Int64s  # (B, k)
+    accept_lens: Int32s  # (B,) 0 for rows that don't emit
+    seq_lens: Int64s  # (B,) committed after the step
+    tag_ok: Bools  # (B,)
+    hidden: torch.Tensor | None  # (B, H) draft state after the step, host
+    logprobs: npt.NDArray[np.float32]  # (B, k)
+    top_ids: npt.NDArray[np.int64]  # (B, k, K)
+    top_logprobs: npt.NDArray[np.float32]  # (B, k, K)

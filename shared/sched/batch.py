@@ -1,0 +1,96 @@
+"""ScheduleBatch: the rows that decode. Host arrays plus one mirrored length vector; `input_ids` does not exist,
+since every path hands tokens over through the FutureMap (S11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.core.request import Request
+from shared.device.stream import Stream
+from shared.engine.plan import Int64s
+from shared.sched.mirror import LengthMirror
+
+
+class ScheduleBatch:
+    """Owned by the scheduler. All arrays have one entry per row, in the order of `reqs`.
+
+    seq_lens: committed length before the next step. expect_step: the step that wrote the row's relay.
+    in_flight: launched steps of this row whose results are not processed yet.
+    """
+
+    def __init__(self, schedule: Stream, device: str) -> None:
+        self._schedule, self._device = schedule, device
+        self._replace([], np.zeros(0, np.int64), LengthMirror(schedule, np.zeros(0, np.int64), device))
+
+    def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: LengthMirror) -> None:
+        self.reqs = reqs
+        self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
+        self.expect_step = expect_step
+        self.seq_lens = seq_lens
+        self.in_flight = np.zeros(len(reqs), dtype=np.int64)
+        self._pending_advance = np.zeros(len(reqs), dtype=np.int64)
+
+    @classmethod
+    def of(
+        cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int, schedule: Stream, device: str
+    ) -> ScheduleBatch:
+        """Rows that just got their KV: `step`, their last chunk (in_flight 1) or an admission (0), wrote their relay."""
+        batch = cls(schedule, device)
+        lengths = np.asarray(committed, dtype=np.int64)
+        batch._replace(list(reqs), np.full(len(reqs), step, np.int64), LengthMirror(schedule, lengths, device))
+        batch.in_flight[:] = in_flight
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.reqs)
+
+    def index_of(self, req: Request) -> int | None:
+        return next((i for i, member in enumerate(self.reqs) if member is req), None)
+
+    def prepare_for_decode(self, width: int) -> None:
+        """Move rows past the plain step that was planned last: a new tensor, never in place (S7). With speculation
+        only results and publish move lengths; the device mirror follows the host's lower bounds."""
+        if width > 1:
+            self.seq_lens.refresh()
+            return
+        self.seq_lens.advance(self._pending_advance)
+        self._pending_advance = np.zeros(len(self), dtype=np.int64)
+
+    def mark_planned(self, rows: Int64s, step: int, width: int) -> None:
+        """These rows are in the plan of `step`. Plain rows will have moved by one at the next prepare; with
+        speculation only the bound moves, and the exact length comes from publish or the result."""
+        self.expect_step = self.expect_step.copy()
+        self.expect_step[rows] = step
+        self.in_flight[rows] += 1
+        if width == 1:
+            self._pending_advance[rows] = 1
+        else:
+            self.seq_lens.widen(rows, width)
+
+    def on_processed(self, req: Request, committed: int, width: int) -> None:
+        index = self.index_of(req)
+        if index is None:
+            return
+        self.in_flight[index] -= 1
+        if width > 1:
+            self.seq_lens.narrow(index, committed, int(self.in_flight[index]) * width)
+
+    def filter_batch(self, keep: Int64s) -> None:
+        if len(keep) == len(self):
+            return
+        self.seq_lens.filter(keep)
+        kept = (self.in_flight[keep], self._pending_advance[keep])
+        self._replace([self.reqs[i] for i in keep], self.expect_step[keep], self.seq_lens)
+        self.in_flight, self._pending_advance = kept
+
+    def merge_batch(self, other: ScheduleBatch) -> None:
+        if not len(other):
+            return
+        self.seq_lens.merge(other.seq_lens)
+        in_flight = np.concatenate([self.in_flight, other.in_flight])
+        pending = np.concatenate([self._pending_advance, other._pending_advance])
+        expect_step = np.concatenate([self.expect_step, other.expect_step])
+        self._replace(self.reqs + other.reqs, expect_step, self.seq_lens)
+        self.in_flight, self._pending_advance = in_flight, pending

@@ -1,0 +1,109 @@
+"""Freezing a step: chunks and decode rows become one StepPlan of values. Pure but for the row lengths, whose device
+copy is made on the schedule stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.core.request import Request
+from shared.engine.plan import HistorySeed, Int64s, RowId, StepPlan
+from shared.kv.manager import KVManager
+from shared.sample.interface import SamplingBatch
+from shared.sched.batch import ScheduleBatch
+from shared.sched.chunking import ChunkedPrompt
+from shared.sched.mirror import LengthMirror
+from shared.sched.settings import SchedSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkShare:
+    """`q_len` tokens of a prompt in this step."""
+
+    chunk: ChunkedPrompt
+    q_len: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.q_len == self.chunk.remaining
+
+
+class PlanFreezer:
+    """Keeps the last batch's sampling arrays: a batch's rows seldom change, and building them costs as much as all
+    the rest of a plan."""
+
+    def __init__(self, kv: KVManager, settings: SchedSettings) -> None:
+        self._kv = kv
+        self._settings = settings
+        self._sampling_of: tuple[RowId, ...] = ()
+        self._sampling = SamplingBatch.build([], [], [])
+
+    def freeze(
+        self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, lengths: torch.Tensor
+    ) -> StepPlan:
+        """`rows` index the decode batch; `lengths` is the device tensor of all rows, chunks first."""
+        settings = self._settings
+        reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
+        chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
+        chunk_q = [share.q_len for share in shares]
+        q_lens = np.asarray(chunk_q + [settings.width] * len(rows), dtype=np.int32)
+        upper = np.concatenate([chunk_lens, batch.seq_lens.hi[rows]])
+        row_ids = tuple(RowId(req.key, req.incarnation) for req in reqs)
+        pool_rows = np.asarray([req.row for req in reqs], dtype=np.int64)
+        return StepPlan(
+            step=step,
+            row_ids=row_ids,
+            req_pool_indices=pool_rows,
+            seq_lens=lengths,
+            seq_lens_cpu=self._host_lengths(chunk_lens, batch.seq_lens, rows),
+            q_lens=q_lens,
+            num_prefill=len(shares),
+            page_table=self._kv.rows.snapshot(pool_rows),
+            prefill_input_ids_cpu=self._stage(shares),
+            next_prompt_ids=np.asarray([_next_prompt_id(share) for share in shares], dtype=np.int64),
+            emits=np.asarray([share.is_last for share in shares] + [True] * len(rows), dtype=np.bool_),
+            expect_step=np.concatenate([np.full(len(shares), -1, np.int64), batch.expect_step[rows]]),
+            sampling=self._sampling_batch(row_ids, reqs),
+            history_rows=np.asarray([req.sampling.needs_history for req in reqs], dtype=np.bool_),
+            history_seeds=tuple(_history_seeds(shares)),
+            width=settings.width,
+            max_seq_len=int((upper + q_lens).max()),
+        )
+
+    def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
+        exact = self._settings.width == 1 or self._settings.needs_cpu_seq_lens or not len(rows)
+        return np.concatenate([chunk_lens, mirror.lo[rows]]) if exact else None
+
+    def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:
+        """Prompt tokens stay on the host, pinned, until the forward stream takes them (S9)."""
+        if not shares:
+            return None
+        parts = [share.chunk.ids[share.chunk.computed : share.chunk.computed + share.q_len] for share in shares]
+        staging = torch.from_numpy(np.concatenate(parts))
+        return staging.pin_memory() if self._settings.pin_memory else staging
+
+    def _sampling_batch(self, row_ids: tuple[RowId, ...], reqs: Sequence[Request]) -> SamplingBatch:
+        if row_ids != self._sampling_of:
+            self._sampling_of = row_ids
+            self._sampling = SamplingBatch.build(
+                [req.sampling for req in reqs], [req.seed for req in reqs], [len(req.prompt_ids) for req in reqs]
+            )
+        return self._sampling
+
+
+def _next_prompt_id(share: ChunkShare) -> int:
+    chunk = share.chunk
+    return -1 if share.is_last else int(chunk.ids[chunk.computed + share.q_len])
+
+
+def _history_seeds(shares: Sequence[ChunkShare]) -> list[HistorySeed]:
+    """Tokens that the prefix cache spared us: no forward of this row writes them into its history."""
+    seeds = []
+    for share in shares:
+        chunk = share.chunk
+        if not chunk.started and chunk.computed and chunk.request.sampling.needs_history:
+            seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
+    return seeds

@@ -1,0 +1,109 @@
+"""The overlap loop: resolve (all that may wait or raise) -> plan N (pure) -> launch N -> process N-1, always.
+
+The plain loop is the same with depth 0 and gives the same tokens. The loop never sleeps in receive while a lease is
+open: the node's poll wakes it for completions too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from shared.core.errors import BatonError, StepFailed
+from shared.engine.engine import Engine
+from shared.engine.lease import StepLease
+from shared.engine.plan import RowId, StepPlan
+from shared.sched.scheduler import Arrival, Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Drives one scheduler and one engine. Counts steps; owns nothing else."""
+
+    def __init__(self, scheduler: Scheduler, engine: Engine, overlap: bool) -> None:
+        self.scheduler = scheduler
+        self.engine = engine
+        self.depth = 1 if overlap else 0
+        self.num_steps = 0
+        self.num_failed_steps = 0
+
+    def admit(self, arrivals: Sequence[Arrival]) -> None:
+        """Install PREBUILT records whose KV is here."""
+        admission = self.scheduler.process_prebuilt(arrivals)
+        if admission is not None:
+            self.engine.admit(admission)
+
+    def step(self, block: bool = False) -> bool:
+        """Process what is done and launch what may be launched. True when anything happened. With `block`, waits
+        for the oldest step when nothing could be launched."""
+        progressed = self._process_done()
+        if self._num_open_steps() <= self.depth and self._launch_next():
+            progressed = True
+        elif block and not progressed and self.engine.leases:
+            self.engine.leases[0].done.synchronize()
+            progressed = self._process_done()
+        return progressed
+
+    @property
+    def idle(self) -> bool:
+        return not self.engine.leases
+
+    def _num_open_steps(self) -> int:
+        return sum(isinstance(lease.work, StepPlan) for lease in self.engine.leases)
+
+    def _launch_next(self) -> bool:
+        if not self._resolve():
+            return True
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        self.engine.launch(plan)
+        self.num_steps += 1
+        return True
+
+    def _resolve(self) -> bool:
+        """Exact host lengths, for backends that can't do without. False when the step waited for had failed."""
+        if not self.scheduler.settings.needs_cpu_seq_lens or not self.engine.publishes:
+            return True
+        running = self.scheduler.running
+        publish_ready = self.engine.newest_publish()
+        if publish_ready is not None:
+            publish_ready.synchronize()
+            if publish_ready.error is not None:
+                self._drain()
+                return False
+        if len(running):
+            lengths = self.engine.future_map.resolve_seq_lens_cpu(running.req_pool_indices, publish_ready)
+            self.scheduler.resolve(lengths)
+        return True
+
+    def _drain(self) -> None:
+        """Close leases up to the failed one, which starts the recovery."""
+        failures = self.num_failed_steps
+        while self.engine.leases and self.num_failed_steps == failures:
+            self.engine.leases[0].done.synchronize()
+            self._process_done()
+
+    def _process_done(self) -> bool:
+        progressed = False
+        while self.engine.leases and self.engine.leases[0].done.query():
+            lease = self.engine.leases[0]
+            try:
+                result = self.engine.collect()
+            except Exception as error:
+                self._recover(lease, error)
+                return True
+            if result is not None:
+                self.scheduler.process(result)
+            progressed = True
+        return progressed
+
+    def _recover(self, lease: StepLease, error: Exception) -> None:
+        self.num_failed_steps += 1
+        logger.error("step %d failed: %s: %s", lease.step, type(error).__name__, error)
+        drained: list[RowId] = []
+        for other in self.engine.recover():
+            drained.extend(other.work.row_ids)
+        cause = error if isinstance(error, BatonError) else StepFailed(f"step {lease.step}: {error}")
+        self.scheduler.step_failed(lease.work.row_ids, drained, cause)

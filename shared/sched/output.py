@@ -1,0 +1,49 @@
+"""From a processed step to a request's output: append, cut at a stop, decide the end. Knows nothing of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.core.request import FinishReason, Request
+from shared.engine.plan import StepResult
+from shared.sched.events import Emitted, TokenLogprob
+
+
+def append_tokens(
+    req: Request, run: Sequence[int], logprobs: Sequence[TokenLogprob]
+) -> tuple[Emitted, FinishReason | None]:
+    """Take an accepted run. A stop inside it cuts the rest: the device published the full length, the host decides
+    what was said, so nothing after a stop reaches the client, the prefix cache or usage. The stop token itself is
+    emitted (it counts in usage; the router does not show it)."""
+    first_pos = len(req.output_ids)
+    reason: FinishReason | None = None
+    for token in run:
+        req.output_ids.append(token)
+        reason = _finish_reason(req, token)
+        if reason is not None:
+            break
+    ids = tuple(req.output_ids[first_pos:])
+    return Emitted(req.key, first_pos, ids, tuple(logprobs[: len(ids)])), reason
+
+
+def _finish_reason(req: Request, token: int) -> FinishReason | None:
+    if token in req.sampling.stop_token_ids:
+        return FinishReason.STOP
+    if len(req.output_ids) >= req.sampling.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
+    """Of each token of row `index`'s run; empty when the request asked for none."""
+    num = req.sampling.num_logprobs
+    if num < 0:
+        return []
+    return [
+        TokenLogprob(
+            logprob=float(result.logprobs[index, j]),
+            top_ids=tuple(result.top_ids[index, j, :num].tolist()),
+            top_logprobs=tuple(result.top_logprobs[index, j, :num].tolist()),
+        )
+        for j in range(int(result.accept_lens[index]))
+    ]

@@ -1,0 +1,406 @@
+"""The scheduler: which rows run in the next step. Sans-IO and single-threaded: no clock, no socket, no thread.
+
+        submit -> WAITING -> PREFILLING -> RUNNING -> FINISHED          here from start to end
+                                       \\-> HANDED_OFF -> FINISHED       prefill node, KV goes to a decode node
+        grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
+
+`plan` is pure towards the device apart from length arithmetic on the schedule stream; everything that may wait or
+raise (exact lengths) is done by the loop before it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shared.core.errors import BatonError, IntegrityError
+from shared.core.keys import RequestKey
+from shared.core.request import FinishReason, Request, RequestState
+from shared.device.stream import Stream
+from shared.engine.plan import Admission, HistorySeed, Int64s, RowId, StepPlan, StepResult
+from shared.kv.manager import KVManager, page_count
+from shared.sched.batch import ScheduleBatch
+from shared.sched.chunking import ChunkedPrompt, share_budget
+from shared.sched.events import ChunkReady, Ended, GrantRevoked, PrefillDone, SchedEvent, TokenLogprob
+from shared.sched.freeze import ChunkShare, PlanFreezer
+from shared.sched.memory import PageBudget, pick_victim
+from shared.sched.output import append_tokens, logprobs_of
+from shared.sched.settings import SchedSettings
+
+S = RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What PREBUILT brings for one granted request: `token` is its next input, `committed` tokens have KV."""
+
+    request: Request
+    token: int
+    committed: int
+    logprobs: tuple[TokenLogprob, ...]
+    hidden: torch.Tensor | None  # (H,) host
+
+
+class Scheduler:
+    """Owner of all requests of a node. Queues are named for the state of the requests in them."""
+
+    def __init__(
+        self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int]
+    ) -> None:
+        self.settings = settings
+        self.budget = PageBudget(kv, settings)
+        self.kv = kv
+        self._schedule = schedule
+        self._new_step = new_step
+        self._freezer = PlanFreezer(kv, settings)
+        self.requests: dict[RequestKey, Request] = {}
+        self.waiting: list[Request] = []  # by arrival
+        self.prefilling: list[ChunkedPrompt] = []  # by arrival; all chunks planned: no longer here
+        self.running = ScheduleBatch(schedule, settings.device)
+        self.granted: dict[RequestKey, Request] = {}
+        self.handed_off: dict[RequestKey, Request] = {}
+        self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
+        self._events: list[SchedEvent] = []
+        self._last_was_prefill = False
+
+    # ---- intake
+
+    def submit(self, req: Request) -> None:
+        """Queue a request. One that can never fit ends at once with an error."""
+        self.requests[req.key] = req
+        most = len(req.prompt_ids) + req.sampling.max_tokens + self.settings.width
+        if not req.num_tokens or most > self.settings.history_len or not self._fits_alone(most):
+            self._end(req, FinishReason.ERROR, "too_large", f"{most} tokens can never fit this node")
+            return
+        if req.handoff_to is not None:
+            self.ungranted.add(req.key)
+        bisect.insort(self.waiting, req, key=lambda other: other.arrival)
+
+    def _fits_alone(self, num_tokens: int) -> bool:
+        pages = page_count(num_tokens + 2 * self.settings.width, self.settings.page_size)
+        return pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
+
+    def abort(self, key: RequestKey) -> None:
+        """Any state; unknown keys are legal (late or duplicate). Pages are free at once, or held by a pull."""
+        req = self.requests.get(key)
+        if req is not None:
+            self._end(req, FinishReason.ABORT)
+
+    def expire(self, now: float) -> None:
+        """End requests past their deadline."""
+        for req in [req for req in self.requests.values() if req.deadline < now]:
+            self._end(req, FinishReason.ERROR, "deadline_exceeded", "the request's deadline passed")
+
+    def fail(self, key: RequestKey, error: BatonError) -> None:
+        req = self.requests.get(key)
+        if req is not None:
+            self._end(req, FinishReason.ERROR, error.code, error.message)
+
+    def take_events(self) -> list[SchedEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # ---- hand-off, decode side
+
+    def grant(self, req: Request) -> int | None:
+        """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
+        cached prefix in tokens, page aligned, or None: not now."""
+        extra, keep_free = self.settings.width, self.budget.headroom(self._num_decoding() + 1)
+        cached = self.budget.reserve(req, req.all_ids(), extra, keep_free, "granted")
+        if cached is None:
+            return None
+        req.cached_tokens = cached
+        req.to(S.GRANTED)
+        self.requests[req.key] = req
+        self.granted[req.key] = req
+        return cached
+
+    def process_prebuilt(self, arrivals: Sequence[Arrival]) -> Admission | None:
+        """Rows whose KV and record are here join the running batch: metadata only, no forward. Their first token is
+        repeated to the router; one that ends with it never enters the batch."""
+        joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
+        if not joining:
+            return None
+        step = self._new_step()
+        reqs = [arrival.request for arrival in joining]
+        committed = [arrival.committed for arrival in joining]
+        self.running.merge_batch(
+            ScheduleBatch.of(reqs, committed, step, 0, self._schedule, self.settings.device)
+        )
+        hidden = [arrival.hidden for arrival in joining]
+        return Admission(
+            step=step,
+            row_ids=tuple(RowId(req.key, req.incarnation) for req in reqs),
+            req_pool_indices=np.asarray([req.row for req in reqs], dtype=np.int64),
+            tokens=np.asarray([arrival.token for arrival in joining], dtype=np.int64),
+            committed=np.asarray(committed, dtype=np.int64),
+            draft_hidden=torch.stack([h for h in hidden if h is not None]) if _all_present(hidden) else None,
+            history_seeds=tuple(
+                HistorySeed(req.row, req.all_ids()[: arrival.committed])
+                for req, arrival in zip(reqs, joining, strict=True)
+                if req.sampling.needs_history
+            ),
+        )
+
+    def _accept_first_token(self, arrival: Arrival) -> bool:
+        req = arrival.request
+        del self.granted[req.key]
+        self.kv.set_tag(req.row, "active")
+        req.to(S.RUNNING)
+        self.budget.remember(req, req.all_ids())
+        emitted, reason = append_tokens(req, [arrival.token], arrival.logprobs)
+        self._events.append(emitted)
+        if reason is not None:
+            self._end(req, reason)
+        return reason is None
+
+    def release_held(self, row: int) -> None:
+        """The pull into a revoked grant's pages is over."""
+        self.budget.release_held(row)
+
+    # ---- hand-off, prefill side
+
+    def set_granted(self, key: RequestKey) -> None:
+        """The decode node answered: the request no longer counts against the cap of ungranted pages."""
+        self.ungranted.discard(key)
+
+    def complete_handoff(self, key: RequestKey) -> None:
+        """The decode node has everything: our pages go to the prefix cache."""
+        req = self.requests.pop(key, None)
+        if req is not None:
+            self._leave(req)
+
+    # ---- planning
+
+    def plan(self) -> StepPlan | None:
+        self._drop_left_rows()
+        self.running.prepare_for_decode(self.settings.width)
+        stepping = self._reserve_running()
+        self._drop_left_rows()
+        self._admit_waiting()
+        rows = np.asarray([i for i, req in enumerate(self.running.reqs) if req in stepping], dtype=np.int64)
+        if not self.settings.mix and self.prefilling and not self._last_was_prefill:
+            rows = rows[:0]  # steps alternate
+        shares = [] if len(rows) and not self.settings.mix else self._share_chunks(mixed=len(rows) > 0)
+        if not shares and not len(rows):
+            return None
+        self._last_was_prefill = bool(shares)
+        return self._launchable(shares, rows)
+
+    def _launchable(self, shares: list[ChunkShare], rows: Int64s) -> StepPlan:
+        step = self._new_step()
+        lengths = self.running.seq_lens.take(rows)
+        if shares:
+            computed = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
+            chunks = torch.from_numpy(computed).to(self.settings.device, non_blocking=True)
+            lengths = self._mix_with_running(chunks, lengths) if len(rows) else chunks
+        plan = self._freezer.freeze(step, shares, self.running, rows, lengths)
+        self.running.mark_planned(rows, step, self.settings.width)
+        self._advance_chunks(shares, step)
+        return plan
+
+    def _mix_with_running(self, chunks: torch.Tensor, decodes: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(chunks) + len(decodes), dtype=torch.int64, device=self.settings.device)
+
+        def run() -> None:
+            torch.cat([chunks, decodes], out=out)
+
+        self._schedule.launch(run, label="mix")
+        return out
+
+    def _drop_left_rows(self) -> None:
+        keep = [i for i, req in enumerate(self.running.reqs) if req.state is S.RUNNING]
+        self.running.filter_batch(np.asarray(keep, dtype=np.int64))
+
+    def _reserve_running(self) -> set[Request]:
+        """Rows that step: not surely at their end, and with pages for what they may commit (rule a)."""
+        stepping: set[Request] = set()
+        batch = self.running
+        order = sorted(range(len(batch)), key=lambda i: batch.reqs[i].arrival)
+        for i in order:
+            req = batch.reqs[i]
+            outputs = int(batch.seq_lens.lo[i]) + 1 - len(req.prompt_ids)
+            if outputs >= req.sampling.max_tokens or req.state is not S.RUNNING:
+                continue
+            if self._make_room(req, int(batch.seq_lens.hi[i]) + self.settings.width):
+                stepping.add(req)
+        return {req for req in stepping if req.state is S.RUNNING}
+
+    def _make_room(self, req: Request, num_tokens: int) -> bool:
+        while not self.budget.cover(req.row, num_tokens):
+            missing = page_count(num_tokens, self.settings.page_size) - int(self.kv.rows.num_pages[req.row])
+            if self.kv.num_available + self.budget.num_held >= missing:
+                return False  # rule d: skip this step
+            victim = pick_victim(self._holders())
+            if victim is None:
+                return False
+            self.retract(victim)
+            if victim is req:
+                return False
+        return True
+
+    def _holders(self) -> Iterable[Request]:
+        """Who can be retracted. Prompts to hand over are not among them: they have all they need, and their pages
+        are promised to a peer."""
+        yield from (req for req in self.running.reqs if req.state is S.RUNNING)
+        yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
+        yield from self.granted.values()
+
+    def retract(self, req: Request) -> None:
+        """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
+        flight is dropped with its incarnation. On-stream order makes the pages reusable at once."""
+        if req.state is S.GRANTED:
+            self._revoke_grant(req, retracted=True)
+        else:
+            self.prefilling = [chunk for chunk in self.prefilling if chunk.request is not req]
+            if req.state is S.RUNNING:
+                self.budget.remember(req, req.all_ids()[:-1])
+            self.budget.release(req)
+        req.incarnation += 1
+        req.to(S.WAITING)
+        bisect.insort(self.waiting, req, key=lambda other: other.arrival)
+
+    def _revoke_grant(self, req: Request, retracted: bool) -> None:
+        del self.granted[req.key]
+        self._events.append(GrantRevoked(req, self.budget.hold(req), retracted))
+
+    def _num_decoding(self) -> int:
+        return len(self.running) + len(self.granted) + len(self.prefilling)
+
+    def _admit_waiting(self) -> None:
+        """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory."""
+        for req in list(self.waiting):
+            if self._is_gated(req):
+                continue
+            ids = req.all_ids()
+            extra = 0 if req.handoff_to is not None else self.settings.width
+            cached = self.budget.reserve(req, ids, extra, self.budget.headroom(self._num_decoding()), "active")
+            if cached is None:
+                return
+            self.waiting.remove(req)
+            req.cached_tokens = min(cached, len(req.prompt_ids))
+            req.to(S.PREFILLING)
+            bisect.insort(self.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
+
+    def _is_gated(self, req: Request) -> bool:
+        """Waits for something better than memory: its first sibling's prefix (n > 1), or its decode node's grant."""
+        if req.key.seq_index and self.kv.cache.enabled:
+            leader = self.requests.get(req.key.sibling(0))
+            if leader is not None and leader.state in (S.WAITING, S.PREFILLING, S.GRANTED):
+                return leader.incarnation == 0
+        if req.key not in self.ungranted:
+            return False
+        pinned = sum(int(self.kv.rows.num_pages[self.requests[key].row]) for key in self.ungranted)
+        return pinned > 0 and pinned + page_count(req.num_tokens, self.settings.page_size) > self.settings.max_ungranted_pages
+
+    def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
+        budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
+        shares = share_budget([chunk.remaining for chunk in self.prefilling], budget)
+        return [ChunkShare(chunk, q) for chunk, q in zip(self.prefilling, shares, strict=True) if q]
+
+    def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:
+        done = [share.chunk for share in shares if share.is_last]
+        for share in shares:
+            share.chunk.computed += share.q_len
+            share.chunk.started = True
+        self.prefilling = [chunk for chunk in self.prefilling if chunk not in done]
+        local = [chunk for chunk in done if chunk.request.handoff_to is None]
+        for chunk in local:
+            chunk.request.to(S.RUNNING)
+        self.running.merge_batch(
+            ScheduleBatch.of(
+                [chunk.request for chunk in local],
+                [len(chunk.ids) for chunk in local],
+                step,
+                1,
+                self._schedule,
+                self.settings.device,
+            )
+        )
+
+    # ---- results
+
+    def process(self, result: StepResult) -> None:
+        """Take a step's tokens. Rows that ended, or began a new incarnation, meanwhile are zombies: dropped."""
+        for index, row_id in enumerate(result.row_ids):
+            req = self.requests.get(row_id.key)
+            if req is None or req.incarnation != row_id.incarnation or req.state in (S.WAITING, S.FINISHED):
+                continue
+            if not result.tag_ok[index]:
+                self.fail(req.key, IntegrityError(f"step {result.step} read a relay row that another step had written"))
+            elif result.accept_lens[index] == 0:
+                self._chunk_processed(req, int(result.seq_lens[index]))
+            else:
+                self._tokens_processed(req, result, index)
+
+    def _chunk_processed(self, req: Request, committed: int) -> None:
+        if req.handoff_to is not None:
+            self._events.append(ChunkReady(req, committed))
+
+    def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
+        committed = int(result.seq_lens[index])
+        self.running.on_processed(req, committed, self.settings.width)
+        if index < result.num_prefill:
+            self.budget.remember(req, req.all_ids())
+        run = result.tokens[index, : result.accept_lens[index]].tolist()
+        emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
+        self._events.append(emitted)
+        if reason is not None:
+            self._end(req, reason)
+        elif req.state is S.PREFILLING:
+            req.to(S.HANDED_OFF)
+            self.handed_off[req.key] = req
+            hidden = result.hidden[index] if result.hidden is not None else None
+            self._events.append(PrefillDone(req, emitted.ids[0], committed, emitted.logprobs, hidden))
+
+    def resolve(self, lengths: torch.Tensor) -> None:
+        """Exact lengths of the running rows, device and host mirrors together (S6)."""
+        self.running.seq_lens.set_exact(lengths)
+
+    def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
+        """A closure raised. The requests of that step fail; the others that had a step in flight (`drained`) start
+        again, but for hand-offs, whose pages are promised to a peer: they fail too."""
+        for row_id in failed:
+            self.fail(row_id.key, error)
+        for row_id in drained:
+            req = self.requests.get(row_id.key)
+            if req is None or req.incarnation != row_id.incarnation:
+                continue
+            if req.handoff_to is not None:
+                self.fail(req.key, error)
+            elif req.state in (S.RUNNING, S.PREFILLING):
+                self.retract(req)
+        for req in self.running.reqs:
+            if req.state is S.RUNNING:
+                self.retract(req)
+        self._drop_left_rows()
+
+    # ---- ends
+
+    def _end(self, req: Request, reason: FinishReason, code: str = "", message: str = "") -> None:
+        req.finish_reason = reason
+        self.requests.pop(req.key, None)
+        self._leave(req)
+        self._events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, code, message))
+
+    def _leave(self, req: Request) -> None:
+        """Out of every queue; computed pages stay in the prefix cache, the others are free."""
+        self.waiting = [other for other in self.waiting if other is not req]
+        self.prefilling = [chunk for chunk in self.prefilling if chunk.request is not req]
+        self.handed_off.pop(req.key, None)
+        self.ungranted.discard(req.key)
+        if req.state is S.GRANTED:
+            self._revoke_grant(req, retracted=False)
+        elif req.row:
+            if req.state in (S.RUNNING, S.HANDED_OFF) and req.output_ids:
+                self.budget.remember(req, req.all_ids()[:-1])
+            self.budget.release(req)
+        req.to(S.FINISHED)
+
+
+def _all_present(hidden: Sequence[torch.Tensor | None]) -> bool:
+    return all(h is not None for h in hidden)

@@ -1,0 +1,25 @@
+"""What the scheduler must know of its node. Values only, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedSettings:
+    page_size: int
+    max_context: int  # tokens of one sequence, prompt and output
+    chunk_size: int = 512  # prompt tokens computed per step, over all prompts
+    mixed_chunk_size: int = 512  # the same in a step that decode rows share: it bounds their delay
+    width: int = 1  # tokens a decode row may commit per step; above 1 lengths are known on the device only
+    mix: bool = True  # chunks and decode rows in one step; otherwise steps alternate
+    key_lookahead: int = 0  # 1: a page's KV depends on the token after it (EAGLE-like drafts)
+    needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
+    max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
+    device: str = "cpu"
+    pin_memory: bool = False
+
+    @property
+    def history_len(self) -> int:
+        """Positions that a row may reach: the context plus a window beyond it in every step in flight."""
+        return self.max_context + 3 * self.width
