@@ -1,0 +1,42 @@
+# Needs python3 (3.11 or newer, with venv) and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup run test test-fast bench lint mutants clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
+	@echo "make test       set up, then lint and all tests that need no GPU"
+	@echo "make test-fast  lint, unit tests and short simulations"
+	@echo "make setup      the environment in $(VENV) only"
+	@echo "make lint       style, types, layers"
+	@echo "make bench      measure, beside transformers"
+	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
+	@echo "make clean      remove what building and testing left (not $(VENV))"
+
+setup:
+	@$(PYTHON) deploy/setup_env.py --venv $(VENV)
+
+run: setup
+	@exec $(BIN)/baton up --host 127.0.0.1 --port 8000
+
+test: setup
+	@$(BIN)/python tests/tiers.py all
+
+test-fast: setup
+	@$(BIN)/python tests/tiers.py fast
+
+lint: setup
+	@$(BIN)/python tests/tiers.py lint
+
+bench: setup
+	@$(BIN)/python -m tests.bench.run
+
+mutants: setup
+	@$(BIN)/python tests/mutants/run.py
+
+clean:
+	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

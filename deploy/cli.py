@@ -1,0 +1,155 @@
+"""The `baton` command. Parses, checks, and hands over; each role is loaded only when it is the one to run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy import local
+from deploy.orphan_guard import die_with_parent
+from deploy.restarts import EXIT_CONFIG
+from shared.config import core_plan
+from shared.config.flags import Values, add_flags, given_values
+from shared.config.load import load
+from shared.config.model_path import resolve_model
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.core.errors import ConfigError
+
+OVERVIEW = """\
+Serves a language model with prefill and decode on separate nodes, over an OpenAI-compatible API.
+
+  baton up                 a router, a prefill and a decode node on this machine; ready when it says so
+  baton up --decode 2      two decode nodes
+  baton up --model FILE    another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
+"""
+
+AFTERWARDS = """\
+The same by hand, in three shells:
+
+  baton router  --port 8000 --node-endpoint tcp://127.0.0.1:7001
+  baton prefill --router tcp://127.0.0.1:7001
+  baton decode  --router tcp://127.0.0.1:7001
+
+Then: curl http://127.0.0.1:8000/v1/models. Every flag may stand in a TOML file: `baton up --help` groups them as the
+file's tables, so --page-size is page_size under [memory]. `baton COMMAND --help` explains each flag.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One word after `baton`. `app` is imported when it runs; `hidden` fields are set by the command itself."""
+
+    process: type
+    help: str
+    example: str
+    app: str = ""
+    hidden: frozenset[str] = frozenset()
+    fixed_role: str = ""
+
+
+DEALT_BY_UP = frozenset({"role", "node_id", "router", "bind_host", "bind_port", "node_endpoint", "router_id"})
+
+COMMANDS = {
+    "up": Command(
+        ClusterConfig,
+        "a whole cluster on this machine, supervised, with one log",
+        "baton up --prefill 1 --decode 2 --port 8000 --dtype float32",
+        hidden=DEALT_BY_UP,
+    ),
+    "router": Command(
+        RouterProcessConfig,
+        "the HTTP API; nodes dial in to it",
+        "baton router --port 8000 --node-endpoint tcp://127.0.0.1:7001",
+        app="router.app",
+    ),
+    "prefill": Command(
+        NodeProcessConfig,
+        "a node that computes prompts and hands their KV over",
+        "baton prefill --router tcp://127.0.0.1:7001 --kv-bytes 1GiB",
+        app="prefill_node.app",
+        hidden=frozenset({"role"}),
+        fixed_role="prefill",
+    ),
+    "decode": Command(
+        NodeProcessConfig,
+        "a node that takes prompts over and generates",
+        "baton decode --router tcp://127.0.0.1:7001 --max-running 16",
+        app="decode_node.app",
+        hidden=frozenset({"role"}),
+        fixed_role="decode",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 stopped on purpose, 2 a configuration that can't work, 1 anything else."""
+    args = make_parser().parse_args(argv)
+    if args.command is None:
+        make_parser().print_help()
+        return 0
+    try:
+        return run(args.command, args)
+    except ConfigError as error:
+        print(f"baton {args.command}: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton",
+        description=OVERVIEW,
+        epilog=AFTERWARDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name, command in COMMANDS.items():
+        add_command(commands, name, command)
+    return parser
+
+
+def add_command(commands: Any, name: str, command: Command) -> None:
+    parser = commands.add_parser(
+        name,
+        help=command.help,
+        description=f"baton {name}: {command.help}.\n\n  {command.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go over what it says")
+    parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
+    add_flags(parser, command.process, command.hidden)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    command = COMMANDS[name]
+    fixed: Values = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
+    config: Any = load(command.process, given_values(args), args.config, fixed)
+    if args.parent_pid:
+        die_with_parent(args.parent_pid)
+    if isinstance(config, ClusterConfig):
+        return local.run(config, os.getpid())
+    return run_daemon(command, config)
+
+
+def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
+    """What can be checked cheaply first, then cores and threads, and only then the app with all that it loads."""
+    if isinstance(config, NodeProcessConfig) and not config.node.router:
+        raise ConfigError(
+            "--router is missing: where does the router wait for nodes? e.g. --router tcp://127.0.0.1:7001"
+        )
+    resolve_model(config.model.model)
+    core_plan.apply(config.cores)
+    return int(importlib.import_module(command.app).run(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

