@@ -1,0 +1,174 @@
+"""A node's core on HashLM, and the workloads and cells that the equivalence tests draw by seed."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.simulated import World
+from shared.device.streams import make_streams
+from shared.model.hash_reference import reference_stream
+from shared.model.hashdraft import HashDraft
+from shared.model.hashlm import HashLM
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.events import Emitted, Ended
+from shared.sched.settings import SchedSettings
+from shared.spec.hash_drafter import HashDrafter
+
+EOS = 95
+MAX_CONTEXT = 512
+MAX_RETRACTIONS = 20  # forced ones: a prompt retracted every few steps for ever would never end
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload: what goes in, and by `expected` what must come out."""
+
+    rid: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+
+    def request(self, handoff_to: str | None = None) -> Request:
+        key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
+        return Request(key, np.asarray(self.prompt, np.int64), self.sampling, self.seed, self.rid, handoff_to=handoff_to)
+
+    def expected(self) -> list[int]:
+        return reference_stream(self.prompt, self.sampling, self.seed, self.sampling.max_tokens)
+
+
+@dataclass(frozen=True)
+class CoreKnobs:
+    backend: str = "inline"
+    overlap: bool = True
+    chunk_size: int = 64
+    mix: bool = True
+    page_size: int = 16
+    num_pages: int = 200
+    max_running: int = 8
+    prefix_cache: bool = True
+    width: int = 1
+    hit_rate: int = 70
+    needs_cpu_seq_lens: bool = False
+    seed: int = 0
+
+
+def make_core(knobs: CoreKnobs, world: World | None = None) -> NodeCore:
+    if knobs.backend == "simulated" and world is None:
+        world = World(knobs.seed)
+    model = HashLM(max_context=MAX_CONTEXT, draft=knobs.width > 1)
+    settings = SchedSettings(
+        page_size=knobs.page_size,
+        max_context=MAX_CONTEXT,
+        chunk_size=knobs.chunk_size,
+        mixed_chunk_size=knobs.chunk_size,
+        width=knobs.width,
+        mix=knobs.mix,
+        key_lookahead=1 if knobs.width > 1 else 0,
+        needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
+    )
+    sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache)
+    drafter = HashDrafter(HashDraft(model, knobs.hit_rate)) if knobs.width > 1 else None
+    streams = make_streams(knobs.backend, world=world)
+    return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap)
+
+
+@dataclass
+class Outcome:
+    streams: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ends: dict[str, Ended] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def take(self, core: NodeCore) -> list[object]:
+        """Move the scheduler's events in here; gives back those that are not tokens or ends."""
+        others: list[object] = []
+        for event in core.scheduler.take_events():
+            if isinstance(event, Emitted):
+                stream = self.streams[event.key.rid]
+                known = stream[event.first_pos : event.first_pos + len(event.ids)]
+                assert list(event.ids[: len(known)]) == known, f"{event.key} repeated other tokens"
+                assert event.first_pos <= len(stream), f"{event.key} left a gap"
+                stream.extend(event.ids[len(known) :])
+            elif isinstance(event, Ended):
+                assert event.key.rid not in self.ends, f"{event.key} ended twice"
+                self.ends[event.key.rid] = event
+            else:
+                others.append(event)
+        return others
+
+
+def draw_jobs(rng: random.Random, count: int, temperature: float | None = None, max_prompt: int = 150) -> list[Job]:
+    """Prompts with shared beginnings, so that the prefix cache matters; all sampling features somewhere."""
+    stems = [tuple(rng.randrange(95) for _ in range(rng.randrange(5, max_prompt))) for _ in range(3)]
+    jobs = []
+    for rid in range(count):
+        stem = rng.choice(stems)
+        prompt = stem[: rng.randrange(1, len(stem) + 1)] + tuple(rng.randrange(95) for _ in range(rng.randrange(0, 20)))
+        jobs.append(Job(rid, prompt, draw_sampling(rng, temperature), rng.getrandbits(63)))
+    return jobs
+
+
+def draw_sampling(rng: random.Random, temperature: float | None = None) -> SamplingParams:
+    penalised = rng.random() < 0.4
+    return SamplingParams(
+        max_tokens=rng.choice([1, 2, 5, 17, 40, 80]),
+        temperature=rng.choice([0.0, 0.8]) if temperature is None else temperature,
+        top_k=rng.choice([0, 0, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.0, 0.05]),
+        repetition_penalty=1.2 if penalised else 1.0,
+        presence_penalty=rng.choice([0.0, 0.5]) if penalised else 0.0,
+        frequency_penalty=rng.choice([0.0, 0.3]) if penalised else 0.0,
+        logit_bias=((7, 1.5), (8, -2.0)) if rng.random() < 0.2 else (),
+        min_tokens=rng.choice([0, 0, 4]),
+        stop_token_ids=(EOS,) if rng.random() < 0.7 else (),
+        num_logprobs=rng.choice([-1, -1, 0, 3]),
+    )
+
+
+def run_local(
+    core: NodeCore, jobs: Sequence[Job], *, retract_every: int = 0, rng: random.Random | None = None, budget: int = 20000
+) -> Outcome:
+    """Submit all jobs to one core, in a few waves, and run it dry; retract somebody now and then."""
+    outcome, left, loops, retractions = Outcome(), list(jobs), 0, 0
+    rng = rng or random.Random(0)
+    while left or core.scheduler.requests or not core.loop.idle:
+        loops += 1
+        assert loops < budget, f"no end after {loops} loops: {len(core.scheduler.requests)} requests open"
+        while left and rng.random() < 0.5:
+            core.scheduler.submit(left.pop(0).request())
+        core.loop.step(block=True)
+        outcome.take(core)
+        if retract_every and loops % retract_every == 0 and retractions < MAX_RETRACTIONS:
+            retract_somebody(core, rng)
+            retractions += 1
+    outcome.num_steps = core.loop.num_steps
+    return outcome
+
+
+def retract_somebody(core: NodeCore, rng: random.Random) -> None:
+    holders = [req for req in core.scheduler.running.reqs if req.state.value == "running"]
+    if holders:
+        core.scheduler.retract(rng.choice(holders))
+
+
+def assert_whole(core: NodeCore) -> None:
+    """Nothing leaked: with the cache flushed, every page and row is free again."""
+    core.kv.check_integrity(idle=True)
+    core.kv.flush_cache()
+    core.kv.check_integrity(idle=True)
+    assert core.kv.allocator.num_free == core.kv.allocator.num_total
+    assert not core.scheduler.requests and not core.engine.leases
+
+
+def assert_streams(jobs: Sequence[Job], outcome: Outcome) -> None:
+    for job in jobs:
+        assert outcome.streams[f"r{job.rid}"] == job.expected(), f"stream of r{job.rid} ({job.sampling})"
+        assert outcome.ends[f"r{job.rid}"].reason.value in ("stop", "length")
