@@ -1,0 +1,102 @@
+"""Names of peers, what a link reports about them, and the count of what had to be dropped. Knows nothing of sockets.
+
+A peer is called `<node id>@<epoch in hex>`, which is also its identity frame: a restarted node is another peer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from shared.core.errors import ConfigError, WireError
+from shared.wire.codec import Buffer
+from shared.wire.messages import AnyMessage, Goodbye, Heartbeat, Hello, Offer, Tokens
+
+logger = logging.getLogger(__name__)
+MAX_IDENTITY_BYTES = 255
+MAX_LOGGED_KINDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """`frames` (page contents) view memory of the message and keep it alive."""
+
+    peer: str
+    message: AnyMessage
+    frames: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """A dialled peer answered; also after each reconnect, when Hello is due again. `peer` is the link's name."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed:
+    """The connection is gone (closed, reset, or silent beyond the heartbeat), or a dialled peer can't be reached."""
+
+    peer: str
+
+
+Inbound = Received | PeerUp | PeerClosed
+
+
+def peer_name(node_id: str, epoch: int) -> str:
+    name = f"{node_id}@{epoch:x}"
+    if not node_id or "@" in node_id or epoch < 0 or len(name.encode()) > MAX_IDENTITY_BYTES:
+        raise ConfigError(f"{node_id!r} can't be a node id: it must have 1 to 200 characters, and no @")
+    return name
+
+
+def parse_peer(name: str) -> tuple[str, int]:
+    """(node id, epoch); WireError when it is no name of a peer."""
+    node_id, _, epoch = name.partition("@")
+    try:
+        if node_id and epoch and peer_name(node_id, int(epoch, 16)) == name:
+            return node_id, int(epoch, 16)
+    except (ValueError, ConfigError):
+        pass
+    raise WireError(f"identity {name[:80]!r} is no node id and epoch")
+
+
+def peer_of_identity(identity: Buffer) -> str:
+    try:
+        name = bytes(identity).decode()
+    except UnicodeDecodeError:
+        raise WireError("an identity that is not text") from None
+    parse_peer(name)
+    return name
+
+
+def check_sender(peer: str, message: AnyMessage) -> None:
+    """A node speaks for itself and its own epoch only."""
+    if isinstance(message, Hello | Heartbeat | Goodbye | Tokens):
+        claimed = message.node_id, message.epoch
+    elif isinstance(message, Offer):
+        claimed = message.source_node, message.source_epoch
+    else:
+        return
+    if claimed != parse_peer(peer):
+        raise WireError(f"{type(message).__name__} of {claimed[0]}@{claimed[1]:x} sent by {peer}")
+
+
+class WireStats:
+    """Counts of one link; each kind of bad frame is logged once per peer, however often it comes."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logged: set[tuple[str, str]] = set()
+
+    def dropped(self, peer: str, error: WireError) -> None:
+        self.counts["wire_dropped"] += 1
+        kind = (peer, error.message.partition(":")[0][:40])
+        if kind not in self._logged and len(self._logged) < MAX_LOGGED_KINDS:
+            self._logged.add(kind)
+            logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
+
+    def refused(self) -> None:
+        """A send that found a full queue or no peer."""
+        self.counts["wire_sends_refused"] += 1

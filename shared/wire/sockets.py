@@ -1,0 +1,242 @@
+"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor. Knows nothing of loops or scheduling.
+
+A ROUTER learns of a closed connection from its monitor, as a file descriptor; which peer that was, it knows from the
+descriptor that each message carries. Numbers are reused, so the order matters (all in one `receive`):
+
+    monitor: drain   ->   messages: all that are there   ->   then report the closed ones
+
+libzmq emits DISCONNECTED after the last message of a connection is in our queue and before its descriptor is closed.
+So the drain comes first, nothing of the dead peer can follow its report, and a message by another peer on the same
+descriptor proves that the first one is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from shared.config.endpoints import check_endpoint
+from shared.core.errors import ConfigError, WireError
+from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
+from shared.wire.messages import Message
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireStats, check_sender, peer_of_identity
+
+DEALER_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+MAX_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """`queue_messages`: most messages waiting in each direction per peer; beyond it sends are refused.
+
+    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms.
+    """
+
+    queue_messages: int = 4096
+    heartbeat_ms: int = 1000
+    heartbeat_timeout_ms: int = 3000
+    reconnect_ms: int = 50
+    reconnect_max_ms: int = 1000
+    limits: WireLimits = DEFAULT_LIMITS
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDTIMEO, 0)
+    socket.setsockopt(zmq.SNDHWM, options.queue_messages)
+    socket.setsockopt(zmq.RCVHWM, options.queue_messages)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
+    socket.setsockopt(zmq.MAXMSGSIZE, max(options.limits.max_frame_bytes, options.limits.max_control_bytes))
+    return socket
+
+
+def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    """Drops what is queued. Idempotent."""
+    if not socket.closed:
+        socket.disable_monitor()
+        monitor.close(0)
+        socket.close(0)
+
+
+def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireStats) -> bool:
+    """False: queue full, or no such peer. Parts above pyzmq's copy threshold are sent from where they lie: they must
+    not change until the peer has them (a page is pinned until Installed; its digest catches what breaks that)."""
+    try:
+        socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
+    except zmq.ZMQError as error:
+        if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+            raise
+        stats.refused()
+        return False
+    return True
+
+
+def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+
+
+def has_input(socket: zmq.Socket[bytes]) -> bool:
+    """Also arms the socket's edge-triggered descriptor."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
+    """(event, value) in the order in which they happened; the value of a DISCONNECTED is the descriptor."""
+    events = []
+    while has_input(monitor):
+        event = recv_monitor_message(monitor, zmq.NOBLOCK)
+        events.append((int(event["event"]), int(event["value"])))
+    return events
+
+
+class RouterSocket:
+    """Bound; peers are named by their identity frames. Used by one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
+        check_endpoint(endpoint, "endpoint")
+        self.stats = WireStats()
+        self._limits = options.limits
+        self.socket = open_socket(context, zmq.ROUTER, options)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._peer_of_fd: dict[int, str] = {}
+        self._closed_fds: list[int] = []
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
+        self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
+
+    def receive(self) -> list[Inbound]:
+        """What has arrived, then who is gone. A peer reported closed sends no more under that connection."""
+        self._note_closed()
+        inbound: list[Inbound] = []
+        gone: list[str] = []
+        # All of it when somebody is gone, for his last messages go before the report; else a fair share.
+        while len(inbound) < MAX_BATCH or self._closed_fds:
+            parts = receive_parts(self.socket)
+            if parts is None:
+                self._forget_closed(gone)
+                break
+            received = self._open(parts, gone)
+            if received is not None:
+                inbound.append(received)
+        alive = set(self._peer_of_fd.values())
+        inbound.extend(PeerClosed(peer) for peer in gone if peer not in alive)
+        return inbound
+
+    def readable(self) -> bool:
+        return has_input(self.socket)
+
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        return send_parts(self.socket, (peer.encode(), encode(message), *frames), self.stats)
+
+    def close(self) -> None:
+        close_socket(self.socket, self.monitor)
+
+    def _open(self, parts: list[zmq.Frame], gone: list[str]) -> Received | None:
+        name = "a stranger"
+        try:
+            name = peer_of_identity(parts[0].bytes)
+            self._map_fd(int(parts[-1].get(zmq.SRCFD)), name, gone)
+            message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
+            check_sender(name, message)
+        except WireError as error:
+            self.stats.dropped(name, error)
+            return None
+        return Received(name, message, frames)
+
+    def _map_fd(self, fd: int, name: str, gone: list[str]) -> None:
+        before = self._peer_of_fd.get(fd)
+        if before == name or name in gone:
+            return
+        if before is not None:  # the number was reused: the report of the first peer is here or on its way
+            gone.append(before)
+            self._note_closed()
+            if fd in self._closed_fds:
+                self._closed_fds.remove(fd)
+        self._peer_of_fd[fd] = name
+
+    def _note_closed(self) -> None:
+        self._closed_fds.extend(fd for event, fd in drain_monitor(self.monitor) if event == zmq.EVENT_DISCONNECTED)
+
+    def _forget_closed(self, gone: list[str]) -> None:
+        for fd in self._closed_fds:
+            peer = self._peer_of_fd.pop(fd, None)
+            if peer is not None and peer not in gone:
+                gone.append(peer)
+        self._closed_fds.clear()
+
+
+class DealerSocket:
+    """Dials one endpoint and keeps trying. `name` is what its owner calls the peer. Used by one thread."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        name: str,
+        endpoint: str,
+        identity: str,
+        options: LinkOptions,
+        stats: WireStats,
+    ) -> None:
+        check_endpoint(endpoint, "endpoint")
+        self.name = name
+        self.endpoint = endpoint
+        self._limits = options.limits
+        self._stats = stats
+        self._state = "dialling"  # -> up <-> closed
+        self.socket = open_socket(context, zmq.DEALER, options)
+        self.socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+        self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
+        self.socket.connect(endpoint)
+
+    def receive(self) -> list[Inbound]:
+        """What has arrived, then how the connection fared meanwhile."""
+        events = drain_monitor(self.monitor)
+        inbound: list[Inbound] = []
+        while (parts := receive_parts(self.socket)) is not None:
+            try:
+                message, frames = decode_parts([part.buffer for part in parts], self._limits)
+            except WireError as error:
+                self._stats.dropped(self.name, error)
+            else:
+                inbound.append(Received(self.name, message, frames))
+        for event, _ in events:
+            inbound.extend(self._transition(event))
+        return inbound
+
+    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        """Before the first connection messages wait in the queue, up to its mark."""
+        return send_parts(self.socket, (encode(message), *frames), self._stats)
+
+    def close(self) -> None:
+        close_socket(self.socket, self.monitor)
+
+    def _transition(self, event: int) -> list[Inbound]:
+        state = "up" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "closed"
+        if state == self._state:
+            return []
+        self._state = state
+        return [PeerUp(self.name)] if state == "up" else [PeerClosed(self.name)]

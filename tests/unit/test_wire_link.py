@@ -1,0 +1,396 @@
+"""Links over real loopback sockets: messages, frames, closed peers, full queues, malformed frames, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import zmq
+
+from shared.core.errors import ConfigError, WireError
+from shared.core.keys import RequestKey
+from shared.wire.codec import WireLimits, encode, to_wire
+from shared.wire.link import NodeLinks, RouterLink
+from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, parse_peer, peer_name
+from shared.wire.sockets import LinkOptions
+from shared.wire.wakeup import Wakeup
+
+DEADLINE_S = 20.0
+KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
+LOAD = NodeLoad(0, {}, 0, {}, 0, 0, {}, {})
+Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
+
+
+def inline_ready(pages: int) -> Ready:
+    return Ready(KEY, 1, 0, list(range(1, pages + 1)), [1] * pages, [1] * pages, None, True)
+
+
+class Inbox:
+    """Polls one side until something of a kind came; keeps the rest."""
+
+    def __init__(self, links: NodeLinks) -> None:
+        self.links = links
+        self.seen: list[Inbound] = []
+
+    def next(self, kind: type[Kind]) -> Kind:
+        end = time.monotonic() + DEADLINE_S
+        while time.monotonic() < end:
+            for i, inbound in enumerate(self.seen):
+                if isinstance(inbound, kind):
+                    return self.seen.pop(i)  # type: ignore[return-value]
+            self.seen.extend(self.links.poll(0.05))
+        raise AssertionError(f"no {kind.__name__}; got {self.seen}")
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[NodeLinks, NodeLinks]]:
+    """(prefill, decode): prefill has dialled decode."""
+    bind = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/d"
+    prefill, decode = NodeLinks("p", 7), NodeLinks("d", 8, bind)
+    prefill.dial("d@8", decode.endpoint)
+    yield prefill, decode
+    prefill.close(), decode.close()
+
+
+def test_messages_and_frames_go_both_ways(pair: tuple[NodeLinks, NodeLinks]) -> None:
+    prefill, decode = pair
+    pages = [os.urandom(100_000), b"small"]
+    assert prefill.send("d@8", inline_ready(2), pages)
+    received = Inbox(decode).next(Received)
+    assert received.peer == "p@7" and received.message == inline_ready(2)
+    assert [bytes(frame) for frame in received.frames] == pages
+    assert decode.send("p@7", Abort(KEY, False))
+    inbox = Inbox(prefill)
+    assert inbox.next(PeerUp).peer == "d@8"
+    assert inbox.next(Received) == Received("d@8", Abort(KEY, False))
+
+
+def test_a_closed_dialler_is_noticed_after_its_last_message(pair: tuple[NodeLinks, NodeLinks]) -> None:
+    prefill, decode = pair
+    inbox = Inbox(decode)
+    prefill.send("d@8", Goodbye("p", 7))
+    assert inbox.next(Received).message == Goodbye("p", 7)
+    prefill.hang_up("d@8")
+    assert inbox.next(PeerClosed).peer == "p@7"
+    assert not decode.send("p@7", Abort(KEY, False))
+    assert decode.counts["wire_sends_refused"] == 1
+
+
+def test_a_closed_listener_is_noticed(pair: tuple[NodeLinks, NodeLinks]) -> None:
+    prefill, decode = pair
+    inbox = Inbox(prefill)
+    inbox.next(PeerUp)
+    decode._router.close()
+    assert inbox.next(PeerClosed).peer == "d@8"
+
+
+def test_a_dialled_peer_that_is_not_there_is_reported_once_and_found_later(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/late"
+    prefill = NodeLinks("p", 1, options=LinkOptions(reconnect_ms=5, reconnect_max_ms=20))
+    prefill.dial("d@2", endpoint)
+    prefill.dial("d@2", endpoint)
+    inbox = Inbox(prefill)
+    assert inbox.next(PeerClosed).peer == "d@2"
+    for _ in range(5):
+        inbox.seen.extend(prefill.poll(0.02))
+    assert inbox.seen == []
+    prefill.send("d@2", Drain("d"))
+    decode = NodeLinks("d", 2, endpoint)
+    assert inbox.next(PeerUp).peer == "d@2"
+    assert Inbox(decode).next(Received).message == Drain("d")
+    prefill.close(), decode.close()
+
+
+def test_sends_are_refused_not_blocked_when_the_queue_is_full() -> None:
+    sink = zmq.Context()
+    frozen = sink.socket(zmq.ROUTER)  # accepts, but never reads
+    frozen.setsockopt(zmq.RCVHWM, 1)
+    frozen.bind("tcp://127.0.0.1:*")
+    links = NodeLinks("p", 1, options=LinkOptions(queue_messages=4))
+    links.dial("slow", frozen.getsockopt_string(zmq.LAST_ENDPOINT))
+    frame = bytes(1 << 20)
+    results = [links.send("slow", inline_ready(1), [frame]) for _ in range(200)]
+    assert results[0] and not all(results)
+    assert links.counts["wire_sends_refused"] == results.count(False)
+    links.close()
+    frozen.close(0), sink.term()
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    links = NodeLinks("p", 1)
+    assert not links.send("nobody@1", Drain("d"))
+    links.close()
+
+
+@contextlib.contextmanager
+def raw_dealer(endpoint: str, identity: bytes | None) -> Iterator[zmq.Socket[bytes]]:
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    if identity is not None:
+        socket.setsockopt(zmq.ROUTING_ID, identity)
+    socket.connect(endpoint)
+    yield socket
+    socket.close(0)
+    context.term()
+
+
+@pytest.mark.parametrize("identity", [None, b"no epoch", b"\xff\xfe", b"a@xyz", b"a@01", b"@1", b"x" * 255])
+def test_a_stranger_is_dropped(identity: bytes | None) -> None:
+    links = NodeLinks("d", 1)
+    inbox = Inbox(links)
+    with raw_dealer(links.endpoint, identity) as stranger, raw_dealer(links.endpoint, b"p@1") as friend:
+        stranger.send(encode(Drain("d")))
+        wait_for_count(inbox, 1)
+        friend.send(encode(Drain("d")))
+        assert inbox.next(Received).peer == "p@1"
+    links.close()
+
+
+def wait_for_count(inbox: Inbox, dropped: int) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while inbox.links.counts["wire_dropped"] < dropped and time.monotonic() < end:
+        inbox.seen.extend(inbox.links.poll(0.02))
+    assert inbox.links.counts["wire_dropped"] == dropped
+
+
+def test_malformed_frames_are_dropped_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    links = NodeLinks("d", 1, options=LinkOptions(limits=WireLimits(max_control_bytes=1000)))
+    inbox = Inbox(links)
+    bad: list[list[bytes]] = [
+        [b""], [b"\xc1"], [b"junk"], [b"junk"], [b"junk"], [encode(Drain("d"))[:-1]], [b"\x00" * 2000],
+        [encode(Drain("d")), b"extra"], [encode(inline_ready(2)), b"one"], [encode(Heartbeat("other", 1, LOAD, False))],
+        [encode(Heartbeat("p", 2, LOAD, False))],
+    ]  # fmt: skip
+    with raw_dealer(links.endpoint, b"p@1") as peer, caplog.at_level(logging.WARNING):
+        for parts in bad:
+            peer.send_multipart(parts)
+        peer.send(encode(Heartbeat("p", 1, LOAD, False)))
+        assert inbox.next(Received).message == Heartbeat("p", 1, LOAD, False)
+    assert links.counts["wire_dropped"] == len(bad)
+    logged = [record.getMessage() for record in caplog.records]
+    assert 0 < len(logged) < len(bad) and len(logged) == len(set(logged))
+    assert sum("not msgpack" in line for line in logged) == 1
+    links.close()
+
+
+def test_a_malformed_answer_is_dropped_too(pair: tuple[NodeLinks, NodeLinks]) -> None:
+    prefill, decode = pair
+    prefill.send("d@8", Drain("d"))
+    Inbox(decode).next(Received)
+    decode._router.socket.send_multipart([b"p@7", b"junk"])
+    decode.send("p@7", Drain("p"))
+    assert Inbox(prefill).next(Received).message == Drain("p")
+    assert prefill.counts["wire_dropped"] == 1
+
+
+def test_an_oversized_frame_closes_the_connection_and_nothing_else() -> None:
+    limits = WireLimits(max_frame_bytes=10_000, max_control_bytes=10_000)
+    links = NodeLinks("d", 1, options=LinkOptions(limits=limits))
+    inbox = Inbox(links)
+    with raw_dealer(links.endpoint, b"big@1") as big, raw_dealer(links.endpoint, b"p@1") as peer:
+        big.send(encode(Drain("d")))
+        assert inbox.next(Received).peer == "big@1"
+        big.send(bytes(20_000))
+        assert inbox.next(PeerClosed).peer == "big@1"
+        peer.send(encode(Drain("d")))
+        assert inbox.next(Received).peer == "p@1"
+    links.close()
+
+
+def test_descriptors_are_reused_without_mixing_up_peers() -> None:
+    """Peers come and go one after the other, so descriptors repeat: each is reported closed once, the living never."""
+    links, closed = NodeLinks("d", 1), list[str]()
+    inbox = Inbox(links)
+    with raw_dealer(links.endpoint, b"stays@1") as stays:
+        stays.send(encode(Drain("d")))
+        inbox.next(Received)
+        for i in range(30):
+            with raw_dealer(links.endpoint, f"p{i}@1".encode()) as peer:
+                peer.send(encode(Drain("d")))
+                assert inbox.next(Received).peer == f"p{i}@1"
+            if i % 3 == 0:  # sometimes at once, sometimes only when the next peer is there already
+                while f"p{i}@1" not in closed:
+                    closed.append(inbox.next(PeerClosed).peer)
+        while len(closed) < 30:
+            closed.append(inbox.next(PeerClosed).peer)
+        assert sorted(closed) == sorted(f"p{i}@1" for i in range(30))
+        assert links.send("stays@1", Drain("x"))
+        assert [inbound for inbound in links.poll(0.05) if isinstance(inbound, PeerClosed)] == []
+    assert inbox.next(PeerClosed).peer == "stays@1"
+    links.close()
+
+
+def test_the_wakeup_ends_a_poll_from_another_thread() -> None:
+    links = NodeLinks("d", 1)
+    for _ in range(100_000):
+        links.wakeup.set()  # never blocks, however full
+    assert links.poll(DEADLINE_S) == []
+    waker = threading.Timer(0.05, links.wakeup.set)
+    started = time.monotonic()
+    waker.start()
+    assert links.poll(DEADLINE_S) == []
+    assert time.monotonic() - started < DEADLINE_S / 2
+    waker.join()
+    links.close()
+    links.wakeup.set()  # a late worker is no error
+
+
+def test_wakeup_clears() -> None:
+    wakeup = Wakeup()
+    for _ in range(5000):
+        wakeup.set()
+    wakeup.clear()
+    poller = zmq.Poller()
+    poller.register(wakeup.fd, zmq.POLLIN)
+    assert poller.poll(0) == []
+    wakeup.set()
+    assert poller.poll(0) != []
+    wakeup.close()
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://10.1.2.3:70", "udp://127.0.0.1:1", ""])
+def test_only_this_machine_is_bound_or_dialled(endpoint: str) -> None:
+    with pytest.raises(ConfigError):
+        NodeLinks("d", 1, endpoint)
+    links = NodeLinks("d", 1)
+    with pytest.raises(ConfigError):
+        links.dial("x", endpoint)
+    links.close()
+
+
+def test_a_taken_port_is_a_config_error() -> None:
+    first = NodeLinks("d", 1)
+    with pytest.raises(ConfigError, match="can't bind"):
+        NodeLinks("d", 2, first.endpoint)
+    first.close()
+
+
+def test_peer_names() -> None:
+    assert parse_peer(peer_name("decode-1", 0xABC)) == ("decode-1", 0xABC)
+    for bad in ("", "x", "x@", "@1", "x@-1", "x@0x1", "x@1@2", "x@ 1"):
+        with pytest.raises(WireError):
+            parse_peer(bad)
+    for bad in ("", "a@b", "x" * 300):
+        with pytest.raises(ConfigError):
+            peer_name(bad, 1)
+
+
+async def collect(link: RouterLink, kind: type[Kind], seen: list[Inbound]) -> Kind:
+    while True:
+        for i, inbound in enumerate(seen):
+            if isinstance(inbound, kind):
+                return seen.pop(i)  # type: ignore[return-value]
+        seen.extend(await asyncio.wait_for(link.receive(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
+def test_the_router_link(loop_kind: str) -> None:
+    async def scenario() -> None:
+        link = RouterLink("tcp://127.0.0.1:*")
+        node, seen = NodeLinks("d", 3), []
+        node.dial("router", link.endpoint)
+        node.send("router", Heartbeat("d", 3, LOAD, False))
+        assert await collect(link, Received, seen) == Received("d@3", Heartbeat("d", 3, LOAD, False))
+        assert link.send("d@3", Welcome("router", 1))
+        assert not link.send("d@4", Welcome("router", 1))
+        assert (await asyncio.to_thread(Inbox(node).next, Received)).message == Welcome("router", 1)
+        waiting = asyncio.create_task(collect(link, PeerClosed, seen))
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        await asyncio.to_thread(node.close)
+        assert (await waiting).peer == "d@3"
+        link.close()
+
+    if loop_kind == "uvloop":
+        import uvloop
+
+        uvloop.run(scenario())
+    else:
+        asyncio.run(scenario())
+
+
+def test_the_router_link_misses_no_edge_while_it_sends() -> None:
+    """Ping-pong from a thread while the receiving task sends at random moments: a swallowed edge would hang it."""
+
+    async def scenario() -> None:
+        link = RouterLink("tcp://127.0.0.1:*")
+        node, rounds = NodeLinks("d", 1), 300
+
+        def pongs() -> None:
+            inbox = Inbox(node)
+            for _ in range(rounds):
+                node.send("router", Drain("d"))
+                inbox.next(Received)
+
+        async def noise() -> None:
+            while True:
+                link.send("d@1", Welcome("r", 1)) if seen else None
+                await asyncio.sleep(0)
+
+        seen: list[Inbound] = []
+        node.dial("router", link.endpoint)
+        thread, noisy = asyncio.create_task(asyncio.to_thread(pongs)), asyncio.create_task(noise())
+        async for inbound in link:
+            seen.append(inbound)
+            link.send("d@1", Drain("d"))
+            if len(seen) == rounds:
+                break
+        await asyncio.wait_for(thread, DEADLINE_S)
+        noisy.cancel()
+        node.close(), link.close()
+
+    asyncio.run(scenario())
+
+
+PEER_PROCESS = """
+import sys, time
+from shared.wire.link import NodeLinks
+from shared.wire.messages import Drain
+links = NodeLinks("p", 1)
+links.dial("d", sys.argv[1])
+links.send("d", Drain("d"))
+while True:
+    links.poll(1.0)
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_frozen_process_is_noticed(stop: signal.Signals) -> None:
+    links = NodeLinks("d", 1, options=LinkOptions(heartbeat_ms=100, heartbeat_timeout_ms=400))
+    inbox = Inbox(links)
+    process = subprocess.Popen([sys.executable, "-c", PEER_PROCESS, links.endpoint])
+    try:
+        assert inbox.next(Received).peer == "p@1"
+        process.send_signal(stop)
+        assert inbox.next(PeerClosed).peer == "p@1"
+    finally:
+        process.kill()
+        process.wait()
+        links.close()
+
+
+def test_no_message_of_ours_needs_a_frame_but_inline_ready() -> None:
+    """The codec's frame rule and the sample below must not drift apart."""
+    ready = Ready(KEY, 1, 0, [1], [1], [1], PoolRef(1, 1, 2, 64, 5), False)
+    links, other = NodeLinks("d", 1), NodeLinks("p", 1)
+    other.dial("d@1", links.endpoint)
+    messages: list[Message] = [ready, msgspec.structs.replace(ready, inline=True, pool=None)]
+    other.send("d@1", messages[0])
+    other.send("d@1", messages[1], [b"page"])
+    inbox = Inbox(links)
+    assert [inbox.next(Received).message for _ in messages] == messages
+    links.close(), other.close()
