@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from shared.config.options import Option, flag_name, option_of, parse_bytes
+from shared.core.errors import ConfigError
 
 Concerns = Mapping[str, type]
 Values = dict[str, dict[str, Any]]  # concern -> field -> value
@@ -71,16 +72,27 @@ def kind_name(kind: Any) -> str:
 
 def parser_for(kind: Any, declared: Option) -> Callable[[str], Any]:
     if declared.is_bytes:
-        return parse_bytes
+        return parse_size
     if kind == tuple[int, ...]:
         return parse_int_list
     parsers: dict[Any, Callable[[str], Any]] = {int: int, float: float, str: str}
     return parsers[kind]
 
 
+def parse_size(text: str) -> int:
+    """argparse puts the flag's name before what it catches."""
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
+
+
 def parse_int_list(text: str) -> tuple[int, ...]:
     """'0,1' -> (0, 1)."""
-    return tuple(int(part) for part in text.split(",") if part.strip())
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 0,1") from None
 
 
 def given_values(namespace: argparse.Namespace) -> Values:

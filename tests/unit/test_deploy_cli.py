@@ -1,0 +1,213 @@
+"""The command line: what it hands to whom, what it says, and what it must not load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+from deploy import cli, local
+from shared.config import core_plan
+from shared.config.flags import given_values
+from shared.config.load import load
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, RouterConfig
+
+ROUTER = "tcp://127.0.0.1:7001"
+
+
+@pytest.fixture
+def apps(monkeypatch):
+    """Stands in for the three apps; records (app, config) and the core plan that was applied before it ran."""
+    calls = []
+    monkeypatch.setattr(core_plan, "apply", lambda plan: calls.append(("cores", plan)))
+    for name in ("router.app", "prefill_node.app", "decode_node.app"):
+
+        def run(config, name=name):
+            calls.append((name, config))
+            return 7
+
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(run=run))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("argv", "app", "kind"),
+    [
+        (["router", "--port", "9"], "router.app", RouterProcessConfig),
+        (["prefill", "--router", ROUTER], "prefill_node.app", NodeProcessConfig),
+        (["decode", "--router", ROUTER], "decode_node.app", NodeProcessConfig),
+    ],
+)
+def test_a_daemon_gets_its_cores_first_and_then_its_config(apps, argv, app, kind):
+    assert cli.main([*argv, "--model", "hashlm", "--cpus", "0"]) == 7
+    (first, plan), (name, config) = apps
+    assert (first, plan) == ("cores", CorePlan(cpus=(0,)))
+    assert name == app and isinstance(config, kind)
+    if kind is NodeProcessConfig:
+        assert config.node.role == argv[0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["prefill", "--model", "hashlm"], "--router is missing"),
+        (["decode", "--router", "tcp://1.2.3.4:5"], "need keys"),
+        (["router", "--host", "0.0.0.0"], "need keys"),
+        (["router", "--model", "/nothing/here"], "no such file or folder"),
+        (["up", "--model", "/nothing/here"], "no such file or folder"),
+        (["up", "--prefill", "0", "--decode", "0"], "leaves no node"),
+        (["up", "--config", "/nothing.toml"], "no such file"),
+    ],
+)
+def test_what_can_not_work_is_said_and_ends_with_2(apps, capsys, argv, message):
+    status = cli.main(argv)
+    assert status == 2 and apps == []
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("baton") and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--kv-bytes", "many"], "--kv-bytes: 'many' is not a size"),
+        (["decode", "--cpus", "a"], "--cpus: 'a' is not a list of numbers"),
+        (["up", "--port", "x"], "--port: invalid int value"),
+        (["up", "--dtype", "int4"], "--dtype: invalid choice"),
+        (["sideways"], "invalid choice: 'sideways'"),
+    ],
+)
+def test_a_flag_that_can_not_be_read_is_named(capsys, argv, message):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(argv)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_without_a_command_the_overview_is_shown(capsys):
+    assert cli.main([]) == 0
+    assert "baton up" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["up", "router", "prefill", "decode"])
+def test_help_explains_with_an_example(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"baton {command}" in text and "(default:" in text and "--parent-pid" not in text
+
+
+def test_flags_may_not_be_shortened(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["up", "--pref", "2"])
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def parsed(argv):
+    """The configuration that a child started with this argv would run with."""
+    args = cli.make_parser().parse_args(argv)
+    command = cli.COMMANDS[args.command]
+    fixed = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
+    return args, load(command.process, given_values(args), None, fixed)
+
+
+def cluster(**local_fields):
+    return ClusterConfig(
+        local=LocalConfig(**local_fields),
+        model=ModelConfig(model="hashlm", dtype="float32"),
+        router=RouterConfig(port=8123, node_endpoint="tcp://127.0.0.1:9999"),
+        node=NodeConfig(transport="zmq"),
+    )
+
+
+def test_children_are_commands_that_show_their_role_and_give_the_config_meant():
+    specs = local.child_specs(cluster(prefill=1, decode=2), (0, 1, 2), parent_pid=42)
+    assert [(spec.name, spec.vital) for spec in specs] == [
+        ("router", True),
+        ("prefill-0", False),
+        ("decode-0", False),
+        ("decode-1", False),
+    ]
+    roles = []
+    for spec in specs:
+        assert spec.argv[:4] == (sys.executable, "-P", "-m", "deploy.cli")
+        args, config = parsed(spec.argv[4:])
+        roles.append(args.command)
+        assert args.parent_pid == 42 and config.model.dtype == "float32"
+        if spec.name != "router":
+            assert config.node.router == ("tcp://127.0.0.1:9999",)
+            assert (config.node.node_id, config.node.role, config.node.transport) == (spec.name, args.command, "zmq")
+    assert roles == ["router", "prefill", "decode", "decode"]
+
+
+def test_children_share_the_cores_and_the_memory():
+    specs = local.child_specs(cluster(prefill=4, decode=4), (0, 1), parent_pid=42)
+    configs = [parsed(spec.argv[4:])[1] for spec in specs]
+    assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
+    assert sum(config.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
+
+
+def test_a_taken_port_is_refused_before_anything_starts():
+    with local.bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(cli.ConfigError, match=f"--port {port}: can't serve.*choose another"):
+            local.with_ports(ClusterConfig(router=RouterConfig(port=port)))
+
+
+def test_port_0_means_any_and_nodes_get_one_of_their_own():
+    config = local.with_ports(ClusterConfig(router=RouterConfig(port=0)))
+    assert config.router.port > 0
+    assert config.router.node_endpoint.startswith("tcp://127.0.0.1:")
+    assert config.router.node_endpoint != f"tcp://127.0.0.1:{config.router.port}"
+
+
+def answer_once(listener, reply):
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(reply)
+
+
+@pytest.mark.parametrize(
+    ("reply", "ready"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", False),
+        (b"nonsense\r\n\r\n", False),
+    ],
+)
+def test_ready_is_a_200_of_the_router(reply, ready):
+    import threading
+
+    with local.bound("127.0.0.1", 0) as listener:
+        listener.listen()
+        server = threading.Thread(target=answer_once, args=(listener, reply))
+        server.start()
+        assert local.is_ready("127.0.0.1", listener.getsockname()[1]) is ready
+        server.join()
+
+
+def test_nobody_there_is_not_ready():
+    assert local.is_ready("127.0.0.1", local.free_port("127.0.0.1")) is False
+
+
+def test_the_announcement_can_be_pasted(capsys):
+    local.announce(cluster())
+    text = capsys.readouterr().out
+    body = json.loads(text.split("-d '")[1].split("'\n")[0])
+    assert body["model"] == "hashlm" and "http://127.0.0.1:8123/v1/chat/completions" in text
+
+
+def test_ipv6_addresses_are_bracketed():
+    assert local.url("::1", 80) == "http://[::1]:80"
+    assert local.url("127.0.0.1", 80) == "http://127.0.0.1:80"
+
+
+def test_the_command_itself_loads_neither_torch_nor_numpy():
+    code = "import sys, deploy.cli; print(sorted({'torch', 'numpy', 'zmq', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
