@@ -1,0 +1,313 @@
+"""Sampling on a CPU, one output at a time: a handful of vectorised passes over its logits and no sort of them.
+
+The filters are never applied to the whole vocabulary. Ids are ranked by (score, then id); top-k, top-p and min-p each
+keep a prefix of that ranking. So: draw from all ids, and ask whether the one drawn lies inside every prefix. If it
+does, it is also the one a filtered vocabulary would have given (the largest of a set, found in a subset, is that
+subset's largest). If not, nothing ranked from it on can be inside: draw again from what ranks before it. Each round
+halves what is left or better, and with top-p 0.95 nineteen of twenty draws need one.
+
+Weights are integers (noise.nb_weight): their sums have no order, so no vector width, no thread and no batch mate shows.
+Knows nothing of requests, streams or torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, prange
+
+from shared.kernel.noise import WEIGHT_BITS, float_bits, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+
+GREEDY_BELOW = 1e-5  # a temperature below it means argmax
+TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
+TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
+
+_f32 = np.float32
+_i32 = np.int32
+_i64 = np.int64
+_LOW32 = 0xFFFFFFFF
+_NOTHING = -(1 << 63)
+_DONE = -1
+_SMALLEST = _f32(-np.inf)
+
+
+class RowParams(NamedTuple):
+    """Parameters of B rows as arrays; ids of row b lie at [offsets[b], offsets[b + 1])."""
+
+    knobs: npt.NDArray[np.float32]  # (B, 6)
+    counts: npt.NDArray[np.int64]  # (B, 4); the seed as a bit pattern
+    stop_ids: npt.NDArray[np.int64]
+    stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
+    bias_ids: npt.NDArray[np.int64]
+    bias_values: npt.NDArray[np.float32]
+    bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
+
+
+class Outputs(NamedTuple):
+    """E outputs: which parameter row and which history row each belongs to, and the position of its input token."""
+
+    rows: npt.NDArray[np.int64]  # (E,)
+    positions: npt.NDArray[np.int64]  # (E,)
+    history_rows: npt.NDArray[np.int64]  # (B,) into `history`
+    history: npt.NDArray[np.int32]  # (rows, max_context)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _ranked(value: np.float32, token_id: int) -> np.int64:
+    """A key whose integer order is (value, then the lower id); NaN ranks last."""
+    bits = float_bits(_f32(value + _f32(0)))  # + 0: -0.0 and 0.0 are equal
+    order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
+    key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
+    return key if value == value else _i64(_NOTHING) + (_i64(_LOW32) - _i64(token_id))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _id_of(key: np.int64) -> np.int64:
+    return _i64(_LOW32) - (key & _i64(_LOW32))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
+    """Of equal logits the lowest id."""
+    best = _i64(_NOTHING)
+    for i in range(logits.shape[0]):
+        best = max(best, _ranked(logits[i], i))
+    return _id_of(best)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int) -> bool:
+    """Whether an id ranks before another. No branches: it is evaluated in vectors."""
+    return (value > bound) | ((value == bound) & (token_id < bound_id))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _draw(
+    logits: npt.NDArray[np.float32],
+    first: np.int64,
+    scale: np.float32,
+    keys: tuple[np.uint32, np.uint32],
+    log_min_p: np.float32,
+) -> np.int64:
+    """Gumbel-max over the ids above min-p."""
+    best, chosen = logits[first], _ranked(_SMALLEST, first)
+    for i in range(logits.shape[0]):
+        scaled = _f32(_f32(logits[i] - best) * scale)
+        score = _f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
+        chosen = max(chosen, _ranked(score if scaled >= log_min_p else _f32(np.nan), i))
+    return _id_of(chosen)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _draw_before(
+    logits: npt.NDArray[np.float32],
+    first: np.int64,
+    scale: np.float32,
+    keys: tuple[np.uint32, np.uint32],
+    last: np.int64,
+) -> np.int64:
+    """The same over the ids that rank before `last`; `first`, the head of the ranking, is one of them."""
+    best, bound = logits[first], logits[last]
+    chosen = _ranked(_SMALLEST, first)
+    for i in range(logits.shape[0]):
+        score = _f32(_f32(_f32(logits[i] - best) * scale) + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
+        chosen = max(chosen, _ranked(score if _before(logits[i], i, bound, last) else _f32(np.nan), i))
+    return _id_of(chosen)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _mass_before(
+    logits: npt.NDArray[np.float32], best: np.float32, scale: np.float32, bound: np.float32, bound_id: int
+) -> np.int64:
+    """Weight of the ids that rank before (bound, bound_id)."""
+    total = _i64(0)
+    for i in range(logits.shape[0]):
+        weight = nb_weight(_f32(_f32(logits[i] - best) * scale))
+        total += weight if _before(logits[i], i, bound, bound_id) else _i64(0)
+    return total
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
+    """(num,) ids, largest logit first, equal ones by id: one scan, and a sort whenever 2 x num candidates came up."""
+    keys = np.empty(2 * num, dtype=np.int64)
+    held, floor = 0, _i64(_NOTHING)
+    for i in range(logits.shape[0]):
+        key = _ranked(logits[i], i)
+        if key >= floor:
+            keys[held] = key
+            held += 1
+            if held == 2 * num:
+                keys[:] = np.sort(keys)[::-1]
+                held, floor = num, keys[num - 1]
+    ids = np.sort(keys[:held])[::-1][:num].copy()
+    for rank in range(ids.shape[0]):
+        ids[rank] = _id_of(ids[rank])
+    return ids
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _sample(
+    logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
+) -> np.int64:
+    """Temperature, filters and noise on one output's final logits; nothing but argmax if they are not finite."""
+    first = argmax(logits)
+    if knobs[TEMPERATURE] < _f32(GREEDY_BELOW) or not np.isfinite(logits[first]):
+        return first
+    scale = _f32(_f32(1) / knobs[TEMPERATURE])
+    if 0 < top_k < logits.shape[0]:
+        return _draw_top_k(logits, largest(logits, top_k), scale, keys, knobs)
+    chosen = _draw(logits, first, scale, keys, knobs[LOG_MIN_P])
+    return chosen if knobs[TOP_P] >= _f32(1) else _narrow(logits, first, scale, keys, chosen, knobs[TOP_P])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
+    """The weight that a nucleus must reach; an id is in it while the ids before it weigh less."""
+    return max(_i64(np.float64(top_p) * np.float64(mass)), _i64(1))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _draw_top_k(
+    logits: npt.NDArray[np.float32],
+    ranking: npt.NDArray[np.int64],
+    scale: np.float32,
+    keys: tuple[np.uint32, np.uint32],
+    knobs: npt.NDArray[np.float32],
+) -> np.int64:
+    """Few ids, in order: walk them until the nucleus or min-p ends."""
+    best, total, mass = logits[ranking[0]], _i64(0), _i64(0)
+    for rank in range(ranking.shape[0]):
+        total += nb_weight(_f32(_f32(logits[ranking[rank]] - best) * scale))
+    wanted = _wanted(knobs[TOP_P], total) if knobs[TOP_P] < _f32(1) else total + _i64(1)
+    chosen = _ranked(_SMALLEST, ranking[0])
+    for rank in range(ranking.shape[0]):
+        i = ranking[rank]
+        scaled = _f32(_f32(logits[i] - best) * scale)
+        if rank > 0 and (mass >= wanted or scaled < knobs[LOG_MIN_P]):
+            break
+        mass += nb_weight(scaled)
+        chosen = max(chosen, _ranked(_f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], i))), i))
+    return _id_of(chosen)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _narrow(
+    logits: npt.NDArray[np.float32],
+    first: np.int64,
+    scale: np.float32,
+    keys: tuple[np.uint32, np.uint32],
+    chosen: np.int64,
+    top_p: np.float32,
+) -> np.int64:
+    """Draw again from what ranks before the chosen id, until it lies in the nucleus. min-p holds all along."""
+    best = logits[first]
+    wanted = _wanted(top_p, _mass_before(logits, best, scale, _SMALLEST, logits.shape[0]))
+    while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
+        chosen = _draw_before(logits, first, scale, keys, chosen)
+    return chosen
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _penalise(
+    logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32], prompt_len: int, knobs: npt.NDArray[np.float32]
+) -> None:
+    """Repetition over all tokens before, presence and frequency over the output; each id once. In place."""
+    vocab_size = logits.shape[0]
+    counts = np.zeros(vocab_size, dtype=np.int32)
+    for j in range(prompt_len, tokens.shape[0]):
+        if 0 <= tokens[j] < vocab_size:
+            counts[tokens[j]] += 1
+    for j in range(tokens.shape[0]):
+        i = tokens[j]
+        if i < 0 or i >= vocab_size or counts[i] == _DONE:
+            continue
+        if knobs[REPETITION] != _f32(1):
+            shrink = logits[i] > _f32(0)
+            logits[i] = _f32(logits[i] / knobs[REPETITION]) if shrink else _f32(logits[i] * knobs[REPETITION])
+        if counts[i] > 0:
+            logits[i] = _f32(logits[i] - _f32(_f32(knobs[FREQUENCY] * _f32(counts[i])) + knobs[PRESENCE]))
+        counts[i] = _DONE
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
+    for j in range(ids.shape[0]):
+        if 0 <= ids[j] < logits.shape[0]:
+            logits[ids[j]] = _f32(logits[ids[j]] + values[j])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _edited(
+    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, row: int, position: int
+) -> npt.NDArray[np.float32]:
+    """Penalties, bias and mask on a copy; the logits themselves where nothing is to be done."""
+    knobs, counts = params.knobs[row], params.counts[row]
+    stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]
+    begin, end = params.bias_offsets[row], params.bias_offsets[row + 1]
+    penalised = knobs[REPETITION] != _f32(1) or knobs[PRESENCE] != _f32(0) or knobs[FREQUENCY] != _f32(0)
+    masked = stops.shape[0] > 0 and position + 1 - counts[PROMPT_LEN] < counts[MIN_TOKENS]
+    if not penalised and not masked and begin == end:
+        return logits
+    logits = logits.copy()
+    if penalised:
+        tokens = outputs.history[outputs.history_rows[row], : position + 1]
+        _penalise(logits, tokens, counts[PROMPT_LEN], knobs)
+    _add(logits, params.bias_ids[begin:end], params.bias_values[begin:end])
+    if masked:
+        for j in range(stops.shape[0]):
+            if 0 <= stops[j] < logits.shape[0]:
+                logits[stops[j]] = _SMALLEST
+    return logits
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
+    row, position = outputs.rows[e], outputs.positions[e]
+    keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
+    final = _edited(logits, params, outputs, row, position)
+    return _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def sample_serial(
+    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
+) -> None:
+    """(E, V) logits, left as they are -> (E,) ids."""
+    for e in range(logits.shape[0]):
+        ids[e] = _output(logits[e], params, outputs, e)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", parallel=True)  # type: ignore[untyped-decorator]
+def sample_parallel(
+    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
+) -> None:
+    """The same with numba's threads, an output each."""
+    for e in prange(logits.shape[0]):
+        ids[e] = _output(logits[e], params, outputs, e)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def logprobs(
+    logits: npt.NDArray[np.float32],
+    ids: npt.NDArray[np.int64],
+    num_best: npt.NDArray[np.int32],
+    chosen: npt.NDArray[np.float32],
+    best_ids: npt.NDArray[np.int64],
+    best: npt.NDArray[np.float32],
+) -> None:
+    """Raw log-softmax of the drawn id, and of the num_best[e] largest; outputs with num_best < 0 are skipped."""
+    for e in range(logits.shape[0]):
+        if num_best[e] < 0:
+            continue
+        top = logits[e, argmax(logits[e])]
+        mass = _mass_before(logits[e], top, _f32(1), _SMALLEST, logits.shape[1])
+        log_total = nb_log(_f32(_f32(mass) * _f32(2.0**-WEIGHT_BITS)))
+        chosen[e] = _f32(_f32(logits[e, ids[e]] - top) - log_total)
+        if num_best[e] > 0:
+            ranking = largest(logits[e], min(num_best[e], logits.shape[1]))
+            for rank in range(ranking.shape[0]):
+                best_ids[e, rank] = ranking[rank]
+                best[e, rank] = _f32(_f32(logits[e, ranking[rank]] - top) - log_total)

@@ -1,0 +1,128 @@
+"""The sampler: one function of (logits, parameters, seed, position, history), with no state between calls.
+
+    penalties -> bias -> mask -> temperature -> top-k -> top-p -> min-p -> Gumbel-max; ties go to the lowest id
+
+The token at position p + 1 is drawn from the logits of the token at p with noise hash(seed, p + 1, id), so batch mates,
+chunks, speculation and the node that runs it can't show. Two implementations give equal ids: numba on a CPU, torch
+elsewhere. Knows nothing of requests, streams or scheduling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.kernel.sample_cpu import Outputs, RowParams, logprobs, sample_parallel, sample_serial
+from shared.sample.interface import History, SampleOutput, SamplingBatch
+from shared.sample.sampler_torch import sample_torch
+
+PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
+NO_TOKEN = -1  # in top_ids, where a row asked for fewer than the widest
+
+
+def sample(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None = None,
+) -> SampleOutput:
+    """Draw one token for each of E outputs; runs on the stream that made the logits and leaves them as they are.
+
+    logits (E, vocab) float32; row_of (E,) batch row of each output, on the host; positions (E,) int64 of the input
+    tokens, on the logits' device. `history` may be None when no row has penalties.
+    """
+    if logits.dtype != torch.float32:
+        raise TypeError(f"logits are {logits.dtype}: sampling is float32 from the lm_head on")
+    if history is None and needs_history(batch):
+        raise ValueError("a row has penalties, but there is no history of its tokens")
+    if logits.device.type == "cpu":
+        return sample_cpu(logits, batch, row_of, positions, history)
+    return sample_torch(logits, batch, row_of, positions, history)
+
+
+def needs_history(batch: SamplingBatch) -> bool:
+    return bool(
+        (batch.repetition_penalty != 1).any()
+        or (batch.presence_penalty != 0).any()
+        or (batch.frequency_penalty != 0).any()
+    )
+
+
+def sample_cpu(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None,
+) -> SampleOutput:
+    values = logits.contiguous().numpy()
+    tokens = np.zeros((1, 1), np.int32) if history is None else history.tokens.numpy()
+    rows = np.zeros(len(batch), np.int64) if history is None else history.rows.astype(np.int64)
+    outputs = Outputs(np.ascontiguousarray(row_of, np.int64), positions.numpy(), rows, tokens)
+    _check_range(outputs, len(batch), needs_history(batch))
+    ids = np.zeros(len(values), dtype=np.int64)
+    parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
+    (sample_parallel if parallel else sample_serial)(values, row_params(batch), outputs, ids)
+    return _with_logprobs(values, batch, outputs.rows, ids)
+
+
+def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
+    """The kernels check no index: a wrong one must not read foreign memory."""
+    if outputs.rows.size == 0:
+        return
+    if outputs.rows.min() < 0 or outputs.rows.max() >= num_rows:
+        raise IndexError(f"an output belongs to none of the {num_rows} batch rows")
+    if not reads_history:
+        return
+    num_history, max_context = outputs.history.shape
+    if len(outputs.history_rows) < num_rows or outputs.history_rows.max() >= num_history:
+        raise IndexError(f"a batch row has no row among the {num_history} of the history")
+    if outputs.positions.max() >= max_context:
+        raise IndexError(f"position {outputs.positions.max()} is past the history's {max_context}")
+
+
+def row_params(batch: SamplingBatch) -> RowParams:
+    """The batch's values in the layout of the numba kernels."""
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(batch.min_p).astype(np.float32)
+    knobs = (batch.temperature, batch.top_p, log_min_p)
+    penalties = (batch.repetition_penalty, batch.presence_penalty, batch.frequency_penalty)
+    counts = (batch.top_k, batch.prompt_lens, batch.min_tokens, batch.seeds.view(np.int64))
+    stop_ids, stop_offsets = _ragged(batch.stop_ids)
+    bias_ids, bias_offsets = _ragged([[i for i, _ in row] for row in batch.logit_bias])
+    bias_values = np.array([value for row in batch.logit_bias for _, value in row], dtype=np.float32)
+    return RowParams(
+        np.stack((*knobs, *penalties), axis=1, dtype=np.float32),
+        np.stack(counts, axis=1, dtype=np.int64),
+        stop_ids,
+        stop_offsets,
+        bias_ids,
+        bias_values,
+        bias_offsets,
+    )
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of different lengths -> values one after another, and where each row begins (one entry more)."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return np.array([i for row in rows for i in row], dtype=np.int64), offsets
+
+
+def _with_logprobs(
+    values: npt.NDArray[np.float32], batch: SamplingBatch, rows: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+) -> SampleOutput:
+    num_best = batch.num_logprobs[rows]
+    width = max(0, int(num_best.max(initial=-1)))
+    chosen = np.zeros(len(ids), dtype=np.float32)
+    best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)
+    best = np.zeros((len(ids), width), dtype=np.float32)
+    if (num_best >= 0).any():
+        logprobs(values, ids, num_best, chosen, best_ids, best)
+    tensors = (torch.from_numpy(array) for array in (ids, chosen, best_ids, best))
+    return SampleOutput(*tensors)

@@ -1,0 +1,202 @@
+"""The sampler on torch tensors of any device: sorts, cumulative sums and masks. Gives the ids of the numba kernels.
+
+It never waits for the device: what depends on device values (positions, history) stays there as masks. Sums are of
+integer weights and every float operation is elementwise, so the same bits come out on every device.
+Knows nothing of requests, streams or scheduling.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.kernel.noise import (
+    WEIGHT_BITS,
+    torch_gumbel,
+    torch_log,
+    torch_noise_bits,
+    torch_row_keys,
+    torch_weight,
+)
+from shared.kernel.sample_cpu import GREEDY_BELOW
+from shared.sample.interface import History, SampleOutput, SamplingBatch
+
+Rows = npt.NDArray[np.int64]
+
+
+class _Group(NamedTuple):
+    """Outputs that take the same way through the sampler: their indices and their batch rows, on the host."""
+
+    outputs: Rows
+    rows: Rows
+
+
+def sample_torch(
+    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
+) -> SampleOutput:
+    """As `sampler.sample`; every tensor on the device of `logits`."""
+    edited = _edit(logits, batch, row_of, positions, history)
+    ids = torch.zeros(len(row_of), dtype=torch.int64, device=logits.device)
+    greedy = batch.temperature[row_of] < GREEDY_BELOW
+    filtered = ~greedy & (
+        ((batch.top_k[row_of] > 0) & (batch.top_k[row_of] < logits.shape[1]))
+        | (batch.top_p[row_of] < 1)
+        | (batch.min_p[row_of] > 0)
+    )
+    for mask, draw in ((greedy, _argmax), (filtered, _draw_filtered), (~greedy & ~filtered, _draw)):
+        if mask.any():
+            group = _Group(np.flatnonzero(mask), row_of[mask])
+            where = _to(group.outputs, logits.device)
+            ids[where] = draw(edited[where], batch, group, positions[where])
+    return _with_logprobs(logits, batch, row_of, ids)
+
+
+def _to(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
+
+
+def _column(values: npt.NDArray[np.generic], rows: Rows, device: torch.device) -> torch.Tensor:
+    """(len(rows), 1) of a batch array."""
+    return _to(values[rows], device).unsqueeze(1)
+
+
+# --- penalties, bias, mask ---------------------------------------------------------------------------------------------
+
+
+def _edit(
+    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
+) -> torch.Tensor:
+    """A copy where any output is edited: the raw logits are needed for logprobs."""
+    penalised = np.flatnonzero(
+        (batch.repetition_penalty[row_of] != 1)
+        | (batch.presence_penalty[row_of] != 0)
+        | (batch.frequency_penalty[row_of] != 0)
+    )
+    stops = [(e, i) for e, b in enumerate(row_of) if batch.min_tokens[b] > 0 for i in batch.stop_ids[b]]
+    biases = [(e, i, value) for e, b in enumerate(row_of) for i, value in batch.logit_bias[b]]
+    if not len(penalised) and not stops and not biases:
+        return logits
+    logits = logits.clone()
+    if len(penalised):
+        assert history is not None
+        where = _to(penalised, logits.device)
+        logits[where] = _penalise(logits[where], batch, row_of[penalised], positions[where], history)
+    _add_bias(logits, biases)
+    _mask_stops(logits, batch, row_of, positions, stops)
+    return logits
+
+
+def _penalise(
+    logits: torch.Tensor, batch: SamplingBatch, rows: Rows, positions: torch.Tensor, history: History
+) -> torch.Tensor:
+    device, vocab_size = logits.device, logits.shape[1]
+    tokens = history.tokens[_to(history.rows[rows], device)].to(torch.int64)  # (E, max_context)
+    steps = torch.arange(tokens.shape[1], device=device)
+    past = (steps <= positions.unsqueeze(1)) & (tokens >= 0) & (tokens < vocab_size)
+    output = past & (steps >= _column(batch.prompt_lens, rows, device))
+    tokens = tokens.clamp(0, vocab_size - 1)
+    seen = torch.zeros(logits.shape, dtype=torch.int32, device=device).scatter_add_(1, tokens, past.to(torch.int32))
+    counts = torch.zeros_like(seen).scatter_add_(1, tokens, output.to(torch.int32))
+    repetition = _column(batch.repetition_penalty, rows, device)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where((seen > 0) & (repetition != 1), repeated, logits)
+    per_use = _column(batch.frequency_penalty, rows, device) * counts.to(torch.float32)
+    reduced = logits - (per_use + _column(batch.presence_penalty, rows, device))
+    return torch.where(counts > 0, reduced, logits)
+
+
+def _add_bias(logits: torch.Tensor, biases: list[tuple[int, int, float]]) -> None:
+    biases = [entry for entry in biases if 0 <= entry[1] < logits.shape[1]]
+    if not biases:
+        return
+    outputs, ids, values = (np.array(column) for column in zip(*biases, strict=True))
+    where = (_to(outputs, logits.device), _to(ids, logits.device))
+    logits[where] += _to(values.astype(np.float32), logits.device)
+
+
+def _mask_stops(
+    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, stops: list[tuple[int, int]]
+) -> None:
+    stops = [entry for entry in stops if 0 <= entry[1] < logits.shape[1]]
+    if not stops:
+        return
+    outputs, ids = (np.array(column) for column in zip(*stops, strict=True))
+    where = (_to(outputs, logits.device), _to(ids, logits.device))
+    first_allowed = _to((batch.prompt_lens + batch.min_tokens)[row_of[outputs]], logits.device)
+    early = positions[where[0]] + 1 < first_allowed
+    logits[where] = torch.where(early, -torch.inf, logits[where])
+
+
+# --- drawing -------------------------------------------------------------------------------------------------------------
+
+
+def _argmax(
+    logits: torch.Tensor, batch: SamplingBatch | None, group: _Group | None, positions: torch.Tensor | None
+) -> torch.Tensor:
+    """Of equal ones the lowest id, which torch.argmax does not promise."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    best = logits.amax(dim=1, keepdim=True)
+    return torch.where(logits == best, ids, logits.shape[1]).amin(dim=1).clamp(max=logits.shape[1] - 1)
+
+
+def _scaled(logits: torch.Tensor, batch: SamplingBatch, group: _Group) -> torch.Tensor:
+    scale = np.float32(1) / batch.temperature
+    return (logits - logits.amax(dim=1, keepdim=True)) * _column(scale, group.rows, logits.device)
+
+
+def _noise(batch: SamplingBatch, group: _Group, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    seeds = _to(batch.seeds.view(np.int64)[group.rows], ids.device)
+    first, second = torch_row_keys(seeds, positions + 1)
+    return torch_gumbel(torch_noise_bits(first.unsqueeze(1), second.unsqueeze(1), ids.to(torch.int32)))
+
+
+def _draw(logits: torch.Tensor, batch: SamplingBatch, group: _Group, positions: torch.Tensor) -> torch.Tensor:
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return _argmax(_scaled(logits, batch, group) + _noise(batch, group, positions, ids), None, None, None)
+
+
+def _draw_filtered(logits: torch.Tensor, batch: SamplingBatch, group: _Group, positions: torch.Tensor) -> torch.Tensor:
+    """Everything in the order of the ranking: by logit, equal ones by id."""
+    device, vocab_size = logits.device, logits.shape[1]
+    order = torch.sort(logits, dim=1, descending=True, stable=True).indices
+    scaled = _scaled(logits, batch, group).gather(1, order)
+    top_k = np.where(batch.top_k > 0, batch.top_k, vocab_size)
+    keep = torch.arange(vocab_size, device=device) < _column(top_k, group.rows, device)
+    weights = torch.where(keep, torch_weight(scaled), 0)
+    reached = weights.cumsum(dim=1)
+    top_p = _column(batch.top_p, group.rows, device)
+    wanted = (top_p.to(torch.float64) * reached[:, -1:].to(torch.float64)).to(torch.int64).clamp(min=1)
+    keep &= (reached - weights < wanted) | (top_p >= 1)
+    with np.errstate(divide="ignore"):
+        keep &= scaled >= _column(np.log(batch.min_p).astype(np.float32), group.rows, device)
+    scores = torch.where(keep, scaled + _noise(batch, group, positions, order), -torch.inf)
+    best = scores.amax(dim=1, keepdim=True)
+    return torch.where(keep & (scores == best), order, vocab_size).amin(dim=1).clamp(max=vocab_size - 1)
+
+
+# --- logprobs ----------------------------------------------------------------------------------------------------------
+
+
+def _with_logprobs(logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, ids: torch.Tensor) -> SampleOutput:
+    device, num_best = logits.device, batch.num_logprobs[row_of]
+    width = max(0, int(num_best.max(initial=-1)))
+    chosen = torch.zeros(len(row_of), dtype=torch.float32, device=device)
+    best_ids = torch.full((len(row_of), width), -1, dtype=torch.int64, device=device)
+    best = torch.zeros((len(row_of), width), dtype=torch.float32, device=device)
+    asking = np.flatnonzero(num_best >= 0)
+    if len(asking):
+        where = _to(asking, device)
+        rows = logits[where]
+        top = rows.amax(dim=1, keepdim=True)
+        mass = torch_weight(rows - top).sum(dim=1, keepdim=True)
+        log_probs = (rows - top) - torch_log(mass.to(torch.float32) * 2.0**-WEIGHT_BITS)
+        chosen[where] = log_probs.gather(1, ids[where].unsqueeze(1)).squeeze(1)
+        if width:
+            ranking = torch.sort(rows, dim=1, descending=True, stable=True).indices[:, :width]
+            wanted = torch.arange(ranking.shape[1], device=device) < _to(num_best[asking], device).unsqueeze(1)
+            best_ids[where, : ranking.shape[1]] = torch.where(wanted, ranking, -1)
+            best[where, : ranking.shape[1]] = torch.where(wanted, log_probs.gather(1, ranking), 0.0)
+    return SampleOutput(ids, chosen, best_ids, best)
