@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
@@ -72,5 +71,3 @@ def assemble_core(
     engine = Engine(streams, worker, future_map, publishes=settings.width > 1)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))
-
-

@@ -36,7 +36,7 @@ class ScheduleBatch:
     def of(
         cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int, schedule: Stream, device: str
     ) -> ScheduleBatch:
-        """Rows that just got their KV: `step`, their last chunk (in_flight 1) or an admission (0), wrote their relay."""
+        """Rows that just got their KV. `step` wrote their relay: their last chunk (in_flight 1) or an admission (0)."""
         batch = cls(schedule, device)
         lengths = np.asarray(committed, dtype=np.int64)
         batch._replace(list(reqs), np.full(len(reqs), step, np.int64), LengthMirror(schedule, lengths, device))

@@ -67,3 +67,15 @@ class GrantRevoked:
 
 
 SchedEvent = Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked
+
+
+@dataclass(slots=True)
+class SchedCounters:
+    """Totals since the scheduler was made, for the node's metrics."""
+
+    retractions: int = 0
+    prompt_tokens: int = 0  # computed here
+    cached_prompt_tokens: int = 0
+    output_tokens: int = 0
+    spec_steps: int = 0  # verifies, one per request and step
+    spec_accepted_tokens: int = 0  # without the bonus token

@@ -1,10 +1,10 @@
 """Who gets pages and who gives them back: the rules that keep a full pool moving. Each of them ended a livelock.
 
-    a  running rows reserve before anyone is admitted; admission leaves one reservation per decoding row free
-    b  a prompt reserves all its pages at once; holders go before the head of the queue
-    c  victims are all holders, youngest arrival first, the oldest never; seniority survives retraction
-    d  while pages are on their way back (held), a short row skips a step rather than retract one more
-    e  pages wait only for something that surely ends: `held` rows wait for their pull, nothing else waits
+a  running rows reserve before anyone is admitted; admission leaves one reservation per decoding row free
+b  a prompt reserves all its pages at once; holders go before the head of the queue
+c  victims are all holders, youngest arrival first, the oldest never; seniority survives retraction
+d  while pages are on their way back (held), a short row skips a step rather than retract one more
+e  pages wait only for something that surely ends: `held` rows wait for their pull, nothing else waits
 """
 
 from __future__ import annotations

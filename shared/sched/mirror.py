@@ -75,10 +75,21 @@ class LengthMirror:
         return self._make(len(rows), lambda out: torch.index_select(old, 0, index, out=out))
 
     def _make(self, size: int, fill: Callable[[torch.Tensor], object]) -> torch.Tensor:
-        out = torch.empty(size, dtype=torch.int64, device=self._device_name)
+        return launch_fill(self._schedule, self._device_name, size, fill)
 
-        def run() -> None:
-            fill(out)
 
-        self._schedule.launch(run, label="seq_lens")
-        return out
+def launch_fill(schedule: Stream, device: str, size: int, fill: Callable[[torch.Tensor], object]) -> torch.Tensor:
+    """A new (size,) int64 tensor that `fill` writes on the schedule stream."""
+    out = torch.empty(size, dtype=torch.int64, device=device)
+
+    def run() -> None:
+        fill(out)
+
+    schedule.launch(run, label="seq_lens")
+    return out
+
+
+def concat_lengths(schedule: Stream, chunks: torch.Tensor, decodes: torch.Tensor) -> torch.Tensor:
+    """Lengths of a mixed step: chunk rows first."""
+    size = len(chunks) + len(decodes)
+    return launch_fill(schedule, str(chunks.device), size, lambda out: torch.cat([chunks, decodes], out=out))

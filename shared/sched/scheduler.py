@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,36 +20,25 @@ from shared.core.errors import BatonError, IntegrityError
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
-from shared.engine.plan import Admission, HistorySeed, Int64s, RowId, StepPlan, StepResult
+from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager, page_count
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt, share_budget
-from shared.sched.events import ChunkReady, Ended, GrantRevoked, PrefillDone, SchedEvent, TokenLogprob
+from shared.sched.events import ChunkReady, Ended, GrantRevoked, PrefillDone, SchedCounters, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.memory import PageBudget, pick_victim
+from shared.sched.mirror import concat_lengths
 from shared.sched.output import append_tokens, logprobs_of
+from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.settings import SchedSettings
 
 S = RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What PREBUILT brings for one granted request: `token` is its next input, `committed` tokens have KV."""
-
-    request: Request
-    token: int
-    committed: int
-    logprobs: tuple[TokenLogprob, ...]
-    hidden: torch.Tensor | None  # (H,) host
-
-
 class Scheduler:
     """Owner of all requests of a node. Queues are named for the state of the requests in them."""
 
-    def __init__(
-        self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int]
-    ) -> None:
+    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int]) -> None:
         self.settings = settings
         self.budget = PageBudget(kv, settings)
         self.kv = kv
@@ -64,6 +52,8 @@ class Scheduler:
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
+        self.oldest_offer: int | None = None  # decode node: arrival of the Offer that waits for memory longest
+        self.counters = SchedCounters()
         self._events: list[SchedEvent] = []
         self._last_was_prefill = False
 
@@ -72,13 +62,19 @@ class Scheduler:
     def submit(self, req: Request) -> None:
         """Queue a request. One that can never fit ends at once with an error."""
         self.requests[req.key] = req
-        most = len(req.prompt_ids) + req.sampling.max_tokens + self.settings.width
-        if not req.num_tokens or most > self.settings.history_len or not self._fits_alone(most):
-            self._end(req, FinishReason.ERROR, "too_large", f"{most} tokens can never fit this node")
+        if not self.can_fit(req):
+            self._end(
+                req, FinishReason.ERROR, "too_large", f"{req.num_tokens} tokens and an answer can never fit this node"
+            )
             return
         if req.handoff_to is not None:
             self.ungranted.add(req.key)
         bisect.insort(self.waiting, req, key=lambda other: other.arrival)
+
+    def can_fit(self, req: Request) -> bool:
+        """Whether an empty node could run it to its end."""
+        most = len(req.prompt_ids) + req.sampling.max_tokens + self.settings.width
+        return req.num_tokens > 0 and most <= self.settings.history_len and self._fits_alone(most)
 
     def _fits_alone(self, num_tokens: int) -> bool:
         pages = page_count(num_tokens + 2 * self.settings.width, self.settings.page_size)
@@ -125,32 +121,21 @@ class Scheduler:
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:
             return None
-        step = self._new_step()
-        reqs = [arrival.request for arrival in joining]
-        committed = [arrival.committed for arrival in joining]
-        self.running.merge_batch(
-            ScheduleBatch.of(reqs, committed, step, 0, self._schedule, self.settings.device)
-        )
-        hidden = [arrival.hidden for arrival in joining]
-        return Admission(
-            step=step,
-            row_ids=tuple(RowId(req.key, req.incarnation) for req in reqs),
-            req_pool_indices=np.asarray([req.row for req in reqs], dtype=np.int64),
-            tokens=np.asarray([arrival.token for arrival in joining], dtype=np.int64),
-            committed=np.asarray(committed, dtype=np.int64),
-            draft_hidden=torch.stack([h for h in hidden if h is not None]) if _all_present(hidden) else None,
-            history_seeds=tuple(
-                HistorySeed(req.row, req.all_ids()[: arrival.committed])
-                for req, arrival in zip(reqs, joining, strict=True)
-                if req.sampling.needs_history
-            ),
-        )
+        admission = build_admission(self._new_step(), joining)
+        self._join([arrival.request for arrival in joining], admission.committed.tolist(), admission.step, 0)
+        return admission
+
+    def _join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
+        """Rows whose KV is complete enter the running batch."""
+        for req in reqs:
+            req.to(S.RUNNING)
+        batch = ScheduleBatch.of(reqs, committed, step, in_flight, self._schedule, self.settings.device)
+        self.running.merge_batch(batch)
 
     def _accept_first_token(self, arrival: Arrival) -> bool:
         req = arrival.request
         del self.granted[req.key]
         self.kv.set_tag(req.row, "active")
-        req.to(S.RUNNING)
         self.budget.remember(req, req.all_ids())
         emitted, reason = append_tokens(req, [arrival.token], arrival.logprobs)
         self._events.append(emitted)
@@ -197,20 +182,11 @@ class Scheduler:
         if shares:
             computed = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
             chunks = torch.from_numpy(computed).to(self.settings.device, non_blocking=True)
-            lengths = self._mix_with_running(chunks, lengths) if len(rows) else chunks
+            lengths = concat_lengths(self._schedule, chunks, lengths) if len(rows) else chunks
         plan = self._freezer.freeze(step, shares, self.running, rows, lengths)
         self.running.mark_planned(rows, step, self.settings.width)
         self._advance_chunks(shares, step)
         return plan
-
-    def _mix_with_running(self, chunks: torch.Tensor, decodes: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(len(chunks) + len(decodes), dtype=torch.int64, device=self.settings.device)
-
-        def run() -> None:
-            torch.cat([chunks, decodes], out=out)
-
-        self._schedule.launch(run, label="mix")
-        return out
 
     def _drop_left_rows(self) -> None:
         keep = [i for i, req in enumerate(self.running.reqs) if req.state is S.RUNNING]
@@ -253,6 +229,7 @@ class Scheduler:
     def retract(self, req: Request) -> None:
         """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
         flight is dropped with its incarnation. On-stream order makes the pages reusable at once."""
+        self.counters.retractions += 1
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=True)
         else:
@@ -274,6 +251,8 @@ class Scheduler:
     def _admit_waiting(self) -> None:
         """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory."""
         for req in list(self.waiting):
+            if self.oldest_offer is not None and req.arrival > self.oldest_offer:
+                return  # an Offer is older: it gets memory first
             if self._is_gated(req):
                 continue
             ids = req.all_ids()
@@ -283,6 +262,7 @@ class Scheduler:
                 return
             self.waiting.remove(req)
             req.cached_tokens = min(cached, len(req.prompt_ids))
+            self.counters.cached_prompt_tokens += cached
             req.to(S.PREFILLING)
             bisect.insort(self.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
 
@@ -295,7 +275,8 @@ class Scheduler:
         if req.key not in self.ungranted:
             return False
         pinned = sum(int(self.kv.rows.num_pages[self.requests[key].row]) for key in self.ungranted)
-        return pinned > 0 and pinned + page_count(req.num_tokens, self.settings.page_size) > self.settings.max_ungranted_pages
+        needed = page_count(req.num_tokens, self.settings.page_size)
+        return pinned > 0 and pinned + needed > self.settings.max_ungranted_pages
 
     def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
@@ -305,22 +286,12 @@ class Scheduler:
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:
         done = [share.chunk for share in shares if share.is_last]
         for share in shares:
+            self.counters.prompt_tokens += share.q_len
             share.chunk.computed += share.q_len
             share.chunk.started = True
         self.prefilling = [chunk for chunk in self.prefilling if chunk not in done]
         local = [chunk for chunk in done if chunk.request.handoff_to is None]
-        for chunk in local:
-            chunk.request.to(S.RUNNING)
-        self.running.merge_batch(
-            ScheduleBatch.of(
-                [chunk.request for chunk in local],
-                [len(chunk.ids) for chunk in local],
-                step,
-                1,
-                self._schedule,
-                self.settings.device,
-            )
-        )
+        self._join([chunk.request for chunk in local], [len(chunk.ids) for chunk in local], step, 1)
 
     # ---- results
 
@@ -349,6 +320,10 @@ class Scheduler:
         run = result.tokens[index, : result.accept_lens[index]].tolist()
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         self._events.append(emitted)
+        self.counters.output_tokens += len(emitted.ids)
+        if self.settings.width > 1 and index >= result.num_prefill:
+            self.counters.spec_steps += 1
+            self.counters.spec_accepted_tokens += int(result.accept_lens[index]) - 1
         if reason is not None:
             self._end(req, reason)
         elif req.state is S.PREFILLING:
@@ -400,7 +375,3 @@ class Scheduler:
                 self.budget.remember(req, req.all_ids()[:-1])
             self.budget.release(req)
         req.to(S.FINISHED)
-
-
-def _all_present(hidden: Sequence[torch.Tensor | None]) -> bool:
-    return all(h is not None for h in hidden)
