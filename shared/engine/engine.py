@@ -20,8 +20,8 @@ from shared.engine.worker import Verified, Worker
 class Engine:
     """Owner of the open leases. `launch` and `admit` return at once; `collect` closes the oldest lease.
 
-        forward   | forward(N) sample(N) | forward(N+1) ...
-        copy      |        .. d2h(N)     |
+    forward   | forward(N) sample(N) | forward(N+1) ...
+    copy      |        .. d2h(N)     |
     """
 
     def __init__(self, streams: StreamSet, worker: Worker, future_map: FutureMap, publishes: bool) -> None:
@@ -41,7 +41,9 @@ class Engine:
         publish_ready = Event() if self.publishes else None
         lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu)
         self.streams.forward.wait(self.streams.schedule.launch(_mark, label="mark").done)
-        lease.forward = self.streams.forward.launch(lambda: self.worker.forward(plan, lease), label=f"forward({plan.step})")
+        lease.forward = self.streams.forward.launch(
+            lambda: self.worker.forward(plan, lease), label=f"forward({plan.step})"
+        )
 
         def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
             if self.publishes:
@@ -60,7 +62,9 @@ class Engine:
         publish_ready = Event() if self.publishes else None
         lease = StepLease(admission.step, admission, publish_ready)
         arms = (publish_ready,) if publish_ready is not None else ()
-        lease.sampled = self.streams.forward.launch(lambda: self._seed_relay(admission, publish_ready), arms=arms, label=f"admit({admission.step})")
+        lease.sampled = self.streams.forward.launch(
+            lambda: self._seed_relay(admission, publish_ready), arms=arms, label=f"admit({admission.step})"
+        )
         self._launch_copy(lease)
         return lease
 

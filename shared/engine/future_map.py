@@ -39,9 +39,7 @@ class FutureMap:
     """Owner of the relay buffers. Tensors live on `device`; only closures on the forward stream touch them, except
     `resolve_seq_lens_cpu`, which reads new_seq_lens_buf after its event."""
 
-    def __init__(
-        self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu"
-    ) -> None:
+    def __init__(self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu") -> None:
         self.num_rows = num_rows
         self.output_tokens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.new_seq_lens_buf = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -59,9 +57,7 @@ class FutureMap:
         if publish_ready is not None:
             publish_ready.fire()
 
-    def stash(
-        self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor
-    ) -> None:
+    def stash(self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor) -> None:
         """Leave the next input token (any integer shape, flattened to 1-D int64, S3) and the declared extras.
 
         The tag beside a value is the step that wrote it; `gather` compares it with the step the plan expects.

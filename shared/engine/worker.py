@@ -114,7 +114,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: torch.Tensor | None,
     The emitted tokens are the target's draws, so the stream is the non-speculative one at every temperature.
     """
     plan, device = fb.plan, sampled.ids.device
-    batch, num_prefill, width = plan.batch_size, plan.num_prefill, plan.width
+    num_prefill = plan.num_prefill
     output_of = torch.from_numpy(_output_of(plan)).to(device)
     tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
     accept_lens = torch.from_numpy(plan.emits.astype(np.int64)).to(device)
@@ -124,7 +124,9 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: torch.Tensor | None,
     advance = torch.from_numpy(plan.q_lens.astype(np.int64)).to(device)
     advance[num_prefill:] = accept_lens[num_prefill:]
     last = (accept_lens - 1).clamp(min=0).unsqueeze(1)
-    rows_hidden = hidden[output_of.gather(1, last).squeeze(1)] if hidden.numel() else hidden.new_zeros((batch, 0))
+    rows_hidden = (
+        hidden[output_of.gather(1, last).squeeze(1)] if hidden.numel() else hidden.new_zeros((plan.batch_size, 0))
+    )
     return Verified(
         tokens=tokens,
         accept_lens=accept_lens,

@@ -126,9 +126,7 @@ class Scheduler:
         return admission
 
     def _join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
-        """Rows whose KV is complete enter the running batch."""
-        for req in reqs:
-            req.to(S.RUNNING)
+        """Rows in state RUNNING, whose KV is complete, enter the batch."""
         batch = ScheduleBatch.of(reqs, committed, step, in_flight, self._schedule, self.settings.device)
         self.running.merge_batch(batch)
 
@@ -136,6 +134,7 @@ class Scheduler:
         req = arrival.request
         del self.granted[req.key]
         self.kv.set_tag(req.row, "active")
+        req.to(S.RUNNING)
         self.budget.remember(req, req.all_ids())
         emitted, reason = append_tokens(req, [arrival.token], arrival.logprobs)
         self._events.append(emitted)
@@ -291,6 +290,8 @@ class Scheduler:
             share.chunk.started = True
         self.prefilling = [chunk for chunk in self.prefilling if chunk not in done]
         local = [chunk for chunk in done if chunk.request.handoff_to is None]
+        for chunk in local:
+            chunk.request.to(S.RUNNING)
         self._join([chunk.request for chunk in local], [len(chunk.ids) for chunk in local], step, 1)
 
     # ---- results

@@ -38,7 +38,9 @@ class Job:
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
-        return Request(key, np.asarray(self.prompt, np.int64), self.sampling, self.seed, self.rid, handoff_to=handoff_to)
+        return Request(
+            key, np.asarray(self.prompt, np.int64), self.sampling, self.seed, self.rid, handoff_to=handoff_to
+        )
 
     def expected(self) -> list[int]:
         return reference_stream(self.prompt, self.sampling, self.seed, self.sampling.max_tokens)
@@ -134,7 +136,12 @@ def draw_sampling(rng: random.Random, temperature: float | None = None) -> Sampl
 
 
 def run_local(
-    core: NodeCore, jobs: Sequence[Job], *, retract_every: int = 0, rng: random.Random | None = None, budget: int = 20000
+    core: NodeCore,
+    jobs: Sequence[Job],
+    *,
+    retract_every: int = 0,
+    rng: random.Random | None = None,
+    budget: int = 20000,
 ) -> Outcome:
     """Submit all jobs to one core, in a few waves, and run it dry; retract somebody now and then."""
     outcome, left, loops, retractions = Outcome(), list(jobs), 0, 0
