@@ -1,0 +1,112 @@
+"""Transport `shm`: on one host the receiver maps the sender's pool read-only and copies out of it.
+
+    sender's memory file  ---- /proc/<pid>/fd/<fd>, PROT_READ ---->  copy  ->  generation unchanged?  ->  digest right?
+
+The sender can't be harmed, and a frozen or dead one can't harm: a mapping outlives its process. That is also why the
+memory of dead senders has to be let go of on purpose (`forget_dead`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.core.errors import HandoffFailed
+from shared.kv.pool import KVPool, ReadOnlyPool
+from shared.transfer.interface import PageList, PageSet, page_digest, require_digest, require_lengths
+from shared.wire.codec import Buffer
+from shared.wire.messages import PoolRef, Ready
+
+MAX_OPEN_POOLS = 64
+
+
+class ShmSender:
+    """Needs a pool made with shared=True."""
+
+    name = "shm"
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self.ref = PoolRef(os.getpid(), pool.fd, pool.num_pages, pool.page_bytes, pool.nonce)
+
+    def describe(self, pages: PageList) -> PageSet:
+        # Generation before digest: a page that changes owner in between can then only look stale, never fresh.
+        generations = [int(self._pool.generation[page]) for page in pages]
+        digests = [page_digest(self._pool.page_view(int(page))) for page in pages]
+        return PageSet([int(page) for page in pages], generations, digests, pool=self.ref)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPool:
+    """A mapped pool and the file it was opened as, which tells a recycled pid from the living sender."""
+
+    pool: ReadOnlyPool
+    file_id: tuple[int, int]
+
+
+class ShmReceiver:
+    """Keeps each peer's pool mapped, so that a pull costs its copies only."""
+
+    name = "shm"
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._open: dict[PoolRef, OpenPool] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def pull(self, ready: Ready, frames: Sequence[Buffer], dst_pages: PageList) -> None:
+        require_lengths(ready, dst_pages, self._pool.num_pages)
+        if ready.pool is None or frames:
+            raise HandoffFailed("pages came as frames where a shared pool was granted")
+        source = self._mapped(ready.pool)
+        for src, generation, digest, dst in zip(
+            ready.pages, ready.generations, ready.digests, dst_pages, strict=True
+        ):
+            target = self._pool.page_view(int(dst))
+            np.copyto(target, source.page(src))
+            if int(source.generation[src]) != generation:
+                raise HandoffFailed(f"page {src} has a new owner: its generation changed", subject=ready.key.rid)
+            require_digest(target, digest, src, subject=ready.key.rid)
+
+    def forget_dead(self) -> None:
+        for ref, mapped in list(self._open.items()):
+            if file_id(ref) != mapped.file_id:
+                del self._open[ref]
+                mapped.pool.close()
+
+    def close(self) -> None:
+        for mapped in self._open.values():
+            mapped.pool.close()
+        self._open.clear()
+
+    def _mapped(self, ref: PoolRef) -> ReadOnlyPool:
+        known = self._open.get(ref)
+        if known is not None:
+            return known.pool
+        if ref.page_bytes != self._pool.page_bytes:
+            raise HandoffFailed(f"pages of {ref.page_bytes} bytes, ours have {self._pool.page_bytes}")
+        self.forget_dead()
+        if len(self._open) >= MAX_OPEN_POOLS:
+            raise HandoffFailed(f"{MAX_OPEN_POOLS} pools of peers are open already")
+        pool = ReadOnlyPool.open(ref.pid, ref.fd, ref.num_pages, ref.page_bytes, ref.nonce)
+        identity = file_id(ref)
+        if identity is None:
+            pool.close()
+            raise HandoffFailed(f"pid {ref.pid} is gone")
+        self._open[ref] = OpenPool(pool, identity)
+        return pool
+
+
+def file_id(ref: PoolRef) -> tuple[int, int] | None:
+    """(device, inode) of what the peer has at that descriptor now; None when process or descriptor are gone."""
+    try:
+        info = os.stat(f"/proc/{ref.pid}/fd/{ref.fd}")
+    except (OSError, ValueError):
+        return None
+    return info.st_dev, info.st_ino
