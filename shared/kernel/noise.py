@@ -37,7 +37,7 @@ _ATANH = tuple(float(np.float32(1 / k)) for k in (3, 5, 7, 9))
 _TAYLOR = tuple(float(np.float32(1 / k)) for k in (2, 6, 24, 120, 720, 5040))
 
 
-# --- Python: the definition, on plain ints -------------------------------------------------------------------------
+# --- Python: the definition, on plain ints --------------------------------------------------------------------------
 
 
 def mix32(value: int) -> int:
@@ -64,7 +64,7 @@ def noise_bits(first: int, second: int, token_id: int) -> int:
     return (value ^ (value >> 16)) >> (32 - NOISE_BITS)
 
 
-# --- numba: scalars that LLVM inlines and vectorises -----------------------------------------------------------------
+# --- numba: scalars that LLVM inlines and vectorises ----------------------------------------------------------------
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -157,7 +157,7 @@ def nb_gumbel(bits: np.int32) -> np.float32:
     return _f32(-nb_log(_f32(-nb_log(uniform))))
 
 
-# --- torch: the same operations on tensors of any device --------------------------------------------------------------
+# --- torch: the same operations on tensors of any device ------------------------------------------------------------
 
 
 def torch_mix32(value: torch.Tensor) -> torch.Tensor:

@@ -151,11 +151,11 @@ class HashDraft:
     ) -> None:
         """Writes draft state of T tokens; shapes and dtypes as in ModelInputs, next_ids[t] is the token after t."""
         _extend(
-            input_ids.numpy(),
-            next_ids.numpy(),
-            positions.numpy(),
-            cu_q_lens.numpy(),
-            page_table.numpy(),
+            input_ids.contiguous().numpy(),
+            next_ids.contiguous().numpy(),
+            positions.contiguous().numpy(),
+            cu_q_lens.contiguous().numpy(),
+            page_table.contiguous().numpy(),
             kv.plane("draft").numpy().view(np.uint64),
         )
 
@@ -175,6 +175,7 @@ class HashDraft:
         """
         lower = np.empty(len(bonus_ids), dtype=np.uint64)
         upper = np.empty(len(bonus_ids), dtype=np.uint64)
+        bonus_ids, committed, page_table = bonus_ids.contiguous(), committed.contiguous(), page_table.contiguous()
         draft = kv.plane("draft").numpy().view(np.uint64)
         _rebuild(bonus_ids.numpy(), committed.numpy(), page_table.numpy(), draft, lower, upper)
         hidden_ok = upper.view(np.int64) == hidden.numpy()[:, 0]

@@ -132,10 +132,10 @@ class HashLM:
         """hidden: (E, 1) int64, the state h that the logits came from."""
         states = np.zeros(inputs.input_ids.shape[0], dtype=np.uint64)
         _forward(
-            inputs.input_ids.numpy(),
-            inputs.positions.numpy(),
-            inputs.cu_q_lens.numpy(),
-            inputs.page_table.numpy(),
+            inputs.input_ids.contiguous().numpy(),
+            inputs.positions.contiguous().numpy(),
+            inputs.cu_q_lens.contiguous().numpy(),
+            inputs.page_table.contiguous().numpy(),
             kv.plane("kv").numpy().view(np.uint64),
             states,
         )

@@ -63,7 +63,7 @@ def sample_cpu(
     values = logits.contiguous().numpy()
     tokens = np.zeros((1, 1), np.int32) if history is None else history.tokens.numpy()
     rows = np.zeros(len(batch), np.int64) if history is None else history.rows.astype(np.int64)
-    outputs = Outputs(np.ascontiguousarray(row_of, np.int64), positions.numpy(), rows, tokens)
+    outputs = Outputs(np.array(row_of, np.int64), positions.contiguous().numpy(), rows, tokens)
     _check_range(outputs, len(batch), needs_history(batch))
     ids = np.zeros(len(values), dtype=np.int64)
     parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1

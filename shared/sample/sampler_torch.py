@@ -63,9 +63,7 @@ def _column(values: npt.NDArray[np.generic], rows: Rows, device: torch.device) -
     return _to(values[rows], device).unsqueeze(1)
 
 
-# --- penalties, bias, mask ---------------------------------------------------------------------------------------------
-
-
+# --- penalties, bias, mask ------------------------------------------------------------------------------------------
 def _edit(
     logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
 ) -> torch.Tensor:
@@ -130,9 +128,7 @@ def _mask_stops(
     logits[where] = torch.where(early, -torch.inf, logits[where])
 
 
-# --- drawing -------------------------------------------------------------------------------------------------------------
-
-
+# --- drawing --------------------------------------------------------------------------------------------------------
 def _argmax(
     logits: torch.Tensor, batch: SamplingBatch | None, group: _Group | None, positions: torch.Tensor | None
 ) -> torch.Tensor:
@@ -143,8 +139,8 @@ def _argmax(
 
 
 def _scaled(logits: torch.Tensor, batch: SamplingBatch, group: _Group) -> torch.Tensor:
-    scale = np.float32(1) / batch.temperature
-    return (logits - logits.amax(dim=1, keepdim=True)) * _column(scale, group.rows, logits.device)
+    scale = _to(np.float32(1) / batch.temperature[group.rows], logits.device).unsqueeze(1)
+    return (logits - logits.amax(dim=1, keepdim=True)) * scale
 
 
 def _noise(batch: SamplingBatch, group: _Group, positions: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -177,9 +173,7 @@ def _draw_filtered(logits: torch.Tensor, batch: SamplingBatch, group: _Group, po
     return torch.where(keep & (scores == best), order, vocab_size).amin(dim=1).clamp(max=vocab_size - 1)
 
 
-# --- logprobs ----------------------------------------------------------------------------------------------------------
-
-
+# --- logprobs -------------------------------------------------------------------------------------------------------
 def _with_logprobs(logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, ids: torch.Tensor) -> SampleOutput:
     device, num_best = logits.device, batch.num_logprobs[row_of]
     width = max(0, int(num_best.max(initial=-1)))

@@ -1,0 +1,289 @@
+"""Penalties, bias, mask and filters against plain Python that knows only the definition; and the two implementations
+against each other, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shared.core.sampling_params import SamplingParams
+from shared.kernel import sample_cpu as kernels
+from shared.kernel.noise import noise_bits, row_keys
+from shared.sample.interface import History, SampleOutput, SamplingBatch
+from shared.sample.sampler import NO_TOKEN, row_params, sample, sample_cpu
+from shared.sample.sampler_torch import sample_torch
+
+VOCAB = 200
+Sampler = Callable[..., SampleOutput]
+BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
+
+KNOBS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": VOCAB + 5},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"top_p": 0.0},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 30, "top_p": 0.8},
+    {"top_k": 50, "min_p": 0.02},
+    {"top_p": 0.95, "min_p": 0.01},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8, "temperature": 0.0},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -0.5, "frequency_penalty": -0.2, "repetition_penalty": 1.1, "top_p": 0.9},
+    {"logit_bias": ((3, 5.0), (9, -100.0)), "temperature": 0.0},
+    {"logit_bias": ((17, 100.0),)},
+    {"min_tokens": 30, "stop_token_ids": (1, 2, 150)},
+    {"min_tokens": 30, "stop_token_ids": (1, 2, 150), "temperature": 0.0, "logit_bias": ((2, 50.0),)},
+    {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)},
+]
+
+
+def make_params(knobs: dict[str, Any], **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=100, **{**knobs, **more})
+
+
+# --- the definition, in plain Python ---------------------------------------------------------------------------------
+
+
+def plain_edit(logits: list[float], params: SamplingParams, tokens: list[int], prompt_len: int) -> list[float]:
+    scores = list(logits)
+    for i in set(tokens):
+        scores[i] = scores[i] / params.repetition_penalty if scores[i] > 0 else scores[i] * params.repetition_penalty
+    output = tokens[prompt_len:]
+    for i in set(output):
+        scores[i] -= params.presence_penalty + params.frequency_penalty * output.count(i)
+    for i, value in params.logit_bias:
+        scores[i] += value
+    if len(output) < params.min_tokens:
+        for i in params.stop_token_ids:
+            scores[i] = -math.inf
+    return scores
+
+
+def plain_filter(scores: list[float], params: SamplingParams) -> list[int]:
+    ranking = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    if params.top_k > 0:
+        ranking = ranking[: params.top_k]
+    best = scores[ranking[0]]
+    weights = [math.exp((scores[i] - best) / params.temperature) for i in ranking]
+    if params.top_p < 1:
+        keep, mass = 0, 0.0
+        while keep == 0 or mass < params.top_p * sum(weights):
+            mass, keep = mass + weights[keep], keep + 1
+        ranking, weights = ranking[:keep], weights[:keep]
+    return [i for i, weight in zip(ranking, weights, strict=True) if weight >= params.min_p]
+
+
+def plain_sample(logits: list[float], params: SamplingParams, seed: int, tokens: list[int], prompt_len: int) -> int:
+    scores = plain_edit(logits, params, tokens, prompt_len)
+    if params.temperature == 0:
+        return max(range(len(scores)), key=lambda i: (scores[i], -i))
+    keys = row_keys(seed, len(tokens))
+    noise = [-math.log(-math.log((noise_bits(*keys, i) + 0.5) / 2**23)) for i in range(len(scores))]
+    return max(plain_filter(scores, params), key=lambda i: (scores[i] / params.temperature + noise[i], -i))
+
+
+# --- cases ---------------------------------------------------------------------------------------------------------
+
+
+class Case:
+    """A batch with one row per set of knobs and several outputs per row, as in a verify window."""
+
+    def __init__(self, seed: int, outputs_per_row: int = 3, **more: Any) -> None:
+        rng = np.random.default_rng(seed)
+        self.params = [make_params(knobs, **more) for knobs in KNOBS]
+        num_rows = len(self.params)
+        self.seeds = [int(s) for s in rng.integers(0, 2**64, num_rows, dtype=np.uint64)]
+        self.prompt_lens = rng.integers(1, 12, num_rows).tolist()
+        self.rows = np.repeat(np.arange(num_rows), outputs_per_row)
+        self.positions = torch.from_numpy(rng.integers(12, 40, len(self.rows)))
+        tokens = torch.from_numpy(rng.integers(0, 30, (num_rows + 4, 48)).astype(np.int32))
+        self.history = History(tokens, rng.permutation(num_rows + 4)[:num_rows])
+        self.logits = torch.from_numpy((rng.standard_normal((len(self.rows), VOCAB)) * 2.5).astype(np.float32))
+
+    @property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.build(self.params, self.seeds, self.prompt_lens)
+
+    def run(self, sampler: Sampler) -> SampleOutput:
+        return sampler(self.logits, self.batch, self.rows, self.positions, self.history)
+
+    def plain(self, e: int) -> int:
+        b = self.rows[e]
+        tokens = self.history.tokens[self.history.rows[b], : int(self.positions[e]) + 1].tolist()
+        return plain_sample(self.logits[e].tolist(), self.params[b], self.seeds[b], tokens, self.prompt_lens[b])
+
+
+@BOTH
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_rule_equals_its_definition_in_plain_python(sampler: Sampler, seed: int) -> None:
+    case = Case(seed)
+    assert case.run(sampler).ids.tolist() == [case.plain(e) for e in range(len(case.rows))]
+
+
+@BOTH
+def test_each_knob_changes_something(sampler: Sampler) -> None:
+    """Else the test above would pass with that rule taken away."""
+    num = 400
+    rng = np.random.default_rng(8)
+    logits = torch.from_numpy((rng.standard_normal((num, VOCAB)) * 2.5).astype(np.float32))
+    history = History(torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32)), np.zeros(1, np.int64))
+    rows, positions = np.zeros(num, np.int64), torch.arange(20, 20 + num)
+    skip = ({}, {"top_k": VOCAB + 5}, {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)})
+    ids = {}
+    for knobs in KNOBS:
+        more = {**knobs, "min_tokens": 300} if "min_tokens" in knobs else knobs
+        batch = SamplingBatch.build([make_params(more)], [5], [10])
+        ids[str(knobs)] = sampler(logits, batch, rows, positions, history).ids
+    for knobs in KNOBS:
+        assert (knobs in skip) or not torch.equal(ids[str(knobs)], ids["{}"]), knobs
+    assert torch.equal(ids[str({"top_k": VOCAB + 5})], ids["{}"])
+
+
+def test_numba_and_torch_agree_bit_for_bit() -> None:
+    for seed in range(10, 30):
+        case = Case(seed, num_logprobs=seed % 5 - 1)
+        a, b = case.run(sample_cpu), case.run(sample_torch)
+        for name in ("ids", "logprobs", "top_ids", "top_logprobs"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 60.0])
+def test_numba_and_torch_agree_on_ties_and_on_extreme_logits(scale: float) -> None:
+    """Coarse logits tie by the dozen, inside and at the edge of every filter."""
+    for seed in range(5):
+        case = Case(seed)
+        case.logits = (case.logits * 4).round() * scale
+        case.logits[:, ::7] = -torch.inf
+        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_torch).ids)
+
+
+@BOTH
+def test_a_row_does_not_depend_on_its_batch_mates(sampler: Sampler) -> None:
+    case = Case(4, num_logprobs=2)
+    together = case.run(sampler)
+    for e in np.random.default_rng(0).permutation(len(case.rows))[:30]:
+        b = case.rows[e]
+        batch = SamplingBatch.build([case.params[b]], [case.seeds[b]], [case.prompt_lens[b]])
+        history = History(case.history.tokens, case.history.rows[b : b + 1])
+        alone = sampler(case.logits[e : e + 1], batch, np.zeros(1, np.int64), case.positions[e : e + 1], history)
+        assert alone.ids[0] == together.ids[e]
+        assert alone.logprobs[0] == together.logprobs[e]
+
+
+def test_threads_do_not_show() -> None:
+    case = Case(5)
+    outputs = kernels.Outputs(
+        case.rows, case.positions.numpy(), case.history.rows.astype(np.int64), case.history.tokens.numpy()
+    )
+    ids = np.zeros(len(case.rows), np.int64)
+    kernels.sample_parallel(case.logits.numpy(), row_params(case.batch), outputs, ids)
+    assert torch.equal(torch.from_numpy(ids), case.run(sample_cpu).ids)
+
+
+@BOTH
+def test_logits_are_left_as_they_are(sampler: Sampler) -> None:
+    case = Case(6)
+    before = case.logits.clone()
+    case.run(sampler)
+    assert torch.equal(case.logits, before)
+
+
+@BOTH
+def test_equal_logits_go_to_the_lowest_id(sampler: Sampler) -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [40, 41, 90]] = 3.0
+    one = np.zeros(1, np.int64)
+    greedy = SamplingBatch.build([SamplingParams(max_tokens=1, temperature=0.0)], [1], [1])
+    assert sampler(logits, greedy, one, torch.tensor([5]), None).ids.tolist() == [40]
+    batch = SamplingBatch.build([SamplingParams(max_tokens=1, top_k=2, num_logprobs=3)], [1], [1])
+    output = sampler(logits, batch, one, torch.tensor([5]), None)
+    assert output.ids.item() in (40, 41) and output.top_ids.tolist() == [[40, 41, 90]]
+
+
+@BOTH
+def test_logprobs_are_of_the_raw_distribution(sampler: Sampler) -> None:
+    case = Case(7, num_logprobs=4)
+    output = case.run(sampler)
+    exact = torch.log_softmax(case.logits.double(), dim=1)
+    chosen = exact.gather(1, output.ids[:, None])[:, 0]
+    assert torch.allclose(output.logprobs.double(), chosen, atol=2e-6)
+    best = exact.topk(4, dim=1)
+    assert torch.equal(output.top_ids, best.indices)
+    assert torch.allclose(output.top_logprobs.double(), best.values, atol=2e-6)
+
+
+@BOTH
+def test_each_row_gets_as_many_logprobs_as_it_asked_for(sampler: Sampler) -> None:
+    wants = [-1, 0, 2, 5]
+    params = [SamplingParams(max_tokens=1, num_logprobs=n) for n in wants]
+    batch = SamplingBatch.build(params, [1] * 4, [1] * 4)
+    logits = torch.from_numpy(np.random.default_rng(9).standard_normal((4, VOCAB)).astype(np.float32))
+    output = sampler(logits, batch, np.arange(4), torch.full((4,), 3), None)
+    assert (output.top_ids != NO_TOKEN).sum(dim=1).tolist() == [0, 0, 2, 5]
+    assert (output.logprobs != 0).tolist() == [False, True, True, True]
+
+
+@BOTH
+def test_top_k_wider_than_the_vocabulary_of_logprobs(sampler: Sampler) -> None:
+    logits = torch.tensor([[0.5, 2.0, 1.0]])
+    batch = SamplingBatch.build([SamplingParams(max_tokens=1, num_logprobs=5)], [1], [1])
+    output = sampler(logits, batch, np.zeros(1, np.int64), torch.tensor([3]), None)
+    assert output.top_ids.tolist() == [[1, 2, 0, NO_TOKEN, NO_TOKEN]]
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_give_some_id(sampler: Sampler, bad: float) -> None:
+    case = Case(8)
+    case.logits[:] = bad
+    ids = case.run(sampler).ids
+    assert ((ids >= 0) & (ids < VOCAB)).all()
+
+
+@BOTH
+def test_no_outputs_is_not_an_error(sampler: Sampler) -> None:
+    case = Case(9)
+    none = np.zeros(0, np.int64)
+    output = sampler(case.logits[:0], case.batch, none, torch.zeros(0, dtype=torch.int64), case.history)
+    assert output.ids.shape == (0,) and output.top_ids.shape == (0, 0)
+
+
+def test_ids_outside_the_vocabulary_are_skipped() -> None:
+    """Stop ids, bias and stale history come from elsewhere: none may reach foreign memory."""
+    params = make_params({}, stop_token_ids=(VOCAB, -1), min_tokens=99, logit_bias=((VOCAB + 3, 1.0),))
+    penalised = make_params({}, repetition_penalty=1.2)
+    batch = SamplingBatch.build([params, penalised], [1, 1], [1, 1])
+    history = History(torch.full((2, 10), 10**9, dtype=torch.int32), np.arange(2))
+    logits = torch.from_numpy(np.random.default_rng(9).standard_normal((2, VOCAB)).astype(np.float32))
+    free = SamplingBatch.build([make_params({})] * 2, [1, 1], [1, 1])
+    positions = torch.full((2,), 4)
+    expected = sample(logits, free, np.arange(2), positions).ids
+    for sampler in (sample_cpu, sample_torch):
+        assert torch.equal(sampler(logits, batch, np.arange(2), positions, history).ids, expected)
+
+
+def test_misuse_is_refused() -> None:
+    case = Case(10)
+    with pytest.raises(ValueError, match="history"):
+        sample(case.logits, case.batch, case.rows, case.positions, None)
+    with pytest.raises(TypeError, match="float32"):
+        sample(case.logits.bfloat16(), case.batch, case.rows, case.positions, case.history)
+    with pytest.raises(IndexError, match="batch rows"):
+        sample(case.logits, case.batch, case.rows + 1, case.positions, case.history)
+    with pytest.raises(IndexError, match="past the history"):
+        sample(case.logits, case.batch, case.rows, case.positions + 40, case.history)
