@@ -255,7 +255,8 @@ from shared.wire.codec import encode
 from shared.wire.messages import Key
 pool = KVPool((PlaneSpec("kv", (1000,), torch.int64),), 4, 16, shared=True)
 pool.plane("kv")[:] = torch.arange(4)[:, None]
-sys.stdout.buffer.write(encode(ShmSender(pool).describe([2, 3]).ready(Key('r', 1, 'rid', 0, 0), 1, 0)).hex().encode() + b"\\n")
+ready = ShmSender(pool).describe([2, 3]).ready(Key("r", 1, "rid", 0, 0), 1, 0)
+print(encode(ready).hex())
 sys.stdout.flush()
 sys.stdin.read()
 """
