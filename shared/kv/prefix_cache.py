@@ -28,7 +28,7 @@ HEAP_SLACK = 64
 
 
 class Node:
-    """One cached page. `stamp` is the logical time at which it was last unlocked; page 0 marks an evicted node."""
+    """One cached page. `stamp` is the logical time at which it was last unlocked."""
 
     __slots__ = ("children", "key", "page", "parent", "refs", "stamp")
 
@@ -208,13 +208,12 @@ class PrefixCache:
     def _remove(self, node: Node) -> int:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
-        page, node.page, node.parent = node.page, 0, None
         del parent.children[node.key]
-        del self._nodes[page]
+        del self._nodes[node.page]
         self._num_evictable -= 1
         if parent is not self._root and not parent.children and parent.refs == 0:
             self._push_leaf(parent)
-        return page
+        return node.page
 
     def _push_leaf(self, node: Node) -> None:
         heapq.heappush(self._leaves, (node.stamp, next(self._pushes), node))
@@ -273,5 +272,9 @@ class PrefixCache:
 
 
 def _is_current(stamp: int, node: Node) -> bool:
-    """Whether a heap entry still stands for an unlocked leaf of the tree."""
-    return node.page != 0 and node.refs == 0 and not node.children and node.stamp == stamp
+    """Whether a heap entry still stands for an unlocked leaf of the tree.
+
+    A leaf gets a child only in `insert`, under a lock: its stamp is another one when it is unlocked again. So a
+    (stamp, node) pair is pushed once, and no entry of an evicted node is ever current.
+    """
+    return node.refs == 0 and node.stamp == stamp
