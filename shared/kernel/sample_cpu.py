@@ -130,22 +130,35 @@ def _mass_before(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _sift(heap: npt.NDArray[np.int64], size: int, key: np.int64) -> None:
+    """Replace the smallest of heap[:size], which is heap[0], and restore the order."""
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if child >= size or heap[child] >= key:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = key
+
+
+@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
-    """(num,) ids, largest logit first, equal ones by id: one scan, and a sort whenever 2 x num candidates came up."""
-    keys = np.empty(2 * num, dtype=np.int64)
-    held, floor = 0, _i64(_NOTHING)
+    """(num,) ids, largest logit first, equal ones by id: one scan with a heap. num is at most the vocabulary."""
+    heap = np.full(num, _NOTHING, dtype=np.int64)
     for i in range(logits.shape[0]):
         key = _ranked(logits[i], i)
-        if key >= floor:
-            keys[held] = key
-            held += 1
-            if held == 2 * num:
-                keys[:] = np.sort(keys)[::-1]
-                held, floor = num, keys[num - 1]
-    ids = np.sort(keys[:held])[::-1][:num].copy()
-    for rank in range(ids.shape[0]):
-        ids[rank] = _id_of(ids[rank])
-    return ids
+        if key > heap[0]:
+            _sift(heap, num, key)
+    for size in range(num - 1, 0, -1):  # the smallest goes to the end
+        smallest = heap[0]
+        _sift(heap, size, heap[size])
+        heap[size] = smallest
+    for rank in range(num):
+        heap[rank] = _id_of(heap[rank])
+    return heap
 
 
 @njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]

@@ -112,7 +112,7 @@ def _add_bias(logits: torch.Tensor, biases: list[tuple[int, int, float]]) -> Non
         return
     outputs, ids, values = (np.array(column) for column in zip(*biases, strict=True))
     where = (_to(outputs, logits.device), _to(ids, logits.device))
-    logits[where] += _to(values.astype(np.float32), logits.device)
+    logits.index_put_(where, _to(values.astype(np.float32), logits.device), accumulate=True)
 
 
 def _mask_stops(
