@@ -1,0 +1,72 @@
+"""Batches that use every sampling parameter, for the two implementations of the sampler and for any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.core.sampling_params import SamplingParams
+from shared.sample.interface import History, SampleOutput, SamplingBatch
+
+VOCAB = 200
+Sampler = Callable[..., SampleOutput]
+
+KNOBS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": VOCAB + 5},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"top_p": 0.0},
+    {"min_p": 0.05},
+    {"min_p": 1.0},
+    {"top_k": 30, "top_p": 0.8},
+    {"top_k": 50, "min_p": 0.02},
+    {"top_p": 0.95, "min_p": 0.01},
+    {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 0.7},
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8, "temperature": 0.0},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -0.5, "frequency_penalty": -0.2, "repetition_penalty": 1.1, "top_p": 0.9},
+    {"logit_bias": ((3, 5.0), (9, -100.0)), "temperature": 0.0},
+    {"logit_bias": ((17, 100.0),)},
+    {"min_tokens": 30, "stop_token_ids": (1, 2, 150)},
+    {"min_tokens": 30, "stop_token_ids": (1, 2, 150), "temperature": 0.0, "logit_bias": ((2, 50.0),)},
+    {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)},
+]
+
+
+def make_params(knobs: dict[str, Any], **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=100, **{**knobs, **more})
+
+
+class Case:
+    """A batch with one row per set of knobs and several outputs per row, as in a verify window."""
+
+    def __init__(self, seed: int, outputs_per_row: int = 3, **more: Any) -> None:
+        rng = np.random.default_rng(seed)
+        self.params = [make_params(knobs, **more) for knobs in KNOBS]
+        num_rows = len(self.params)
+        self.seeds = [int(s) for s in rng.integers(0, 2**64, num_rows, dtype=np.uint64)]
+        self.prompt_lens = rng.integers(1, 12, num_rows).tolist()
+        self.rows = np.repeat(np.arange(num_rows), outputs_per_row)
+        self.positions = torch.from_numpy(rng.integers(12, 40, len(self.rows)))
+        tokens = torch.from_numpy(rng.integers(0, 30, (num_rows + 4, 48)).astype(np.int32))
+        self.history = History(tokens, rng.permutation(num_rows + 4)[:num_rows])
+        self.logits = torch.from_numpy((rng.standard_normal((len(self.rows), VOCAB)) * 2.5).astype(np.float32))
+
+    @property
+    def batch(self) -> SamplingBatch:
+        return SamplingBatch.build(self.params, self.seeds, self.prompt_lens)
+
+    def run(self, sampler: Sampler, device: str = "cpu") -> SampleOutput:
+        history = History(self.history.tokens.to(device), self.history.rows)
+        return sampler(self.logits.to(device), self.batch, self.rows, self.positions.to(device), history)
