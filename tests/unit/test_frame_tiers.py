@@ -29,7 +29,8 @@ def test_status_of_a_tier(status, passed):
 def test_a_tier_that_hangs_fails_and_takes_its_children_along(tmp_path):
     file = tmp_path / "pid"
     code = (
-        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         f"open({str(file)!r}, 'w').write(str(child.pid)); time.sleep(600)"
     )
     assert tiers.run(python(code, budget_s=1.0))[0] is False
