@@ -1,0 +1,51 @@
+"""`baton up` as a child process for a measurement: started on a free port, ready when this returns, stopped with it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+READY_TIMEOUT_S = 300.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def baton_up(*flags: str) -> Iterator[int]:
+    """Yields the HTTP port."""
+    port = free_port()
+    command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(port), *flags]
+    with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait_ready(port, process, Path(log.name))
+            yield port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2) as reply:
+            if reply.status == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"baton up did not get ready:\n{log.read_text()[-4000:]}")

@@ -1,0 +1,124 @@
+"""Engine level: tokens/s through scheduler, overlap loop and engine, without any network; and overlap beside plain.
+
+python -m tests.bench.engine_core --threads 2 --dtype bfloat16 [--pairs 11]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import sys
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.streams import make_streams
+from shared.model.interface import Model
+from shared.model.load import load_model
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.events import Emitted
+from shared.sched.settings import SchedSettings
+from tests.bench.report import report
+
+PROMPT_TOKENS = 128
+
+
+def build(model: Model, threads: int, overlap: bool) -> NodeCore:
+    settings = SchedSettings(page_size=16, max_context=2048, chunk_size=512, mixed_chunk_size=512)
+    streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))
+    return assemble_core(model, streams, settings, CoreSizes(1200, 40, prefix_cache=False), overlap=overlap)
+
+
+def submit(core: NodeCore, batch: int, num_out: int, prompt_tokens: int) -> None:
+    rng = np.random.default_rng(7)
+    for i in range(batch):
+        key = RequestKey("bench", 1, f"r{time.monotonic_ns()}", 0, i)
+        prompt = rng.integers(100, 40_000, prompt_tokens).astype(np.int64)
+        core.scheduler.submit(Request(key._replace(seq_index=0, rid=f"{key.rid}.{i}"), prompt, _greedy(num_out), 0, i))
+
+
+def _greedy(num_out: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_out, temperature=0.0)
+
+
+def run_dry(core: NodeCore, batch: int) -> tuple[float, float]:
+    """(prefill seconds until every request has its first token, decode tokens/s after that)."""
+    start, counted, first_done, tokens_then = time.perf_counter(), 0, 0.0, 0
+    while core.scheduler.requests or not core.loop.idle:
+        core.loop.step(block=True)
+        counted += sum(len(event.ids) for event in core.scheduler.take_events() if isinstance(event, Emitted))
+        if not first_done and counted >= batch:
+            first_done, tokens_then = time.perf_counter(), counted
+    rate = (counted - tokens_then) / max(time.perf_counter() - first_done, 1e-9)
+    return first_done - start, rate
+
+
+def decode_rate(core: NodeCore, batch: int, num_out: int) -> float:
+    submit(core, batch, num_out, PROMPT_TOKENS)
+    return run_dry(core, batch)[1]
+
+
+def spin(stop: Event) -> None:
+    while not stop.is_set():
+        sum(range(1000))
+
+
+def compare_overlap(model: Model, threads: int, pairs: int, busy: bool) -> float:
+    """Median over interleaved pairs of (overlap rate / plain rate) at batch 8."""
+    cores = {overlap: build(model, threads, overlap) for overlap in (True, False)}
+    stop = multiprocessing.Event()
+    neighbour = multiprocessing.Process(target=spin, args=(stop,), daemon=True)
+    if busy:
+        neighbour.start()
+    try:
+        for core in cores.values():
+            decode_rate(core, 8, 16)
+        ratios = []
+        for i in range(pairs):
+            order = (True, False) if i % 2 else (False, True)
+            rates = {overlap: decode_rate(cores[overlap], 8, 48) for overlap in order}
+            ratios.append(rates[True] / rates[False])
+        return statistics.median(ratios)
+    finally:
+        stop.set()
+        if busy:
+            neighbour.join()
+        for core in cores.values():
+            core.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--pairs", type=int, default=0, help="overlap against plain: number of interleaved pairs")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    model = load_model(args.model, args.dtype, threads=args.threads)
+    core = build(model, args.threads, overlap=True)
+    figures: dict[str, float] = {}
+    decode_rate(core, 4, 8)
+    for _ in range(2):
+        submit(core, 1, 2, 512)
+        figures["prefill_512"] = 512 / run_dry(core, 1)[0]
+    for batch, num_out in ((1, 96), (8, 64), (32, 48)):
+        figures[f"decode_{batch}"] = max(decode_rate(core, batch, num_out) for _ in range(2))
+    core.close()
+    if args.pairs:
+        figures["overlap_alone"] = compare_overlap(model, args.threads, args.pairs, busy=False)
+        figures["overlap_busy"] = compare_overlap(model, args.threads, args.pairs, busy=True)
+    report(figures, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""`make bench`: every figure of the README, measured in one run on this machine and printed side by side.
+
+    python -m tests.bench.run [--quick]
+
+Each part is a process of its own, with its thread count set before torch loads. Results: bench-out/bench.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shared.config.core_plan import environment
+from shared.config.settings import CorePlan
+
+OUT = Path("bench-out")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One measuring process. `threads` also goes into its environment."""
+
+    name: str
+    threads: int
+    command: tuple[str, ...]
+
+
+def parts(quick: bool, cores: int) -> list[Part]:
+    pairs = "3" if quick else "11"
+    engine = ("-m", "tests.bench.engine_core")
+    both = str(cores)
+    return [
+        Part("model_bfloat16", cores, ("tests/bench/engine_model.py", "--dtype", "bfloat16", "--threads", both)),
+        Part("model_float32", cores, ("tests/bench/engine_model.py", "--dtype", "float32", "--threads", both)),
+        Part("engine", cores, (*engine, "--threads", both)),
+        Part("engine_one_thread", 1, (*engine, "--threads", "1", "--pairs", pairs)),
+        Part("http_shm", 1, ("-m", "tests.bench.http_load", "--transport", "shm")),
+        Part("http_zmq", 1, ("-m", "tests.bench.http_load", "--transport", "zmq")),
+        Part("transfer", 1, ("tests/bench/transfer.py",)),
+    ]
+
+
+def measure(part: Part, console: Console) -> Any:
+    path = OUT / f"{part.name}.json"
+    path.unlink(missing_ok=True)
+    console.print(f"[bold]{part.name}[/] ...", end=" ")
+    start = time.monotonic()
+    command = [sys.executable, *part.command, "--json", str(path)]
+    env = {**os.environ, **environment(CorePlan(threads=part.threads))}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    console.print(f"{time.monotonic() - start:.0f} s")
+    if done.returncode:
+        console.print(done.stdout[-2000:] + done.stderr[-2000:], markup=False)
+        return None
+    return json.loads(path.read_text())
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def show(figures: dict[str, Any], console: Console) -> None:
+    for name, part in figures.items():
+        if not isinstance(part, dict):
+            continue
+        table = Table(title=name, title_justify="left")
+        table.add_column("figure")
+        table.add_column("value", justify="right")
+        for row, value in flat(part):
+            table.add_row(row, f"{value:,.2f}" if isinstance(value, float) else str(value))
+        console.print(table)
+
+
+def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        return [row for key, value in tree.items() for row in flat(value, f"{prefix}{key} ")]
+    if isinstance(tree, list):
+        return [row for i, value in enumerate(tree) for row in flat(value, f"{prefix}{i} ")]
+    return [(prefix.strip(), tree)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it runs")
+    parser.add_argument("--only", nargs="*", help="names of parts")
+    args = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    console = Console(width=110)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    machine = f"{cpu_name()}, {cores} cores, Python {platform.python_version()}"
+    console.print(machine)
+    figures: dict[str, Any] = {"machine": machine}
+    for part in parts(args.quick, cores):
+        if not args.only or part.name in args.only:
+            figures[part.name] = measure(part, console)
+    show(figures, console)
+    (OUT / "bench.json").write_text(json.dumps(figures, indent=1))
+    return 1 if None in figures.values() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""A lean streaming client: raw asyncio sockets, so that the measuring side costs little of the two cores it shares."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Stream:
+    """What one request saw. Times in seconds on the monotonic clock; token_times[i] is when token i arrived."""
+
+    sent: float
+    token_times: list[float] = field(default_factory=list)
+    status: int = 0
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.sent
+
+    @property
+    def itls(self) -> list[float]:
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+
+async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
+    """POST /v1/completions with stream on; one entry per token id that arrives (return_token_ids)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    payload = json.dumps({**body, "stream": True, "return_token_ids": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
+    stream = Stream(time.monotonic())
+    writer.write(head.encode() + payload)
+    stream.status = int((await reader.readline()).split()[1])
+    try:
+        while line := await reader.readline():
+            now = time.monotonic()
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    stream.token_times.extend([now] * len(choice.get("token_ids") or ()))
+    finally:
+        writer.close()
+    if stream.status != 200:
+        raise RuntimeError(f"the server answered {stream.status}")
+    return stream
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest-rank percentile; share in 0..1."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
