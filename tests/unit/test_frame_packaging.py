@@ -61,7 +61,8 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 found.add(node.module.split(".")[0])
-    return found - set(sys.stdlib_module_names) - set(PACKAGES) - {"tests"}
+    own = {file.stem for file in (ROOT / "tests").rglob("*.py")} | {"tests"} | set(PACKAGES)
+    return found - set(sys.stdlib_module_names) - own
 
 
 @pytest.mark.parametrize(
