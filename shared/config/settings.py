@@ -138,6 +138,10 @@ class RouterConfig:
     node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
     policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
     router_id: str = option("router", "name in request keys and logs; differs between routers", metavar="NAME")
+    local_prefill_tokens: int = option(
+        32, "prompts up to this many tokens go to a decode node alone, without a hand-off", low=0
+    )
+    api_key_file: str = option("", "file with the key clients must send as bearer token; empty: none", metavar="FILE")
 
     def __post_init__(self) -> None:
         check_fields(self)

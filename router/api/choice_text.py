@@ -1,0 +1,80 @@
+"""One choice of an answer while it grows: tokens in, visible text out. Knows nothing of JSON shapes.
+
+    ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.api.plan import ShowOptions
+from router.text.detokenizer import Detokenizer
+from router.text.interface import Tokenizer
+from router.text.stops import StopMatcher
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import TokenLogprobs
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one batch of tokens adds. `offsets`: characters of text before each token, where logprobs are wanted."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, more: Delta) -> None:
+        self.text += more.text
+        self.ids += more.ids
+        self.logprobs += more.logprobs
+        self.offsets += more.offsets
+        self.finish_reason = more.finish_reason or self.finish_reason
+
+
+class ChoiceText:
+    """`num_tokens` counts what the client pays for: every token up to the end, the stop token included."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(show.stops)
+        self._silent_ids = frozenset(sampling.stop_token_ids)  # a stop token ends the text and is no part of it
+        self._min_tokens = sampling.min_tokens
+        self._wants_offsets = show.num_logprobs >= 0
+        self._num_chars = 0
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Delta:
+        delta = Delta()
+        used = 0
+        for token in ids:
+            used += 1
+            if self._wants_offsets:
+                delta.offsets.append(self._num_chars)
+            delta.text += self._feed_one(token)
+            if self._matcher.matched is not None:
+                self.finish_reason = delta.finish_reason = "stop"
+                break
+        delta.ids = list(ids[:used])
+        delta.logprobs = list(logprobs[:used])
+        return delta
+
+    def finish(self, reason: str) -> Delta:
+        """The node ended the sequence: what was held back is text after all, unless it completes a stop string."""
+        tail = self._detokenizer.flush()
+        text = self._matcher.feed(tail) + self._matcher.flush()
+        self.finish_reason = "stop" if self._matcher.matched is not None else reason
+        return Delta(text=text, finish_reason=self.finish_reason)
+
+    def _feed_one(self, token: int) -> str:
+        self.num_tokens += 1
+        if token in self._silent_ids:
+            return ""
+        piece = self._detokenizer.feed(token)
+        self._num_chars += len(piece)
+        if self.num_tokens <= self._min_tokens:
+            return piece  # no stop may end it yet
+        return self._matcher.feed(piece)

@@ -1,0 +1,86 @@
+"""One HTTP exchange over ASGI: bounded body, one answer, and the moment the client hangs up. Knows no schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.types import Message, Receive, Scope, Send
+
+from router.api.errors import JSON_TYPE, BodyTimeout
+from shared.core.errors import BodyTooLarge
+
+Header = tuple[bytes, bytes]
+BODY_TIMEOUT_S = 30.0
+
+
+class ClientGone(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+class Connection:
+    """Made for each request. `status` is None until headers went out; `was_admitted` is the handler's to set."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
+        self.scope = scope
+        self.status: int | None = None
+        self.is_answered = False
+        self.was_admitted = False
+        self._receive = receive
+        self._send = send
+        self._slow_reader_s = slow_reader_s
+
+    def header(self, name: bytes) -> str | None:
+        values = [value for key, value in self.scope["headers"] if key == name]
+        return values[0].decode("latin-1") if values else None
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body; stops reading as soon as it is known to be above the limit."""
+        declared = self.header(b"content-length") or "0"
+        if declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await self._read(limit)
+        except TimeoutError:
+            raise BodyTimeout("the request body did not come in time") from None
+
+    async def _read(self, limit: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def hung_up(self) -> None:
+        """Returns when the client has closed the connection. To be awaited after the body only."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def start(self, status: int, headers: Sequence[Header]) -> None:
+        self.status = status
+        await self._out({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        self.is_answered = last
+        await self._out({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def answer(self, status: int, data: bytes, headers: Sequence[Header] = (JSON_TYPE,)) -> None:
+        await self.start(status, [*headers, (b"content-length", str(len(data)).encode())])
+        await self.write(data, last=True)
+
+    async def _out(self, message: Message) -> None:
+        """A write waits only when the client's window and our buffer are full; then not for ever."""
+        try:
+            async with asyncio.timeout(self._slow_reader_s):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            raise ClientGone from None

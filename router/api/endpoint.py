@@ -1,0 +1,106 @@
+"""Around every handler: method, key, errors as JSON, and work that stops when the client hangs up."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from router.api.connection import ClientGone, Connection
+from router.api.errors import MethodNotAllowed, Unauthorized, error_headers, error_json, internal_error
+from shared.core.errors import BatonError
+from shared.observe.log import Logger
+from shared.observe.metrics import RequestMetrics
+
+Handler = Callable[[Connection], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRules:
+    """What all endpoints share. `api_key` is empty where none is asked for."""
+
+    log: Logger
+    metrics: RequestMetrics
+    api_key: str
+    retry_after_s: int
+    slow_reader_s: float
+
+
+class Endpoint:
+    """An ASGI application for one path. `counts`: whether refusals show in baton_requests_total."""
+
+    def __init__(
+        self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
+    ) -> None:
+        self._rules = rules
+        self._method = method
+        self._handler = handler
+        self._needs_key = needs_key
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = Connection(scope, receive, send, self._rules.slow_reader_s)
+        try:
+            self._admit(connection)
+            await self._handler(connection)
+        except ClientGone:
+            return
+        except BatonError as error:
+            await self._refuse(connection, error)
+        except Exception as error:
+            self._rules.log.error("a request failed unexpectedly", path=scope["path"], error=error)
+            await self._refuse(connection, internal_error())
+
+    def _admit(self, connection: Connection) -> None:
+        method = connection.scope["method"]
+        if method not in (self._method, "HEAD" if self._method == "GET" else self._method):
+            raise MethodNotAllowed(f"this path takes {self._method} only")
+        if self._needs_key and self._rules.api_key:
+            check_key(connection.header(b"authorization"), self._rules.api_key)
+
+    async def _refuse(self, connection: Connection, error: BatonError) -> None:
+        """Where headers are out already, the handler has said it in the stream."""
+        if connection.status is not None:
+            return
+        if self._counts and not connection.was_admitted:
+            self._rules.metrics.refused(error.code)
+        headers = error_headers(error, self._rules.retry_after_s)
+        try:
+            await connection.answer(error.status, error_json(error), headers)
+        except ClientGone:
+            return
+
+
+def check_key(header: str | None, api_key: str) -> None:
+    scheme, _, given = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+        raise Unauthorized("the API key is missing or wrong")
+
+
+async def until_hang_up(connection: Connection, work: Awaitable[None]) -> None:
+    """Runs `work`; raises ClientGone inside it (as a cancellation) the moment the client closes the connection."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def cancel(watcher: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not watcher.cancelled() and not connection.is_answered:
+            gone = True
+            task.cancel()
+
+    watcher = asyncio.create_task(connection.hung_up())
+    watcher.add_done_callback(cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise ClientGone from None
+    finally:
+        watcher.remove_done_callback(cancel)
+        watcher.cancel()

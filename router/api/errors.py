@@ -1,0 +1,67 @@
+"""Every error as an answer in OpenAI's JSON form. Knows nothing of what failed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.core.errors import BatonError, InvalidRequest
+
+RETRYABLE = (429, 503)
+JSON_TYPE = (b"content-type", b"application/json")
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+class Unauthorized(InvalidRequest):
+    code = "invalid_api_key"
+    status = 401
+
+
+class NotFound(InvalidRequest):
+    code = "not_found"
+    status = 404
+
+
+class MethodNotAllowed(InvalidRequest):
+    code = "method_not_allowed"
+    status = 405
+
+
+class BodyTimeout(InvalidRequest):
+    code = "body_timeout"
+    status = 408
+
+
+def error_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "invalid_request_error" if status < 500 else "server_error"
+
+
+def error_json(error: BatonError) -> bytes:
+    param = error.param if isinstance(error, InvalidRequest) else None
+    body = ErrorBody(message=error.message, type=error_type(error.status), param=param, code=error.code)
+    return msgspec.json.encode(ErrorAnswer(body))
+
+
+def internal_error() -> BatonError:
+    """What a client hears of an exception we did not foresee; the log has the rest."""
+    return BatonError("the server failed on this request")
+
+
+def error_headers(error: BatonError, retry_after_s: int) -> list[tuple[bytes, bytes]]:
+    headers = [JSON_TYPE]
+    if error.status in RETRYABLE:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers

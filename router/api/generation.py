@@ -1,0 +1,227 @@
+"""Answers one generation request: streamed or whole. The per-token path of the router is `_absorb` and `_events`.
+
+    plan -> gateway.open -> mailbox ... news -> ChoiceText -> Shape -> one write per batch of news
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from router.api.answers import Answer, Choice, Usage, usage_of
+from router.api.choice_text import ChoiceText, Delta
+from router.api.connection import ClientGone, Connection
+from router.api.errors import error_json, internal_error
+from router.api.plan import GenerationPlan
+from router.api.shapes import Shape
+from router.dispatch import NewRequest
+from router.effects import Failure, Update
+from router.gateway import Gateway
+from router.mailbox import Mailbox, News
+from router.text.interface import Tokenizer
+from shared.core.errors import BatonError
+from shared.observe.metrics import RequestMetrics
+
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE_EVENT = b"data: [DONE]\n\n"
+ENCODER = msgspec.json.Encoder()
+
+
+def sse_event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+class Generation:
+    """Owned by the task of its HTTP request. Choice index = prompt * n + sequence."""
+
+    def __init__(
+        self,
+        plan: GenerationPlan,
+        shape: Shape,
+        tokenizer: Tokenizer,
+        gateway: Gateway,
+        metrics: RequestMetrics,
+        arrived: float,
+    ) -> None:
+        self._plan = plan
+        self._shape = shape
+        self._gateway = gateway
+        self._metrics = metrics
+        self._arrived = arrived
+        self._id = shape.id_prefix + secrets.token_hex(12)
+        self._created = int(time.time())
+        num_choices = len(plan.jobs) * plan.num_sequences
+        self._choices = [ChoiceText(tokenizer, plan.sampling, plan.show) for _ in range(num_choices)]
+        self._last_token_at = [0.0] * num_choices
+        self._cached = [0] * len(plan.jobs)
+        self._job_of: dict[str, int] = {}
+        self._num_open = num_choices
+        self._has_token = False
+
+    async def run(self, connection: Connection) -> None:
+        """Raises BatonError while an error can still be the answer; later ones go into the stream."""
+        mailbox = self._gateway.open([self._new_request(i) for i in range(len(self._plan.jobs))])
+        self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
+        self._metrics.started()
+        connection.was_admitted = True
+        outcome = "abort"
+        try:
+            if self._plan.show.stream:
+                await self._stream(connection, mailbox)
+            else:
+                await self._whole(connection, mailbox)
+            outcome = self._outcome()
+        except BatonError as error:
+            outcome = error.code
+            if connection.status is None:
+                raise
+            await connection.write(sse_event(error_json(error)), last=True)
+        except ClientGone:
+            raise
+        except Exception:
+            outcome = "internal_error"
+            if connection.status is not None:
+                await connection.write(sse_event(error_json(internal_error())), last=True)
+            raise
+        finally:
+            self._gateway.close(mailbox)
+            self._metrics.ended(outcome, time.monotonic() - self._arrived)
+
+    def _new_request(self, job: int) -> NewRequest:
+        own = self._plan.jobs[job]
+        return NewRequest(own.ids, self._plan.num_sequences, self._plan.sampling, own.seed)
+
+    async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
+        totals = [Delta() for _ in self._choices]
+        while self._num_open:
+            for index, delta in self._absorb(await mailbox.take()).items():
+                totals[index].add(delta)
+        choices = [
+            self._shape.whole(index, delta, self._echo(index), self._choice_prompt_ids(index))
+            for index, delta in enumerate(totals)
+        ]
+        await connection.answer(200, self._encode(self._shape.object, choices, usage=self._usage(), is_first=True))
+
+    async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
+        """Headers wait for the first news, so that a request that fails at once is no 200."""
+        data = self._opening() + self._events(self._absorb(await mailbox.take()))
+        await connection.start(200, SSE_HEADERS)
+        while self._num_open:
+            if data:
+                await connection.write(data)
+            data = self._events(self._absorb(await mailbox.take()))
+        if self._plan.show.include_usage:
+            data += sse_event(self._encode(self._shape.chunk_object, [], usage=self._usage()))
+        await connection.write(data + DONE_EVENT, last=True)
+
+    def _absorb(self, batch: Sequence[News]) -> dict[int, Delta]:
+        """What a batch adds to each choice. Raises the error of a request that failed."""
+        now = time.monotonic()
+        deltas: dict[int, Delta] = {}
+        for news in batch:
+            if isinstance(news, Failure):
+                raise news.error
+            index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
+            if self._choices[index].finish_reason is not None:
+                continue
+            delta = self._advance(index, news, now)
+            if index in deltas:
+                deltas[index].add(delta)
+            else:
+                deltas[index] = delta
+        return deltas
+
+    def _advance(self, index: int, update: Update, now: float) -> Delta:
+        choice = self._choices[index]
+        if update.ids:
+            self._observe(index, len(update.ids), now)
+        delta = choice.feed(update.ids, update.logprobs)
+        if update.end is not None:
+            self._note_cached(update.rid, update.end.cached_tokens)
+            if choice.finish_reason is None:
+                delta.add(choice.finish(update.end.reason))
+        if choice.finish_reason is not None:
+            self._num_open -= 1
+            if update.end is None:
+                self._gateway.close_sequence(update.rid, update.seq_index)
+        return delta
+
+    def _observe(self, index: int, num_tokens: int, now: float) -> None:
+        """Tokens that came together share the time since the last ones."""
+        if not self._has_token:
+            self._has_token = True
+            self._metrics.first_token(now - self._arrived)
+        before = self._last_token_at[index]
+        self._last_token_at[index] = now
+        if before:
+            for _ in range(num_tokens):
+                self._metrics.next_token((now - before) / num_tokens)
+
+    def _note_cached(self, rid: str, cached_tokens: int) -> None:
+        job = self._job_of[rid]
+        limit = len(self._plan.jobs[job].ids)
+        self._cached[job] = max(self._cached[job], min(cached_tokens, limit))
+
+    def _opening(self) -> bytes:
+        chunks = [
+            self._shape.opening(index, self._echo(index), self._choice_prompt_ids(index))
+            for index in range(len(self._choices))
+        ]
+        return self._sse(filter(None, chunks), is_first=True)
+
+    def _events(self, deltas: dict[int, Delta]) -> bytes:
+        """One event per choice that has something to show."""
+        return self._sse(
+            self._shape.chunk(index, delta)
+            for index, delta in deltas.items()
+            if delta.text or delta.finish_reason or delta.logprobs or self._plan.show.return_token_ids
+        )
+
+    def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
+        usage = None if self._plan.show.include_usage else UNSET
+        kind = self._shape.chunk_object
+        return b"".join(
+            sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first and i == 0))
+            for i, choice in enumerate(choices)
+        )
+
+    def _encode(
+        self, kind: str, choices: list[Choice], *, usage: Usage | None | msgspec.UnsetType, is_first: bool = False
+    ) -> bytes:
+        on_top = is_first and self._plan.show.return_token_ids and self._shape.prompt_ids_on_top
+        return ENCODER.encode(
+            Answer(
+                id=self._id,
+                object=kind,
+                created=self._created,
+                model=self._plan.model,
+                choices=choices,
+                usage=usage,
+                prompt_token_ids=self._plan.jobs[0].ids if on_top else UNSET,
+            )
+        )
+
+    def _usage(self) -> Usage:
+        prompt_tokens = sum(len(job.ids) for job in self._plan.jobs)
+        return usage_of(prompt_tokens, sum(choice.num_tokens for choice in self._choices), sum(self._cached))
+
+    def _echo(self, index: int) -> str:
+        return self._plan.jobs[index // self._plan.num_sequences].echo
+
+    def _choice_prompt_ids(self, index: int) -> Sequence[int] | None:
+        if not self._plan.show.return_token_ids or self._shape.prompt_ids_on_top:
+            return None
+        return self._plan.jobs[index // self._plan.num_sequences].ids
+
+    def _outcome(self) -> str:
+        """One word for the whole request: length when any choice was cut off."""
+        reasons = {choice.finish_reason for choice in self._choices}
+        return "length" if "length" in reasons else "stop"

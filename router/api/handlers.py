@@ -1,0 +1,166 @@
+"""What each path does. The only place that knows all of the API's parts; the server around it does not matter here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from router.api.connection import Connection
+from router.api.endpoint import until_hang_up
+from router.api.errors import NotFound
+from router.api.generation import Generation
+from router.api.parse import BodyParser
+from router.api.plan import GenerationPlan
+from router.api.resolve import Resolver
+from router.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from router.api.shapes import ChatShape, CompletionShape
+from router.gateway import Gateway
+from router.registry import Registry
+from router.text.interface import decode_ids
+from shared.core.errors import InvalidRequest, ModelNotFound
+from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
+
+T = TypeVar("T")
+LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
+
+
+class Handlers:
+    """One method per path. `max_context` 0: what model and nodes allow."""
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        gateway: Gateway,
+        registry: Registry,
+        metrics: RequestMetrics,
+        prometheus: CollectorRegistry,
+        *,
+        max_context: int,
+    ) -> None:
+        self._resolver = resolver
+        self._tokenizer = resolver.text.tokenizer
+        self._gateway = gateway
+        self._registry = registry
+        self._metrics = metrics
+        self._prometheus = prometheus
+        self._max_context = max_context
+        self._started = int(time.time())
+        self._chat = BodyParser(ChatRequest)
+        self._completion = BodyParser(CompletionRequest)
+        self._tokenize = BodyParser(TokenizeRequest)
+        self._detokenize = BodyParser(DetokenizeRequest)
+
+    def max_context(self) -> int:
+        """The smallest of what was configured, what the model was trained for and what the nodes hold."""
+        limits = (self._max_context, self._tokenizer.facts.context_length, self._registry.max_context() or 0)
+        return min(limit for limit in limits if limit)
+
+    async def chat(self, connection: Connection) -> None:
+        arrived = time.monotonic()
+        raw = await connection.body(self._resolver.limits.max_body_bytes)
+
+        def plan() -> GenerationPlan:
+            return self._resolver.chat(cast(ChatRequest, self._chat.parse(raw)), self.max_context())
+
+        async def work() -> None:
+            ready = await in_time(raw, plan)
+            shape = ChatShape(self._tokenizer, ready.show)
+            await self._generation(ready, shape, arrived).run(connection)
+
+        await until_hang_up(connection, work())
+
+    async def completion(self, connection: Connection) -> None:
+        arrived = time.monotonic()
+        raw = await connection.body(self._resolver.limits.max_body_bytes)
+
+        def plan() -> GenerationPlan:
+            return self._resolver.completion(cast(CompletionRequest, self._completion.parse(raw)), self.max_context())
+
+        async def work() -> None:
+            ready = await in_time(raw, plan)
+            shape = CompletionShape(self._tokenizer, ready.show)
+            await self._generation(ready, shape, arrived).run(connection)
+
+        await until_hang_up(connection, work())
+
+    async def tokenize(self, connection: Connection) -> None:
+        raw = await connection.body(self._resolver.limits.max_body_bytes)
+        ids = await in_time(raw, lambda: self._tokens_of(cast(TokenizeRequest, self._tokenize.parse(raw))))
+        answer = {"count": len(ids), "max_model_len": self.max_context(), "tokens": ids}
+        await connection.answer(200, msgspec.json.encode(answer))
+
+    async def detokenize(self, connection: Connection) -> None:
+        raw = await connection.body(self._resolver.limits.max_body_bytes)
+        body = cast(DetokenizeRequest, self._detokenize.parse(raw))
+        self._resolver.check_model(body.model)
+        self._resolver.check_ids(body.tokens, "tokens")
+        await connection.answer(200, msgspec.json.encode({"prompt": decode_ids(self._tokenizer, body.tokens)}))
+
+    async def models(self, connection: Connection) -> None:
+        await connection.answer(200, msgspec.json.encode({"object": "list", "data": [self._model_card()]}))
+
+    async def model(self, connection: Connection) -> None:
+        name = str(connection.scope["path_params"]["model"])
+        if name != self._resolver.model_name:
+            raise ModelNotFound(f"the model {name[:100]!r} does not exist", param="model")
+        await connection.answer(200, msgspec.json.encode(self._model_card()))
+
+    async def health(self, connection: Connection) -> None:
+        """This process answers; nothing is said about nodes."""
+        await connection.answer(200, b'{"status":"ok"}')
+
+    async def ready(self, connection: Connection) -> None:
+        """200 while some node can take a request."""
+        now = time.monotonic()
+        nodes = [
+            {
+                "node": node.node_id,
+                "role": node.role,
+                "ready": node.can_take(now),
+                "draining": node.is_draining,
+                "silent": node.is_silent,
+            }
+            for node in self._registry
+        ]
+        misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
+        is_ready = not self._gateway.is_stopping and any(node["ready"] for node in nodes)
+        answer = {"ready": is_ready, "nodes": nodes, "misfits": misfits}
+        await connection.answer(200 if is_ready else 503, msgspec.json.encode(answer))
+
+    async def metrics(self, connection: Connection) -> None:
+        await connection.answer(200, render(self._prometheus), [(b"content-type", CONTENT_TYPE.encode())])
+
+    async def missing(self, connection: Connection) -> None:
+        raise NotFound("there is nothing at this path")
+
+    def _generation(self, plan: GenerationPlan, shape: ChatShape | CompletionShape, arrived: float) -> Generation:
+        return Generation(plan, shape, self._tokenizer, self._gateway, self._metrics, arrived)
+
+    def _tokens_of(self, body: TokenizeRequest) -> list[int]:
+        self._resolver.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("send one of prompt and messages", param="prompt")
+        if body.messages is not None:
+            return self._resolver.chat_ids(body.messages)
+        add_special = body.add_special_tokens is not False
+        return self._resolver.prompt_ids(body.prompt or "", add_special=add_special)
+
+    def _model_card(self) -> dict[str, object]:
+        return {
+            "id": self._resolver.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "baton",
+            "max_model_len": self.max_context(),
+            "context_length": self.max_context(),
+        }
+
+
+async def in_time(raw: bytes, work: Callable[[], T]) -> T:
+    """Short bodies at once, long ones on a thread, so that tokenizing never stops the other streams."""
+    return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)

@@ -1,0 +1,216 @@
+"""Turns a parsed request into a plan: defaults filled in, limits of the configuration and the model checked.
+
+Everything raises InvalidRequest with the field's name. Knows nothing of sockets; the caller chooses the thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.api.plan import GenerationPlan, PromptJob, ShowOptions
+from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
+from router.text.interface import TextModel, decode_ids
+from shared.config.settings import LimitsConfig
+from shared.core.errors import InvalidRequest, ModelNotFound
+from shared.core.keys import MASK64
+from shared.core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; chat runs to the end of the context
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """The served model and the limits. `max_context` comes with each call: nodes come and go."""
+
+    model_name: str
+    text: TextModel
+    limits: LimitsConfig
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.model_name:
+            raise ModelNotFound(
+                f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
+            )
+
+    def chat(self, body: ChatRequest, max_context: int) -> GenerationPlan:
+        if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
+            raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+        self._check_shared(body)
+        ids = self.chat_ids(body.messages)
+        self._check_length(ids, "messages", max_context)
+        wanted = body.max_completion_tokens or body.max_tokens
+        field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
+        max_tokens = self._max_tokens(wanted, field, max_context - len(ids), default=max_context)
+        num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
+        return self._plan(body, [(ids, "")], max_tokens, num_logprobs)
+
+    def completion(self, body: CompletionRequest, max_context: int) -> GenerationPlan:
+        if body.echo and body.logprobs is not None:
+            raise InvalidRequest("echo together with logprobs is not supported", param="echo")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise InvalidRequest("best_of is supported only when it equals n", param="best_of")
+        self._check_shared(body)
+        prompts = self._prompts(body.prompt)
+        for ids, _ in prompts:
+            self._check_length(ids, "prompt", max_context)
+        room = max_context - max(len(ids) for ids, _ in prompts)
+        max_tokens = self._max_tokens(body.max_tokens, "max_tokens", room, default=DEFAULT_COMPLETION_TOKENS)
+        shown = [(ids, self._echo(ids, text) if body.echo else "") for ids, text in prompts]
+        return self._plan(body, shown, max_tokens, -1 if body.logprobs is None else body.logprobs)
+
+    def chat_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
+        turns = [{"role": _role(message), "content": _content(message)} for message in messages]
+        return self._encode(self.text.template.render(turns), "messages", add_special=False)
+
+    def prompt_ids(self, text: str, *, add_special: bool) -> list[int]:
+        return self._encode(text, "prompt", add_special=add_special)
+
+    def check_ids(self, ids: Sequence[int], field: str) -> None:
+        vocab_size = self.text.tokenizer.facts.vocab_size
+        if ids and max(ids) >= vocab_size:
+            raise InvalidRequest(f"{field} holds a token id above {vocab_size - 1}", param=field)
+
+    def _plan(
+        self, body: GenerationFields, prompts: Sequence[tuple[list[int], str]], max_tokens: int, num_logprobs: int
+    ) -> GenerationPlan:
+        # one seed for all prompts if the client gave it, so that each can be repeated alone
+        jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
+        return GenerationPlan(
+            model=self.model_name,
+            jobs=jobs,
+            num_sequences=body.n or 1,
+            sampling=self._sampling(body, max_tokens, num_logprobs),
+            show=ShowOptions(
+                stops=_stops(body),
+                stream=bool(body.stream),
+                include_usage=bool(body.stream_options and body.stream_options.include_usage),
+                return_token_ids=bool(body.return_token_ids),
+                num_logprobs=num_logprobs,
+            ),
+        )
+
+    def _sampling(self, body: GenerationFields, max_tokens: int, num_logprobs: int) -> SamplingParams:
+        min_tokens = body.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise InvalidRequest(f"min_tokens is {min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=_given(body.temperature, 1.0),
+            top_k=self._top_k(body.top_k),
+            top_p=_given(body.top_p, 1.0),
+            min_p=_given(body.min_p, 0.0),
+            repetition_penalty=_given(body.repetition_penalty, 1.0),
+            presence_penalty=_given(body.presence_penalty, 0.0),
+            frequency_penalty=_given(body.frequency_penalty, 0.0),
+            logit_bias=self._logit_bias(body.logit_bias or {}),
+            min_tokens=min_tokens,
+            stop_token_ids=self._stop_ids(body),
+            num_logprobs=num_logprobs,
+        )
+
+    def _check_shared(self, body: GenerationFields) -> None:
+        """What needs no tokenizer, before any is used."""
+        self.check_model(body.model)
+        limits = self.limits
+        if (body.n or 1) > limits.max_n:
+            raise InvalidRequest(f"n is {body.n}, above the limit of {limits.max_n}", param="n")
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+        if body.seed is not None and not -(1 << 63) <= body.seed < (1 << 64):
+            raise InvalidRequest("seed does not fit into 64 bits", param="seed")
+        stops = _stops(body)
+        if len(stops) > limits.max_stop_strings:
+            raise InvalidRequest(f"stop holds more than {limits.max_stop_strings} strings", param="stop")
+        if any(not 1 <= len(stop) <= limits.max_stop_chars for stop in stops):
+            raise InvalidRequest(f"a stop string must have 1 to {limits.max_stop_chars} characters", param="stop")
+
+    def _prompts(self, prompt: str | list[str | int | list[int]]) -> list[tuple[list[int], str | None]]:
+        """(ids, text) of every prompt; text is None where the client sent ids."""
+        entries = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        if not entries:
+            raise InvalidRequest("prompt is empty", param="prompt")
+        if len(entries) > self.limits.max_prompts:
+            raise InvalidRequest(f"prompt holds more than {self.limits.max_prompts} prompts", param="prompt")
+        return [self._prompt(entry) for entry in entries]
+
+    def _prompt(self, entry: object) -> tuple[list[int], str | None]:
+        if isinstance(entry, str):
+            return self.prompt_ids(entry, add_special=True), entry
+        if isinstance(entry, list) and all(isinstance(i, int) for i in entry):
+            self.check_ids(entry, "prompt")
+            return entry, None
+        raise InvalidRequest("prompt mixes text, ids and lists; send all of one kind", param="prompt")
+
+    def _encode(self, text: str, field: str, *, add_special: bool) -> list[int]:
+        try:
+            return self.text.tokenizer.encode(text, add_special=add_special)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=field) from error
+
+    def _echo(self, ids: list[int], text: str | None) -> str:
+        return decode_ids(self.text.tokenizer, ids) if text is None else text
+
+    def _check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
+        if not ids:
+            raise InvalidRequest(f"{field} is empty: there must be at least one token", param=field)
+        limit = min(max_context - 1, self.limits.max_prompt_tokens or max_context)
+        if len(ids) > limit:
+            raise InvalidRequest(
+                f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})", param=field
+            )
+
+    def _max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
+        if wanted is None:
+            return min(default, room)
+        if wanted > room:
+            raise InvalidRequest(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
+        return wanted
+
+    def _top_k(self, top_k: int | None) -> int:
+        return 0 if top_k is None or top_k < 0 else min(top_k, self.text.tokenizer.facts.vocab_size)
+
+    def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+        if len(bias) > self.limits.max_logit_bias:
+            raise InvalidRequest(f"logit_bias holds more than {self.limits.max_logit_bias} tokens", param="logit_bias")
+        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
+            raise InvalidRequest("logit_bias maps token ids, as decimal numbers, to numbers", param="logit_bias")
+        ids = {int(name): value for name, value in bias.items()}
+        self.check_ids(list(ids), "logit_bias")
+        return tuple(sorted(ids.items()))
+
+    def _stop_ids(self, body: GenerationFields) -> tuple[int, ...]:
+        eos_ids = () if body.ignore_eos else self.text.tokenizer.facts.eos_ids
+        given = body.stop_token_ids or []
+        self.check_ids(given, "stop_token_ids")
+        ids = tuple(dict.fromkeys((*eos_ids, *given)))
+        if len(ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
+        return ids
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(64) if seed is None else seed & MASK64
+
+
+def _stops(body: GenerationFields) -> tuple[str, ...]:
+    if body.stop is None:
+        return ()
+    return (body.stop,) if isinstance(body.stop, str) else tuple(dict.fromkeys(body.stop))
+
+
+def _role(message: ChatMessage) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _content(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text for part in message.content)

@@ -1,0 +1,116 @@
+"""The router's wiring: the only place of this package that builds things."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from router.api.endpoint import EndpointRules
+from router.api.handlers import Handlers
+from router.api.playground import Playground
+from router.api.resolve import Resolver
+from router.api.routes import build_routes
+from router.dispatch import Dispatcher, DispatchLimits
+from router.gateway import Gateway
+from router.journal import Journal
+from router.placement import Placer
+from router.policy.interface import Policy
+from router.policy.least_load import LeastLoad
+from router.policy.round_robin import RoundRobin
+from router.registry import Registry
+from router.server import bind_http, serve
+from router.text.interface import TextModel
+from router.text.load import load_text_model
+from shared.config.processes import RouterProcessConfig
+from shared.core.errors import ConfigError
+from shared.observe.log import Logger, capture_libraries
+from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.wire.link import RouterLink
+
+
+def run(config: RouterProcessConfig) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
+    log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    capture_libraries(log)
+    api_key = read_api_key(config.router.api_key_file)
+    listener = bind_http(config.router.host, config.router.port)
+    try:
+        link = RouterLink(config.router.node_endpoint)
+        try:
+            text = load_text_model(config.model.model)
+            gc.freeze()  # the vocabulary never changes: no collection should walk over it
+            return uvloop.run(serve_all(config, listener, link, text, log, api_key))
+        finally:
+            link.close()
+    finally:
+        listener.close()
+
+
+async def serve_all(
+    config: RouterProcessConfig, listener: socket.socket, link: RouterLink, text: TextModel, log: Logger, api_key: str
+) -> int:
+    """Builds everything that lives in the event loop, and runs it."""
+    prometheus = CollectorRegistry()
+    metrics = RequestMetrics(prometheus)
+    registry = Registry(config.timeouts.node_silence_s)
+    gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log)
+    handlers = Handlers(
+        Resolver(config.model.public_name, text, config.limits),
+        gateway,
+        registry,
+        metrics,
+        prometheus,
+        max_context=config.model.max_context,
+    )
+    rules = EndpointRules(
+        log=log,
+        metrics=metrics,
+        api_key=api_key,
+        retry_after_s=config.timeouts.retry_after_s,
+        slow_reader_s=config.timeouts.slow_reader_s,
+    )
+    app = build_routes(rules, handlers, Playground())
+    return await serve(app, listener, gateway, log, config.timeouts.shutdown_s)
+
+
+def make_gateway(
+    config: RouterProcessConfig, registry: Registry, link: RouterLink, metrics: ClusterMetrics, log: Logger
+) -> Gateway:
+    identity = (config.router.router_id, new_epoch())
+    placer = Placer(registry, make_policy(config.router.policy), config.router.local_prefill_tokens)
+    limits = DispatchLimits(
+        max_open=config.limits.max_open_requests,
+        max_attempts=config.timeouts.max_attempts,
+        request_timeout_s=config.timeouts.request_timeout_s,
+    )
+    dispatcher = Dispatcher(identity, registry, placer, Journal(), limits)
+    return Gateway(identity, registry, dispatcher, link, metrics, log)
+
+
+def read_api_key(path: str) -> str:
+    """The key that clients must send, "" for none."""
+    if not path:
+        return ""
+    try:
+        key = Path(path).expanduser().read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from None
+    if not key:
+        raise ConfigError(f"--api-key-file {path}: the file is empty")
+    return key
+
+
+def make_policy(name: str) -> Policy:
+    return RoundRobin() if name == "round_robin" else LeastLoad()
+
+
+def new_epoch() -> int:
+    """Rises with every start, and differs between two starts in the same millisecond."""
+    return (time.time_ns() // 1_000_000) << 16 | secrets.randbits(16)

@@ -1,0 +1,327 @@
+"""Runs requests on nodes: attempts, tokens, aborts, lost nodes, deadlines. Sans-IO: every call returns Effects.
+
+    open --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
+      |                     |lost, refused or failed: next attempt with what was emitted, or Failure
+      '--client gone, stop string, deadline: Abort to every node that has a part in it
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from router.effects import Alarm, Effects, Failure, Update
+from router.faults import error_of_end, is_node_fault
+from router.journal import Journal, OpenRequest, SequenceJournal
+from router.placement import Placer
+from router.registry import Node, Registry
+from shared.core.errors import BatonError, DeadlineExceeded, NodeLost, NoNodes, Overloaded
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import SamplingParams
+from shared.wire.codec import key_of, to_wire
+from shared.wire.messages import Abort, Generate, Key, Message, SequenceEnd, TokenRun, Tokens
+
+MAX_TOMBSTONES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    max_open: int
+    max_attempts: int
+    request_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    prompt_ids: list[int]
+    num_sequences: int
+    sampling: SamplingParams
+    seed: int
+
+
+class Dispatcher:
+    """Owned by the router's loop. `now` is a monotonic clock in seconds."""
+
+    def __init__(
+        self, identity: tuple[str, int], registry: Registry, placer: Placer, journal: Journal, limits: DispatchLimits
+    ) -> None:
+        self._router_id, self._router_epoch = identity
+        self._registry = registry
+        self._placer = placer
+        self._journal = journal
+        self._limits = limits
+        self._told_to_stop: OrderedDict[tuple[str, Key], None] = OrderedDict()  # (peer, key)
+
+    def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
+        """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
+        if len(self._journal) + len(news) > self._limits.max_open:
+            raise Overloaded(f"{len(self._journal)} requests are open already; try again")
+        if not self._placer.is_possible(now):
+            raise NoNodes("no node can take requests now; try again")
+        effects = Effects()
+        requests = [self._new_request(new, now) for new in news]
+        for request in requests:
+            self._journal.add(request)
+            self._start_attempt(request, now, effects)
+        return [request.rid for request in requests], effects
+
+    def cancel(self, rids: Iterable[str]) -> Effects:
+        """The client is gone, or wants no more of any of it."""
+        effects = Effects()
+        for request in filter(None, map(self._journal.find, rids)):
+            self._abandon(request, effects)
+        return effects
+
+    def close_sequence(self, rid: str, seq_index: int) -> Effects:
+        """The router itself found the end of one sequence (a stop string)."""
+        effects = Effects()
+        request = self._journal.find(rid)
+        if request is None or request.sequences[seq_index].is_closed:
+            return effects
+        request.sequences[seq_index].is_closed = True
+        key = to_wire(self._key(request, seq_index))
+        for node in request.nodes:
+            self._stop(node, key, effects, all_sequences=False)
+        self._after_progress(request, effects)
+        return effects
+
+    def tokens(self, message: Tokens, now: float) -> Effects:
+        """What a step of some node brought. Runs come before ends."""
+        effects = Effects()
+        node = self._registry.find(message.node_id, message.epoch)
+        if node is None:
+            effects.alarms.append(Alarm("tokens of an unknown node", message.node_id))
+            return effects
+        node.last_seen = now
+        for run in message.runs:
+            self._take_run(node, run, effects)
+        for end in message.ends:
+            self._take_end(node, end, now, effects)
+        return effects
+
+    def node_lost(self, node: Node, reason: str, now: float) -> Effects:
+        """Its connection closed, it fell silent, or it restarted."""
+        effects = Effects()
+        node.breaker.failed(now)
+        for request in self._journal.served_by(node):
+            if node is request.prefill and request.decode is not None and self._is_handed_over(request):
+                continue  # the decode node has everything
+            self._retry_or_fail(request, NodeLost(f"node {node.node_id} is lost: {reason}"), now, effects)
+        return effects
+
+    def send_refused(self, peer: str, message: Message, now: float) -> Effects:
+        """A message found a full queue or no peer."""
+        effects = Effects()
+        if isinstance(message, Generate):
+            node = self._registry.by_peer(peer)
+            if node is not None:
+                node.breaker.failed(now)
+            request = self._journal.find(message.key.rid)
+            if request is not None and request.attempt == message.key.attempt:
+                self._retry_or_fail(request, NodeLost(f"node {peer} takes no messages"), now, effects)
+        return effects
+
+    def tick(self, now: float) -> Effects:
+        """Deadlines. Called a few times a second."""
+        effects = Effects()
+        for request in self._journal.overdue(now):
+            self._fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
+        return effects
+
+    def fail_all(self, error: BatonError) -> Effects:
+        """The router stops."""
+        effects = Effects()
+        for request in self._journal.all():
+            self._fail(request, error, effects)
+        return effects
+
+    # ---- attempts
+
+    def _new_request(self, new: NewRequest, now: float) -> OpenRequest:
+        sequences = [SequenceJournal(new.sampling.max_tokens) for _ in range(new.num_sequences)]
+        return OpenRequest(
+            rid=self._journal.new_rid(),
+            prompt_ids=new.prompt_ids,
+            sampling=new.sampling,
+            seed=new.seed,
+            deadline=now + self._limits.request_timeout_s,
+            sequences=sequences,
+        )
+
+    def _start_attempt(self, request: OpenRequest, now: float, effects: Effects) -> None:
+        """Raises nothing: a request that can't be placed any more fails."""
+        emitted = max(len(sequence.ids) for sequence in request.sequences)
+        try:
+            placement = self._placer.place(len(request.prompt_ids) + emitted, now)
+        except NoNodes as error:
+            self._fail(request, error, effects)
+            return
+        request.prefill, request.decode = placement.prefill, placement.decode
+        self._occupy(request)
+        first = request.prefiller
+        assert first is not None
+        effects.sends.append((first.peer, self._generate(request, now)))
+
+    def _generate(self, request: OpenRequest, now: float) -> Generate:
+        target = request.decode if request.prefill is not None else None
+        return Generate(
+            key=to_wire(self._key(request, 0)),
+            prompt_ids=request.prompt_ids,
+            output_ids=[sequence.ids.copy() for sequence in request.sequences],
+            num_sequences=len(request.sequences),
+            sampling=to_wire(request.sampling),
+            seed=request.seed,
+            decode_node=target.node_id if target else "",
+            decode_epoch=target.hello.epoch if target else 0,
+            decode_endpoint=target.hello.node_endpoint if target else "",
+            remaining_ms=max(1, int((request.deadline - now) * 1000)),
+        )
+
+    def _retry_or_fail(self, request: OpenRequest, error: BatonError, now: float, effects: Effects) -> None:
+        """A request of which some sequence has already ended is not tried again: Generate starts all of them."""
+        tries_left = request.attempt + 1 < self._limits.max_attempts
+        if not tries_left or any(sequence.is_closed for sequence in request.sequences):
+            self._fail(request, error, effects)
+            return
+        self._stop_everywhere(request, effects)
+        self._release(request)
+        request.attempt += 1
+        request.begun_by_decode.clear()
+        for sequence in request.sequences:
+            sequence.restart()
+        self._start_attempt(request, now, effects)
+
+    def _fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+        self._abandon(request, effects)
+        effects.news.append(Failure(request.rid, error))
+
+    def _abandon(self, request: OpenRequest, effects: Effects) -> None:
+        self._stop_everywhere(request, effects)
+        for node in request.nodes:
+            node.breaker.abandoned()
+        self._forget(request)
+
+    def _forget(self, request: OpenRequest) -> None:
+        """Whatever a node still sends for it is dropped without a word."""
+        for sequence in request.sequences:
+            sequence.is_closed = True
+        for node in request.nodes:
+            self._remember_stop(node.peer, to_wire(self._key(request, 0)))
+        self._release(request)
+        self._journal.remove(request.rid)
+
+    def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:
+        key = to_wire(self._key(request, 0))
+        for node in request.nodes:
+            self._stop(node, key, effects, all_sequences=True)
+
+    def _stop(self, node: Node, key: Key, effects: Effects, *, all_sequences: bool) -> None:
+        effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
+        self._remember_stop(node.peer, key)
+
+    # ---- the work that nodes have before them
+
+    def _occupy(self, request: OpenRequest) -> None:
+        prefiller, runner = request.prefiller, request.runner
+        assert prefiller is not None and runner is not None
+        prefiller.open_prompt_tokens += len(request.prompt_ids)
+        runner.open_sequences += len(request.sequences)
+        request.waits_for_prefill = True
+        for node in request.nodes:
+            node.dispatched += 1
+            node.breaker.sent()
+
+    def _release(self, request: OpenRequest) -> None:
+        self._prompt_done(request)
+        if request.runner is not None:
+            request.runner.open_sequences -= len(request.sequences)
+        request.prefill = request.decode = None
+
+    def _prompt_done(self, request: OpenRequest) -> None:
+        if request.waits_for_prefill and request.prefiller is not None:
+            request.prefiller.open_prompt_tokens -= len(request.prompt_ids)
+        request.waits_for_prefill = False
+
+    # ---- what comes back
+
+    def _take_run(self, node: Node, run: TokenRun, effects: Effects) -> None:
+        request = self._find(node, run.key, effects)
+        if request is None:
+            return
+        if run.first_pos < 0 or (run.logprobs and len(run.logprobs) != len(run.ids)):
+            effects.alarms.append(Alarm("malformed token run", node.node_id))
+            return
+        sequence = request.sequences[run.key.seq_index]
+        if sequence.is_closed:
+            return
+        if node is request.decode:
+            request.begun_by_decode.add(run.key.seq_index)
+        taken = sequence.take(run.first_pos, run.ids, run.logprobs)
+        if taken.conflict:
+            effects.alarms.append(Alarm("two nodes disagree on a token", node.node_id))
+        end = sequence.end if sequence.has_all else None
+        if taken.ids or end is not None:
+            effects.news.append(Update(request.rid, run.key.seq_index, taken.ids, taken.logprobs, end))
+        if end is not None:
+            sequence.is_closed = True
+        self._after_progress(request, effects)
+
+    def _take_end(self, node: Node, end: SequenceEnd, now: float, effects: Effects) -> None:
+        request = self._find(node, end.key, effects)
+        if request is None:
+            return
+        sequence = request.sequences[end.key.seq_index]
+        if sequence.is_closed:
+            return
+        error = error_of_end(end, node.node_id)
+        if error is not None:
+            if is_node_fault(error):
+                node.breaker.failed(now)
+            self._retry_or_fail(request, error, now, effects)
+            return
+        node.breaker.succeeded()
+        sequence.end = end
+        if sequence.has_all:
+            sequence.is_closed = True
+            effects.news.append(Update(request.rid, end.key.seq_index, (), (), end))
+            self._after_progress(request, effects)
+
+    def _after_progress(self, request: OpenRequest, effects: Effects) -> None:
+        if request.waits_for_prefill and request.has_started:
+            self._prompt_done(request)
+            if request.prefill is not None:
+                request.prefill.breaker.succeeded()
+        if request.is_done:
+            for node in request.nodes:
+                node.breaker.abandoned()
+            self._forget(request)
+
+    def _is_handed_over(self, request: OpenRequest) -> bool:
+        return all(
+            sequence.is_closed or index in request.begun_by_decode for index, sequence in enumerate(request.sequences)
+        )
+
+    def _find(self, node: Node, wire_key: Key, effects: Effects) -> OpenRequest | None:
+        """The open request a key belongs to; who works on anything else is told to stop, once."""
+        request = self._journal.find(wire_key.rid)
+        if (
+            request is not None
+            and 0 <= wire_key.seq_index < len(request.sequences)
+            and key_of(wire_key) == self._key(request, wire_key.seq_index)
+            and node in request.nodes
+        ):
+            return request
+        whole = key_of(wire_key).sibling(0)
+        if (node.peer, to_wire(whole)) not in self._told_to_stop and wire_key.router_id == self._router_id:
+            self._stop(node, to_wire(whole), effects, all_sequences=True)
+            effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
+        return None
+
+    def _remember_stop(self, peer: str, key: Key) -> None:
+        self._told_to_stop[(peer, key)] = None
+        while len(self._told_to_stop) > MAX_TOMBSTONES:
+            self._told_to_stop.popitem(last=False)
+
+    def _key(self, request: OpenRequest, seq_index: int) -> RequestKey:
+        return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt, seq_index)

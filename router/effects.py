@@ -1,0 +1,41 @@
+"""What the dispatcher wants done: messages to nodes, news for clients, alarms for the log. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shared.core.errors import BatonError
+from shared.wire.messages import Message, SequenceEnd, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New tokens of one sequence, and its end when it has come."""
+
+    rid: str
+    seq_index: int
+    ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
+    end: SequenceEnd | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The whole rid has failed; nothing more comes for it."""
+
+    rid: str
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    kind: str
+    subject: str
+
+
+@dataclass(slots=True)
+class Effects:
+    sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
+    news: list[Update | Failure] = field(default_factory=list)
+    alarms: list[Alarm] = field(default_factory=list)

@@ -1,0 +1,36 @@
+"""What a sequence's end means as an error, and whether the node is to blame. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+from shared.core.errors import (
+    BatonError,
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    NodeLost,
+    Overloaded,
+    StepFailed,
+)
+from shared.core.request import FinishReason
+from shared.wire.messages import SequenceEnd
+
+_BY_CODE: dict[str, type[BatonError]] = {
+    error.code: error for error in (DeadlineExceeded, HandoffFailed, InvalidRequest, NodeLost, Overloaded, StepFailed)
+}
+_GOOD = (FinishReason.STOP.value, FinishReason.LENGTH.value)
+MAX_MESSAGE_CHARS = 500
+
+
+def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
+    """None for an end that is an answer."""
+    if end.reason in _GOOD:
+        return None
+    if end.reason == FinishReason.ABORT.value:
+        return NodeLost(f"node {node_id} gave the request up")
+    kind = _BY_CODE.get(end.error_code, BatonError)
+    return kind(end.error_message[:MAX_MESSAGE_CHARS] or f"node {node_id} failed", subject=node_id)
+
+
+def is_node_fault(error: BatonError) -> bool:
+    """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health."""
+    return error.status >= 500 and not isinstance(error, DeadlineExceeded)

@@ -1,0 +1,164 @@
+"""The shell around registry and dispatcher: receives from nodes, sends to them, wakes the waiting HTTP tasks, ticks.
+
+Everything here runs on the event loop's one thread; nothing blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from router.dispatch import Dispatcher, NewRequest
+from router.effects import Effects
+from router.mailbox import Mailbox
+from router.registry import Node, Registry
+from shared.core.errors import BatonError, NoNodes
+from shared.observe.log import Logger
+from shared.observe.log_once import LogOnce
+from shared.observe.metrics import ClusterMetrics, NodeReport
+from shared.wire.link import RouterLink
+from shared.wire.messages import Goodbye, Heartbeat, Hello, Tokens, Welcome
+from shared.wire.peers import Inbound, PeerClosed, Received
+
+TICK_S = 0.25
+
+
+class Gateway:
+    """`is_stopping`: no new requests; the open ones go on."""
+
+    def __init__(
+        self,
+        identity: tuple[str, int],
+        registry: Registry,
+        dispatcher: Dispatcher,
+        link: RouterLink,
+        metrics: ClusterMetrics,
+        log: Logger,
+    ) -> None:
+        self._identity = identity
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._link = link
+        self._metrics = metrics
+        self._log = log
+        self._log_once = LogOnce(log)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self.is_stopping = False
+
+    def open(self, requests: Sequence[NewRequest]) -> Mailbox:
+        """Raises Overloaded or NoNodes. The caller owes a `cancel` unless it has seen the end of everything."""
+        if self.is_stopping:
+            raise NoNodes("this server is shutting down")
+        rids, effects = self._dispatcher.open(requests, time.monotonic())
+        mailbox = Mailbox()
+        mailbox.rids = rids
+        self._mailboxes.update(dict.fromkeys(rids, mailbox))
+        self._apply(effects)
+        return mailbox
+
+    def close(self, mailbox: Mailbox) -> None:
+        """The answer is complete or nobody wants it: what still runs of it is aborted. Idempotent."""
+        self._apply(self._dispatcher.cancel(mailbox.rids))
+        for rid in mailbox.rids:
+            self._mailboxes.pop(rid, None)
+
+    def close_sequence(self, rid: str, seq_index: int) -> None:
+        self._apply(self._dispatcher.close_sequence(rid, seq_index))
+
+    def fail_all(self, error: BatonError) -> None:
+        self._apply(self._dispatcher.fail_all(error))
+
+    @property
+    def num_open(self) -> int:
+        return len(self._mailboxes)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive())
+            tasks.create_task(self._tick())
+
+    async def _receive(self) -> None:
+        while True:
+            for inbound in await self._link.receive():
+                self._handle(inbound)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for node in self._registry.newly_silent(now):
+                self._lose(node, "it has fallen silent", now)
+            self._apply(self._dispatcher.tick(now))
+
+    def _handle(self, inbound: Inbound) -> None:
+        now = time.monotonic()
+        if isinstance(inbound, Received):
+            message = inbound.message
+            if isinstance(message, Tokens):
+                self._apply(self._dispatcher.tokens(message, now))
+            elif isinstance(message, Heartbeat):
+                self._on_heartbeat(message, now)
+            elif isinstance(message, Hello):
+                self._on_hello(inbound.peer, message, now)
+            elif isinstance(message, Goodbye):
+                self._on_gone(inbound.peer, "it said goodbye", now)
+            else:
+                self._log_once.warning((inbound.peer, type(message)), "not a message for a router", peer=inbound.peer)
+        elif isinstance(inbound, PeerClosed):
+            self._on_gone(inbound.peer, "its connection closed", now)
+
+    def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
+        node, replaced = self._registry.hello(peer, hello, now)
+        if node is None:
+            self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
+            return
+        if replaced is not None:
+            self._lose(replaced, "it has restarted", now)
+        self._link.send(peer, Welcome(router_id=self._identity[0], router_epoch=self._identity[1]))
+        self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
+        for first, second, name in self._registry.misfits():
+            self._log_once.warning((first, second), "nodes do not fit together", a=first, b=second, differs=name)
+
+    def _on_heartbeat(self, beat: Heartbeat, now: float) -> None:
+        node = self._registry.heartbeat(beat, now)
+        if node is not None:
+            self._metrics.update(report_of(node, beat))
+
+    def _on_gone(self, peer: str, reason: str, now: float) -> None:
+        node = self._registry.by_peer(peer)
+        if node is not None:
+            self._registry.remove(node)
+            self._metrics.forget(node.node_id)
+            self._lose(node, reason, now)
+
+    def _lose(self, node: Node, reason: str, now: float) -> None:
+        self._log.warning("node is lost", node=node.node_id, role=node.role, reason=reason)
+        self._apply(self._dispatcher.node_lost(node, reason, now))
+
+    def _apply(self, effects: Effects) -> None:
+        for news in effects.news:
+            mailbox = self._mailboxes.get(news.rid)
+            if mailbox is not None:
+                mailbox.put(news)
+        for alarm in effects.alarms:
+            self._log_once.warning((alarm.kind, alarm.subject), alarm.kind, node=alarm.subject)
+        for peer, message in effects.sends:
+            if not self._link.send(peer, message):
+                self._apply(self._dispatcher.send_refused(peer, message, time.monotonic()))
+
+
+def report_of(node: Node, beat: Heartbeat) -> NodeReport:
+    load = beat.load
+    return NodeReport(
+        node=node.node_id,
+        role=node.role,
+        epoch=beat.epoch,
+        pages_total=load.pages_total,
+        pages=load.pages,
+        rows=load.rows,
+        waiting=load.waiting,
+        counters=load.counters,
+        observations=load.observations,
+    )

@@ -1,0 +1,153 @@
+"""What each open request has asked for and got so far. Sans-IO; the only memory of a request that outlives a node.
+
+The position rule: a token is taken only at position len(emitted). An earlier one is a duplicate and must be equal;
+a later one waits until the gap is closed.
+
+    emitted   [t0 t1 t2]            next position: 3
+    run at 1: [t1 t2 t3]     ->     t1, t2 compared, t3 taken
+    run at 5: [t5]           ->     waits for 3 and 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from router.registry import Node
+from shared.core.errors import IntegrityError
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import SequenceEnd, TokenLogprobs
+
+
+class Taken(NamedTuple):
+    """What one run brought. `conflict`: a duplicate differed from what was emitted."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs]
+    conflict: bool
+
+
+NOTHING_TAKEN = Taken((), (), False)
+
+
+@dataclass(slots=True)
+class SequenceJournal:
+    """One sequence. `end` may come before the last tokens; it counts once they are all there."""
+
+    max_tokens: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: SequenceEnd | None = None
+    is_closed: bool = False
+    _waiting: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)
+
+    def take(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Taken:
+        if first_pos == len(self.ids) and not self._waiting:  # the common case
+            fresh = ids[: self.max_tokens - first_pos]
+            self.ids.extend(fresh)
+            self.logprobs.extend(logprobs[: len(fresh)])
+            return Taken(fresh, logprobs[: len(fresh)], False)
+        before = len(self.ids)
+        conflict = False
+        for offset, token in enumerate(ids):
+            position = first_pos + offset
+            if position < before:
+                conflict = conflict or self.ids[position] != token
+            elif position < self.max_tokens:
+                self._waiting[position] = (token, logprobs[offset] if logprobs else None)
+        self._close_gap()
+        return Taken(self.ids[before:], self.logprobs[before:] if logprobs else (), conflict)
+
+    def restart(self) -> None:
+        """A new attempt goes on behind the emitted tokens; what the old one sent ahead is not trusted."""
+        self._waiting.clear()
+        self.end = None
+
+    def _close_gap(self) -> None:
+        while (entry := self._waiting.pop(len(self.ids), None)) is not None:
+            self.ids.append(entry[0])
+            if entry[1] is not None:
+                self.logprobs.append(entry[1])
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the end has come and every token before it."""
+        return self.end is not None and len(self.ids) >= min(self.end.num_output_tokens, self.max_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """One rid: one prompt, n sequences, one attempt at a time. With one node only, that one runs all of it."""
+
+    rid: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    deadline: float
+    sequences: list[SequenceJournal]
+    attempt: int = 0
+    prefill: Node | None = None
+    decode: Node | None = None
+    waits_for_prefill: bool = False  # whether its prompt counts as work before `prefiller`
+    begun_by_decode: set[int] = field(default_factory=set)  # sequences the decode node has begun
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in (self.prefill, self.decode) if node is not None)
+
+    @property
+    def prefiller(self) -> Node | None:
+        return self.prefill or self.decode
+
+    @property
+    def runner(self) -> Node | None:
+        return self.decode or self.prefill
+
+    @property
+    def is_done(self) -> bool:
+        return all(sequence.is_closed for sequence in self.sequences)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether every sequence has its first token: then the prompt no longer waits anywhere."""
+        return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
+
+
+class Journal:
+    """All open requests by rid."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, OpenRequest] = {}
+        self._last_rid = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def new_rid(self) -> str:
+        self._last_rid += 1
+        return f"{self._last_rid:x}"
+
+    def add(self, request: OpenRequest) -> None:
+        self._open[request.rid] = request
+
+    def find(self, rid: str) -> OpenRequest | None:
+        return self._open.get(rid)
+
+    def remove(self, rid: str) -> None:
+        self._open.pop(rid, None)
+
+    def served_by(self, node: Node) -> list[OpenRequest]:
+        return [request for request in self._open.values() if node in request.nodes]
+
+    def overdue(self, now: float) -> list[OpenRequest]:
+        return [request for request in self._open.values() if now >= request.deadline]
+
+    def all(self) -> list[OpenRequest]:
+        return list(self._open.values())
+
+    def check_integrity(self) -> None:
+        """A request whose sequences are all closed must not be here."""
+        done = [request.rid for request in self._open.values() if request.is_done]
+        if done:
+            raise IntegrityError(f"finished requests still in the journal: {', '.join(done)}")

@@ -1,0 +1,40 @@
+"""Hands what nodes send to the task that answers one HTTP request. Knows nothing of messages.
+
+No task, timer or future per token: a put is a list append, and one future per wait wakes the reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from router.effects import Failure, Update
+
+News = Update | Failure
+
+
+class Mailbox:
+    """One per HTTP request. Bounded by the request's own max_tokens; owned by the event loop's thread."""
+
+    __slots__ = ("_news", "_waiter", "rids")
+
+    def __init__(self) -> None:
+        self.rids: Sequence[str] = ()
+        self._news: list[News] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, news: News) -> None:
+        self._news.append(news)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[News]:
+        """Everything that has come since the last take; waits for the first."""
+        if not self._news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        news, self._news = self._news, []
+        return news

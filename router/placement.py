@@ -1,0 +1,43 @@
+"""Which nodes run a request: the hand-off pair, or one node alone. Knows nothing of messages.
+
+    prefill and decode node there          P -> D
+    short prompt, or no prefill node       D alone
+    no decode node                         P alone
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.policy.interface import Policy
+from router.registry import Node, Registry, fitting
+from shared.core.errors import NoNodes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    prefill: Node | None
+    decode: Node | None
+
+
+class Placer:
+    """`local_tokens`: prompts up to this long are not worth a hand-off."""
+
+    def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._local_tokens = local_tokens
+
+    def place(self, num_tokens: int, now: float) -> Placement:
+        prefills = self._registry.ready("prefill", now)
+        decodes = self._registry.ready("decode", now)
+        if not decodes:
+            if not prefills:
+                raise NoNodes("no node can take requests now; try again")
+            return Placement(prefill=self._policy.pick(prefills), decode=None)
+        decode = self._policy.pick(decodes)
+        partners = fitting(prefills, decode) if num_tokens > self._local_tokens else []
+        return Placement(prefill=self._policy.pick(partners) if partners else None, decode=decode)
+
+    def is_possible(self, now: float) -> bool:
+        return bool(self._registry.ready("prefill", now) or self._registry.ready("decode", now))

@@ -1,0 +1,1 @@
+"""How a node is picked among those that fit: one file each."""

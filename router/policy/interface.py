@@ -1,0 +1,14 @@
+"""What a policy sees and answers. Knows nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.registry import Node
+
+
+class Policy(Protocol):
+    def pick(self, nodes: Sequence[Node]) -> Node:
+        """One of `nodes`, which are of one role and never empty."""
+        ...

@@ -1,0 +1,29 @@
+"""The node with the least work before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.registry import Node
+
+
+class LeastLoad:
+    """Prefill nodes are compared by prompt tokens that wait, decode nodes by sequences that run or wait.
+
+    A node's own report is up to a heartbeat old and knows other routers' requests; what this router sent is known at
+    once. So the larger of both counts. Ties go to the node that was picked least often.
+    """
+
+    def pick(self, nodes: Sequence[Node]) -> Node:
+        return min(nodes, key=lambda node: (*work_before(node), node.dispatched, node.node_id))
+
+
+def work_before(node: Node) -> tuple[int, int]:
+    rows = node.load.rows if node.load else {}
+    running = sum(rows.get(state, 0) for state in ("running", "prefilling", "granted", "held"))
+    waiting = node.load.waiting if node.load else 0
+    waiting_tokens = node.load.waiting_tokens if node.load else 0
+    sequences = max(node.open_sequences, running + waiting)
+    if node.role == "prefill":
+        return max(node.open_prompt_tokens, waiting_tokens), sequences
+    return sequences, waiting_tokens

@@ -1,0 +1,124 @@
+"""The nodes that dialled in: who they are, what they last reported, and which of them fit together. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from router.breaker import Breaker
+from shared.wire.messages import Fingerprint, Heartbeat, Hello, NodeLoad
+
+ROLES = ("prefill", "decode")
+
+
+def differing_field(first: Fingerprint, second: Fingerprint) -> str | None:
+    """Name of the first field that keeps two nodes apart; `build` never does, so that upgrades can roll."""
+    for name in first.__struct_fields__:
+        if name != "build" and getattr(first, name) != getattr(second, name):
+            return name
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One node of one epoch. The open_* counts are of this router's own requests."""
+
+    peer: str  # the name its connection goes by
+    hello: Hello
+    last_seen: float
+    breaker: Breaker = field(default_factory=Breaker)
+    load: NodeLoad | None = None
+    is_draining: bool = False
+    is_silent: bool = False
+    open_sequences: int = 0
+    open_prompt_tokens: int = 0
+    dispatched: int = 0
+
+    @property
+    def node_id(self) -> str:
+        return self.hello.node_id
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+    def can_take(self, now: float) -> bool:
+        return not self.is_draining and not self.is_silent and self.breaker.allows(now)
+
+
+class Registry:
+    """Node id -> its newest epoch. A message by an older epoch is nobody's."""
+
+    def __init__(self, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._nodes: dict[str, Node] = {}
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def find(self, node_id: str, epoch: int) -> Node | None:
+        node = self._nodes.get(node_id)
+        return node if node is not None and node.hello.epoch == epoch else None
+
+    def by_peer(self, peer: str) -> Node | None:
+        return next((node for node in self._nodes.values() if node.peer == peer), None)
+
+    def hello(self, peer: str, hello: Hello, now: float) -> tuple[Node | None, Node | None]:
+        """(the node, the one it replaces). (None, None) for an older epoch than known, or a role we don't have.
+
+        The same epoch again is a reconnect: the node keeps its counts.
+        """
+        known = self._nodes.get(hello.node_id)
+        if hello.role not in ROLES or (known is not None and known.hello.epoch > hello.epoch):
+            return None, None
+        if known is not None and known.hello.epoch == hello.epoch:
+            known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
+            return known, None
+        node = Node(peer=peer, hello=hello, last_seen=now)
+        self._nodes[hello.node_id] = node
+        return node, known
+
+    def heartbeat(self, beat: Heartbeat, now: float) -> Node | None:
+        """None when the sender never said Hello. A silent node that speaks again is back."""
+        node = self.find(beat.node_id, beat.epoch)
+        if node is not None:
+            node.load = beat.load
+            node.is_draining = node.is_draining or beat.draining
+            self.seen(node, now)
+        return node
+
+    def seen(self, node: Node, now: float) -> None:
+        node.last_seen = now
+        node.is_silent = False
+
+    def remove(self, node: Node) -> None:
+        if self._nodes.get(node.node_id) is node:
+            del self._nodes[node.node_id]
+
+    def newly_silent(self, now: float) -> list[Node]:
+        """Nodes that have just crossed the limit; each is told once."""
+        late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self._silence_s]
+        for node in late:
+            node.is_silent = True
+        return late
+
+    def ready(self, role: str, now: float) -> list[Node]:
+        return [node for node in self._nodes.values() if node.role == role and node.can_take(now)]
+
+    def max_context(self) -> int | None:
+        """What every node that is there can hold; None without nodes."""
+        return min((node.hello.max_context for node in self._nodes.values() if not node.is_silent), default=None)
+
+    def misfits(self) -> list[tuple[str, str, str]]:
+        """(node, other node, field) for pairs whose fingerprints keep them apart."""
+        nodes = sorted(self._nodes.values(), key=lambda node: node.node_id)
+        pairs = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :]]
+        found = [(a.node_id, b.node_id, differing_field(a.hello.fingerprint, b.hello.fingerprint)) for a, b in pairs]
+        return [(a, b, name) for a, b, name in found if name is not None]
+
+
+def fitting(nodes: Sequence[Node], other: Node) -> list[Node]:
+    return [node for node in nodes if differing_field(node.hello.fingerprint, other.hello.fingerprint) is None]

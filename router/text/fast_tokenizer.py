@@ -1,0 +1,45 @@
+"""A tokenizer of the `tokenizers` library behind our interface. Knows nothing of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tokenizers
+
+from router.text.interface import VocabFacts
+
+
+class FastTokenizer:
+    """Encoding by the library; decoding by a table of bytes, which is exact and costs one list access per token."""
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        entry_bytes: Callable[[str], bytes],
+        added: Sequence[str],
+        facts: VocabFacts,
+        bos_id: int | None,
+    ) -> None:
+        self.facts = facts
+        self._inner = inner
+        self._bos_id = bos_id
+        self._bytes = self._byte_table(entry_bytes, frozenset(added))
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        # ids come as a list in one go, without the library's per-token objects
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special).ids
+        if add_special and self._bos_id is not None and (not ids or ids[0] != self._bos_id):
+            ids.insert(0, self._bos_id)
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._bytes[token_id]
+
+    def _byte_table(self, entry_bytes: Callable[[str], bytes], added: frozenset[str]) -> list[bytes]:
+        """Index: token id. Ids the vocabulary leaves out (padding of the embedding) are empty."""
+        table = [b""] * self.facts.vocab_size
+        for entry, index in self._inner.get_vocab(with_added_tokens=True).items():
+            if index < len(table):
+                table[index] = entry.encode() if entry in added else entry_bytes(entry)
+        return table

@@ -1,0 +1,91 @@
+"""Builds tokenizer and chat template from a Hugging Face model folder. Reads JSON files only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from router.text.chat_template import JinjaTemplate
+from router.text.fast_tokenizer import FastTokenizer
+from router.text.hashlm import PlainTemplate
+from router.text.interface import ChatTemplate, TextModel, VocabFacts
+from router.text.vocab_bytes import byte_level_decoder, metaspace_bytes
+from shared.core.errors import ConfigError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or {} where the file is not there."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return value
+
+
+def load_folder(folder: Path) -> TextModel:
+    if not (folder / "tokenizer.json").is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json, which the router needs")
+    inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    described = read_json(folder / "tokenizer.json")
+    config = read_json(folder / "config.json")
+    own = read_json(folder / "tokenizer_config.json")
+    added = {int(token["id"]): token for token in described.get("added_tokens", [])}
+    is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
+    tokenizer = FastTokenizer(
+        inner,
+        entry_bytes=byte_level_decoder() if is_byte_level else metaspace_bytes,
+        added=[token["content"] for token in added.values()],
+        facts=VocabFacts(
+            vocab_size=int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True)),
+            eos_ids=_eos_ids(folder, config, own, inner),
+            special_ids=frozenset(index for index, token in added.items() if token.get("special")),
+            context_length=_context_length(folder, config),
+        ),
+        bos_id=None,  # the file's post-processor adds it
+    )
+    return TextModel(tokenizer=tokenizer, template=_template(folder, own))
+
+
+def _eos_ids(
+    folder: Path, config: Mapping[str, Any], own: Mapping[str, Any], inner: tokenizers.Tokenizer
+) -> tuple[int, ...]:
+    """generation_config.json first: chat models often end with more tokens than config.json names."""
+    for source in (read_json(folder / "generation_config.json"), config):
+        ids = source.get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    index = inner.token_to_id(_content(own.get("eos_token")))
+    return () if index is None else (index,)
+
+
+def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
+    length = config.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ConfigError(f"{folder / 'config.json'} does not say max_position_embeddings")
+    return length
+
+
+def _template(folder: Path, own: Mapping[str, Any]) -> ChatTemplate:
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else own.get("chat_template")
+    if isinstance(source, list):  # several named templates; the one for plain chat is called default
+        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+    if not source:
+        return PlainTemplate()
+    tokens = {name: _content(own.get(name)) for name in ("bos_token", "eos_token")}
+    return JinjaTemplate(str(source), bos_token=tokens["bos_token"], eos_token=tokens["eos_token"])
+
+
+def _content(token: object) -> str:
+    """A token in tokenizer_config.json: a string, or an object with its content."""
+    if isinstance(token, dict):
+        return str(token.get("content", ""))
+    return str(token or "")

@@ -1,0 +1,125 @@
+"""Builds tokenizer and chat template from a GGUF file's metadata. Reads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from router.text.chat_template import JinjaTemplate
+from router.text.fast_tokenizer import FastTokenizer
+from router.text.hashlm import PlainTemplate
+from router.text.interface import ChatTemplate, TextModel, VocabFacts
+from router.text.vocab_bytes import byte_level_decoder
+from shared.core.errors import ConfigError
+
+CONTROL_TYPE = 3
+USER_DEFINED_TYPE = 4
+
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT = rf"{_LETTERS}|\p{{N}}|{_REST}"
+LLAMA3_SPLIT = rf"{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """All key-value pairs that a text model needs, as Python values."""
+    try:
+        fields = gguf.GGUFReader(path).fields
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(f"{path} can't be read as a GGUF file: {error}") from error
+    wanted = [name for name in fields if name.startswith("tokenizer.") or name.endswith("context_length")]
+    return {name: fields[name].contents() for name in wanted}
+
+
+def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """How text is cut into words, by the name GGUF gives it."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    if name in ("smollm", "starcoder", "refact", "command-r"):
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    if name in ("gpt-2", "default"):
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if name in ("qwen2", "deepseek-r1-qwen"):
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), byte_level])
+    if name in ("llama-bpe", "llama3", "llama-v3"):
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"), byte_level])
+    raise ConfigError(f"how the GGUF file splits words ({name!r}) is not known here; use the model's folder")
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Byte-level BPE as the metadata describe it."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise ConfigError(f"the GGUF file has a tokenizer of kind {kind!r}; only byte-level BPE ('gpt2') is read here")
+    entries: list[str] = metadata["tokenizer.ggml.tokens"]
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    vocab = {entry: index for index, entry in enumerate(entries)}
+    merges = [_split_merge(merge) for merge in metadata["tokenizer.ggml.merges"]]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in ("llama-bpe", "llama3")))
+    if pre == "qwen2":
+        inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = pre_tokenizer(pre)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(t, normalized=False) for t in _of_type(metadata, CONTROL_TYPE)])
+    inner.add_tokens([AddedToken(t, normalized=False) for t in _of_type(metadata, USER_DEFINED_TYPE)])
+    return inner
+
+
+def load_gguf(path: Path) -> TextModel:
+    metadata = read_metadata(path)
+    entries: list[str] = metadata["tokenizer.ggml.tokens"]
+    special = _of_type(metadata, CONTROL_TYPE)
+    index = {entry: i for i, entry in enumerate(entries)}
+    bos_id = metadata.get("tokenizer.ggml.bos_token_id")
+    tokenizer = FastTokenizer(
+        build_tokenizer(metadata),
+        entry_bytes=byte_level_decoder(),
+        added=[*special, *_of_type(metadata, USER_DEFINED_TYPE)],
+        facts=VocabFacts(
+            vocab_size=len(entries),
+            eos_ids=_eos_ids(metadata),
+            special_ids=frozenset(index[entry] for entry in special),
+            context_length=_context_length(metadata),
+        ),
+        bos_id=bos_id if metadata.get("tokenizer.ggml.add_bos_token", False) else None,
+    )
+    return TextModel(tokenizer=tokenizer, template=_template(metadata, entries))
+
+
+def _split_merge(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
+
+
+def _of_type(metadata: Mapping[str, Any], kind: int) -> list[str]:
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    return [entry for entry, own in zip(metadata["tokenizer.ggml.tokens"], types, strict=False) if own == kind]
+
+
+def _eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    return tuple(dict.fromkeys(int(metadata[name]) for name in names if name in metadata))
+
+
+def _context_length(metadata: Mapping[str, Any]) -> int:
+    lengths = [int(value) for name, value in metadata.items() if name.endswith(".context_length")]
+    if not lengths:
+        raise ConfigError("the GGUF file does not say its context length")
+    return lengths[0]
+
+
+def _template(metadata: Mapping[str, Any], entries: list[str]) -> ChatTemplate:
+    source = metadata.get("tokenizer.chat_template")
+    if not source:
+        return PlainTemplate()
+
+    def entry(name: str) -> str:
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return "" if index is None else entries[int(index)]
+
+    return JinjaTemplate(str(source), bos_token=entry("bos"), eos_token=entry("eos"))

@@ -1,0 +1,41 @@
+"""Text for HashLM, the integer test model: one printable ASCII character per token, and an end token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.text.interface import TextModel, VocabFacts
+from shared.core.errors import InvalidRequest
+
+FIRST_CHAR = 32
+EOS_ID = 95
+CONTEXT_LENGTH = 65536
+
+
+class HashTokenizer:
+    """Ids 0..94 are chr(32 + id), 95 is the end of text."""
+
+    facts = VocabFacts(
+        vocab_size=EOS_ID + 1, eos_ids=(EOS_ID,), special_ids=frozenset({EOS_ID}), context_length=CONTEXT_LENGTH
+    )
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        ids = [ord(char) - FIRST_CHAR for char in text]
+        if ids and not (min(ids) >= 0 and max(ids) < EOS_ID):
+            raise InvalidRequest("model hashlm knows printable ASCII characters only (codes 32 to 126)")
+        return ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"<eos>" if token_id == EOS_ID else bytes((token_id + FIRST_CHAR,))
+
+
+class PlainTemplate:
+    """`role: content` one after the other, for models that bring no template."""
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        turns = [f"{message['role']}: {message['content']}" for message in messages]
+        return " ".join([*turns, "assistant: "])
+
+
+def hash_text_model() -> TextModel:
+    return TextModel(tokenizer=HashTokenizer(), template=PlainTemplate())

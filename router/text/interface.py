@@ -1,0 +1,49 @@
+"""What the router asks of a tokenizer. Knows nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class VocabFacts:
+    """Fixed facts of one vocabulary. `context_length` is what the model was trained for; nodes may allow less."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]  # never shown as text
+    context_length: int
+
+
+class Tokenizer(Protocol):
+    facts: VocabFacts
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """add_special: put the model's begin token in front where it wants one (chat templates write their own)."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, special tokens included; a character may be split over tokens."""
+        ...
+
+
+class ChatTemplate(Protocol):
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt text that ends where the assistant's answer begins."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Everything the router knows of a model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """All of a finished sequence as text; bytes that are no UTF-8 become U+FFFD. Special tokens show nothing."""
+    special = tokenizer.facts.special_ids
+    return b"".join(tokenizer.token_bytes(i) for i in ids if i not in special).decode("utf-8", "replace")

@@ -1,0 +1,61 @@
+"""Finds stop strings in growing text. Knows nothing of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Holds back only text that may still become a stop string, across any number of `feed` calls.
+
+    The first stop string to be complete wins; of two complete at the same character, the longer. So the result does
+    not depend on how the text was cut into pieces.
+
+        fed:   ....visible....|held      held = longest end of the text that begins a stop string
+    """
+
+    __slots__ = ("_held", "_longest", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, piece: str) -> str:
+        """More text; returns what may be shown now. After a match there is nothing more to show."""
+        if self.matched is not None or not piece:
+            return ""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        self._held = ""
+        found = self._find(text)
+        if found is not None:
+            start, self.matched = found
+            return text[:start]
+        keep = self._possible_prefix(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The end of the text: what was held back was no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _find(self, text: str) -> tuple[int, str] | None:
+        """Start of the match that is complete first."""
+        best: tuple[int, int, str] | None = None  # (end, start, stop)
+        for stop in self._stops:
+            start = text.find(stop)
+            if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
+                best = (start + len(stop), start, stop)
+        return None if best is None else (best[1], best[2])
+
+    def _possible_prefix(self, text: str) -> int:
+        """Length of the longest end of `text` that is a beginning of some stop string."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,36 @@
+"""From a vocabulary entry to the bytes it stands for, for the two spellings in use. Knows nothing of tokenizers.
+
+    byte level   each byte is written as one printable character ("Ġ" is a space)
+    metaspace    text as it is, "▁" is a space, <0xE2> is a single byte
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """Character -> byte. Printable Latin-1 bytes stand for themselves, the others for U+0100 onwards, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+def byte_level_decoder() -> Callable[[str], bytes]:
+    alphabet = byte_level_alphabet()
+
+    def to_bytes(entry: str) -> bytes:
+        try:
+            return bytes([alphabet[char] for char in entry])
+        except KeyError:  # an added token, written as plain text
+            return entry.encode()
+
+    return to_bytes
+
+
+def metaspace_bytes(entry: str) -> bytes:
+    single = _BYTE_TOKEN.fullmatch(entry)
+    return bytes((int(single[1], 16),)) if single else entry.replace("\u2581", " ").encode()
