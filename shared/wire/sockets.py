@@ -1,14 +1,5 @@
-"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor. Knows nothing of loops or scheduling.
-
-A ROUTER learns of a closed connection from its monitor, as a file descriptor; which peer that was, it knows from the
-descriptor that each message carries. Numbers are reused, so the order matters (all in one `receive`):
-
-    monitor: drain   ->   messages: all that are there   ->   then report the closed ones
-
-libzmq emits DISCONNECTED after the last message of a connection is in our queue and before its descriptor is closed.
-So the drain comes first, nothing of the dead peer can follow its report, and a message by another peer on the same
-descriptor proves that the first one is closed.
-"""
+"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor. How a ROUTER tells who has gone is in
+connections.py. Knows nothing of loops or scheduling."""
 
 from __future__ import annotations
 
@@ -23,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from shared.config.endpoints import check_endpoint
 from shared.core.errors import ConfigError, WireError
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
+from shared.wire.connections import Connections
 from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireStats, check_sender, peer_of_identity
 
@@ -119,8 +111,7 @@ class RouterSocket:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._peer_of_fd: dict[int, str] = {}
-        self._closed_fds: list[int] = []
+        self._connections = Connections(self._drain)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -129,21 +120,17 @@ class RouterSocket:
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
 
     def receive(self) -> list[Inbound]:
-        """What has arrived, then who is gone. A peer reported closed sends no more under that connection."""
-        self._note_closed()
+        """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
+        self._drain()
         inbound: list[Inbound] = []
-        gone: list[str] = []
-        # All of it when somebody is gone, for his last messages go before the report; else a fair share.
-        while len(inbound) < MAX_BATCH or self._closed_fds:
+        while len(inbound) < MAX_BATCH:
             parts = receive_parts(self.socket)
             if parts is None:
-                self._forget_closed(gone)
+                inbound.extend(PeerClosed(peer) for peer in self._connections.take_gone())
                 break
-            received = self._open(parts, gone)
+            received = self._open(parts)
             if received is not None:
                 inbound.append(received)
-        alive = set(self._peer_of_fd.values())
-        inbound.extend(PeerClosed(peer) for peer in gone if peer not in alive)
         return inbound
 
     def readable(self) -> bool:
@@ -155,11 +142,11 @@ class RouterSocket:
     def close(self) -> None:
         close_socket(self.socket, self.monitor)
 
-    def _open(self, parts: list[zmq.Frame], gone: list[str]) -> Received | None:
+    def _open(self, parts: list[zmq.Frame]) -> Received | None:
         name = "a stranger"
         try:
             name = peer_of_identity(parts[0].bytes)
-            self._map_fd(int(parts[-1].get(zmq.SRCFD)), name, gone)
+            self._connections.seen(int(parts[-1].get(zmq.SRCFD)), name)
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
             check_sender(name, message)
         except WireError as error:
@@ -167,26 +154,8 @@ class RouterSocket:
             return None
         return Received(name, message, frames)
 
-    def _map_fd(self, fd: int, name: str, gone: list[str]) -> None:
-        before = self._peer_of_fd.get(fd)
-        if before == name or name in gone:
-            return
-        if before is not None:  # the number was reused: the report of the first peer is here or on its way
-            gone.append(before)
-            self._note_closed()
-            if fd in self._closed_fds:
-                self._closed_fds.remove(fd)
-        self._peer_of_fd[fd] = name
-
-    def _note_closed(self) -> None:
-        self._closed_fds.extend(fd for event, fd in drain_monitor(self.monitor) if event == zmq.EVENT_DISCONNECTED)
-
-    def _forget_closed(self, gone: list[str]) -> None:
-        for fd in self._closed_fds:
-            peer = self._peer_of_fd.pop(fd, None)
-            if peer is not None and peer not in gone:
-                gone.append(peer)
-        self._closed_fds.clear()
+    def _drain(self) -> None:
+        self._connections.closed(fd for event, fd in drain_monitor(self.monitor) if event == zmq.EVENT_DISCONNECTED)
 
 
 class DealerSocket:
@@ -207,24 +176,27 @@ class DealerSocket:
         self._limits = options.limits
         self._stats = stats
         self._state = "dialling"  # -> up <-> closed
+        self._events: list[int] = []
         self.socket = open_socket(context, zmq.DEALER, options)
         self.socket.setsockopt(zmq.ROUTING_ID, identity.encode())
         self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
         self.socket.connect(endpoint)
 
     def receive(self) -> list[Inbound]:
-        """What has arrived, then how the connection fared meanwhile."""
-        events = drain_monitor(self.monitor)
+        """What has arrived (a fair share of it), then, with the queue empty, how the connection fared meanwhile."""
+        self._events.extend(event for event, _ in drain_monitor(self.monitor))
         inbound: list[Inbound] = []
-        while (parts := receive_parts(self.socket)) is not None:
+        while len(inbound) < MAX_BATCH:
+            parts = receive_parts(self.socket)
+            if parts is None:
+                events, self._events = self._events, []
+                return inbound + [change for event in events for change in self._transition(event)]
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._limits)
             except WireError as error:
                 self._stats.dropped(self.name, error)
             else:
                 inbound.append(Received(self.name, message, frames))
-        for event, _ in events:
-            inbound.extend(self._transition(event))
         return inbound
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:

@@ -25,7 +25,7 @@ from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, parse_peer, peer_name
-from shared.wire.sockets import LinkOptions
+from shared.wire.sockets import MAX_BATCH, LinkOptions
 from shared.wire.wakeup import Wakeup
 
 DEADLINE_S = 20.0
@@ -234,6 +234,23 @@ def test_descriptors_are_reused_without_mixing_up_peers() -> None:
     links.close()
 
 
+def test_a_flood_comes_in_shares_and_the_report_of_its_end_comes_last() -> None:
+    links, flood = NodeLinks("d", 1), 2 * MAX_BATCH + 100
+    inbox = Inbox(links)
+    with raw_dealer(links.endpoint, b"p@1") as peer:
+        for _ in range(flood):
+            peer.send(encode(Drain("d")))
+        inbox.next(Received)
+        end = time.monotonic() + DEADLINE_S
+        while len(inbox.seen) < flood - 1 and time.monotonic() < end:
+            share = links.poll(0.05)
+            assert len(share) <= MAX_BATCH
+            inbox.seen.extend(share)
+    assert inbox.next(PeerClosed).peer == "p@1"
+    assert len(inbox.seen) == flood - 1
+    links.close()
+
+
 def test_the_wakeup_ends_a_poll_from_another_thread() -> None:
     links = NodeLinks("d", 1)
     for _ in range(100_000):
@@ -334,7 +351,8 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
             inbox = Inbox(node)
             for _ in range(rounds):
                 node.send("router", Drain("d"))
-                inbox.next(Received)
+                while inbox.next(Received).message != Drain("d"):
+                    pass
 
         async def noise() -> None:
             while True:
