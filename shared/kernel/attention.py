@@ -15,6 +15,14 @@ import torch
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float  # of the norms on each head of q and k, where a model has them
+
+
 @dataclass(slots=True)
 class AttentionInputs:
     """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs."""
@@ -33,18 +41,21 @@ class AttentionBackend(Protocol):
         """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0."""
         ...
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q (T, heads, D), k and v (T, kv_heads, D) in the pool's dtype, rotated. Writes k and v to the pages, then
-        attends. Returns (T, heads * D), valid until the next call."""
+    def attend(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """qkv (T, q | k | v heads * D) in the pool's dtype. Norms (weights (D,) float32, where there are any) and
+        rotates q and k, writes k and v to the pages, then attends. Returns (T, heads * D), valid until the next call.
+        """
         ...
 
 
 class TorchAttention:
     """Reference: gathers each row's pages and multiplies under a mask; scores and softmax in float32."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        self._groups = num_heads // num_kv_heads
-        self._scale = head_dim**-0.5
+    def __init__(self, shape: AttentionShape, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._shape = shape
+        self._cos, self._sin = tables
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
         self._inputs, self._kv = inputs, kv
@@ -56,14 +67,29 @@ class TorchAttention:
         self._nth = token - bounds[self._row]  # and its place in the row's queries
         self._write_page = inputs.page_table[self._row, inputs.positions // page_size].long()
         self._write_slot = inputs.positions % page_size
+        self._turn = (self._cos[inputs.positions][:, None], self._sin[inputs.positions][:, None])
         self._num_pages = -(-inputs.max_seq_len // page_size)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
+        q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
+        q, k = self._rotate(q, q_norm), self._rotate(k, k_norm)
         self._kv[self._write_page, layer, 0, :, self._write_slot] = k
         self._kv[self._write_page, layer, 1, :, self._write_slot] = v
         if self._inputs.max_q_len <= PADDED_MAX_Q:
             return self._padded(layer, q).flatten(1)
         return self._row_by_row(layer, q).flatten(1)
+
+    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """(T, heads, D), the two halves of a head turned against each other; computed in float32."""
+        wide = x.float()
+        if norm is not None:
+            wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
+        left, right = wide.chunk(2, dim=-1)
+        cos, sin = self._turn
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """All rows as one (B, heads, max_q, D) batch; padding queries sit at position -1 and see slot 0 only."""
@@ -97,13 +123,13 @@ class TorchAttention:
 
     def _masked(self, q: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """q (B, Q, heads, D), positions (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
-        k = k.repeat_interleave(self._groups, dim=1)
-        v = v.repeat_interleave(self._groups, dim=1)
+        group = self._shape.num_heads // self._shape.num_kv_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         slots = torch.arange(k.shape[2], device=q.device)
         # Slots behind a row's end hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
         unused = slots[None] > positions.amax(dim=1, keepdim=True)
         v = v.masked_fill(unused[:, None, :, None], 0)
-        scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._scale
+        scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.head_dim**-0.5
         hidden = slots[None, None] > positions[:, :, None]
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
         return torch.matmul(weights, v.float()).transpose(1, 2).to(q.dtype)

@@ -53,9 +53,9 @@ class LlamaModel:
         delta: torch.Tensor | None = None
         *inner, last = self._weights.layers
         for index, layer in enumerate(inner):
-            attended = self._attend(index, layer, residual, delta, inputs.positions)
+            attended = self._attend(index, layer, residual, delta)
             delta = self._mlp(layer, residual, layer.out(attended))
-        attended = self._attend(len(inner), last, residual, delta, inputs.positions)
+        attended = self._attend(len(inner), last, residual, delta)
         return self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
 
     def _finish(self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> ModelOutput:
@@ -68,12 +68,11 @@ class LlamaModel:
         return ModelOutput(logits=self._weights.head(hidden.float()), hidden=hidden.clone())
 
     def _attend(
-        self, index: int, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor | None, at: torch.Tensor
+        self, index: int, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor | None
     ) -> torch.Tensor:
         """(T, heads * D)"""
         normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
-        q, k, v = self._blocks.split_rotate(layer.qkv(normed), at, layer.q_norm, layer.k_norm)
-        return self._attention.attend(index, q, k, v)
+        return self._attention.attend(index, layer.qkv(normed), layer.q_norm, layer.k_norm)
 
     def _mlp(self, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """(M, H): what the layer adds to the residual."""

@@ -9,7 +9,7 @@ import torch
 
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
-from shared.kernel.attention import TorchAttention
+from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
 from shared.kernel.blocks import TorchBlocks
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import Model, ModelSpec
@@ -76,9 +76,16 @@ def build_model(
         weights_hash=source.content_hash(),
         eos_ids=config.eos_ids,
     )
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-    blocks = TorchBlocks(*heads, config.rms_eps, DTYPES[dtype], weights.rope)
-    return LlamaModel(config, spec, weights, TorchAttention(*heads), blocks)
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
+    if kernels == "torch" or device.type != "cpu":
+        attention: AttentionBackend = TorchAttention(shape, weights.rope)
+        blocks = TorchBlocks(config.rms_eps, DTYPES[dtype])
+    else:
+        from shared.kernel.attention_numba import NumbaAttention
+        from shared.kernel.blocks_numba import NumbaBlocks
+        attention = NumbaAttention(shape, DTYPES[dtype], weights.rope, threads)
+        blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, DTYPES[dtype], threads)
+    return LlamaModel(config, spec, weights, attention, blocks)
 
 
 def _context(source: TensorSource, asked: int) -> int:

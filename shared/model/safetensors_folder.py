@@ -54,11 +54,11 @@ class SafetensorsFolder:
                 raise ConfigError(f"can't read {path}: {error}") from error
 
     def has(self, name: str) -> bool:
-        return _hf_name(name) in self._where
+        return hf_name(name) in self._where
 
     def tensor(self, name: str) -> torch.Tensor:
         """In the dtype of the file, rows first (out, in)."""
-        key = _hf_name(name)
+        key = hf_name(name)
         if key not in self._where:
             raise ConfigError(f"{self.path} has no tensor {key}")
         with safe_open(self._where[key], framework="pt") as shard:
@@ -68,7 +68,7 @@ class SafetensorsFolder:
         return hash_files((self.path / "config.json", *self._files))
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
     """"embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]

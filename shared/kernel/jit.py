@@ -1,0 +1,153 @@
+"""How our numba kernels are compiled, and the few scalars LLVM has and numba lacks. Knows nothing of models.
+
+Kernels take addresses, not arrays: an integer argument costs a tenth of an array's, numba has no bfloat16, and a step
+makes some hundred calls. `floats_at` and friends turn an address into a flat array inside the kernel. So the caller
+holds the tensors until the call returns, and nothing checks bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+# Sums may be reordered into vector lanes (always the same way for the same lengths); NaN and infinity stay honest.
+FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
+LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
+EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+
+_f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
+
+
+def kernel(**options: Any) -> Callable[[F], F]:
+    """njit without the GIL, compiled code kept on disk: beside the source, or in the user's cache directory when the
+    source is read-only. Where neither can be written the kernel is compiled anew in every process."""
+
+    def decorate(function: F) -> F:
+        settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
+        try:
+            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
+            return njit(**settings)(function)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def inlined(function: F) -> F:
+    """A kernel's part: merged into its caller, so that the caller's constants unroll its loops."""
+    return njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)  # type: ignore[no-any-return]
+
+
+def _pointer(address: Any, item: types.Type) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(item)(address), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def floats_at(typing_context: Any, address: Any) -> Any:
+    """int64 address -> pointer to float32."""
+    return _pointer(address, types.float32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def halves_at(typing_context: Any, address: Any) -> Any:
+    """int64 address -> pointer to the bits of bfloat16."""
+    return _pointer(address, types.uint16)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def ints_at(typing_context: Any, address: Any) -> Any:
+    """int64 address -> pointer to int32."""
+    return _pointer(address, types.int32)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def longs_at(typing_context: Any, address: Any) -> Any:
+    """int64 address -> pointer to int64."""
+    return _pointer(address, types.int64)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bits_of(typing_context: Any, value: Any) -> Any:
+    """float32 -> its bits, uint32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def float_of(typing_context: Any, value: Any) -> Any:
+    """uint32 bits -> float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Asks for the cache line at an int64 address; never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
+        name = "llvm.prefetch.p0"
+        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+        read, keep, data = word(0), word(3), word(1)
+        builder.call(function, [builder.inttoptr(args[0], byte_pointer), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@inlined
+def from_half(bits: np.uint16) -> np.float32:
+    """bfloat16 bits -> float32."""
+    return float_of(_u32(_u32(bits) << _u32(16)))
+
+
+@inlined
+def to_half(value: np.float32) -> np.uint16:
+    """float32 -> bfloat16 bits, nearest, ties to even; NaN stays NaN."""
+    bits = bits_of(value)
+    rounded = _u32(_u32(bits + _u32(0x7FFF)) + _u32((bits >> _u32(16)) & _u32(1)))
+    return _u16(0x7FC0) if value != value else _u16(rounded >> _u32(16))
+
+
+@inlined
+def exp32(value: np.float32) -> np.float32:
+    """exp within 3 units in the last place, for -87 < value < 88; below, exp(-87). Vectorises, unlike the library's."""
+    value = max(value, _f32(-87.0))
+    power = np.floor(value * _f32(LOG2E) + _f32(0.5))
+    rest = (value - power * _f32(LN2_HIGH)) - power * _f32(LN2_LOW)
+    series = _f32(EXP_TERMS[0])
+    for k in range(1, 6):
+        series = series * rest + _f32(EXP_TERMS[k])
+    total = series * rest * rest + rest + _f32(1.0)
+    return total * float_of(_u32(_u32(_i32(power) + _i32(127)) << _u32(23)))
+
+
+@inlined
+def load(address: int, index: int, is_half: bool) -> np.float32:
+    """The index-th bfloat16 or float32 at an address; `is_half` must be a constant."""
+    return from_half(halves_at(address)[index]) if is_half else floats_at(address)[index]
+
+
+@inlined
+def store(address: int, index: int, value: np.float32, is_half: bool) -> None:
+    if is_half:
+        halves_at(address)[index] = to_half(value)
+    else:
+        floats_at(address)[index] = value
