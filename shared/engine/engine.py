@@ -9,6 +9,7 @@ from collections.abc import Generator
 import numpy as np
 import torch
 
+from shared.core.errors import StepFailed
 from shared.device.events import Event
 from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
@@ -40,10 +41,15 @@ class Engine:
     def launch(self, plan: StepPlan) -> StepLease:
         publish_ready = Event() if self.publishes else None
         lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu)
-        self.streams.forward.wait(self.streams.schedule.launch(_mark, label="mark").done)
-        lease.forward = self.streams.forward.launch(
-            lambda: self.worker.forward(plan, lease), label=f"forward({plan.step})"
-        )
+        planned = self.streams.schedule.launch(_mark, label="mark")
+        self.streams.forward.wait(planned.done)
+
+        def forward() -> Generator[None, None, None]:
+            if planned.error is not None:
+                raise StepFailed(f"its lengths were not made: {planned.error}")
+            return self.worker.forward(plan, lease)
+
+        lease.forward = self.streams.forward.launch(forward, label=f"forward({plan.step})")
 
         def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
             if self.publishes:
@@ -106,8 +112,8 @@ class Engine:
             lease.carry.clear()
         self.leases.clear()
         self.last_done = None
-        self.streams.forward.reset()
-        self.streams.copy.reset()
+        for stream in (self.streams.schedule, self.streams.forward, self.streams.copy):
+            stream.reset()
         return drained
 
 
@@ -117,12 +123,13 @@ def _mark() -> None:
 
 def _to_host(lease: StepLease) -> StepResult | None:
     """Runs on the copy stream after the step's sampling."""
+    for ticket in (lease.forward, lease.sampled):  # the first error is the cause, the second only follows from it
+        if ticket is not None and ticket.error is not None:
+            raise ticket.error
     plan = lease.work
     if isinstance(plan, Admission):
         return None
     assert lease.sampled is not None
-    if lease.sampled.error is not None:
-        raise lease.sampled.error
     verified = lease.sampled.result
     assert isinstance(verified, Verified)
     sampled, output_of = verified.sampled, verified.output_of.cpu()
