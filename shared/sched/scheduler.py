@@ -135,7 +135,8 @@ class Scheduler:
         del self.granted[req.key]
         self.kv.set_tag(req.row, "active")
         req.to(S.RUNNING)
-        self.budget.remember(req, req.all_ids())
+        req.computed = arrival.committed
+        self._remember(req)
         emitted, reason = append_tokens(req, [arrival.token], arrival.logprobs)
         self._events.append(emitted)
         if reason is not None:
@@ -233,10 +234,10 @@ class Scheduler:
             self._revoke_grant(req, retracted=True)
         else:
             self.prefilling = [chunk for chunk in self.prefilling if chunk.request is not req]
-            if req.state is S.RUNNING:
-                self.budget.remember(req, req.all_ids()[:-1])
+            self._remember(req)
             self.budget.release(req)
         req.incarnation += 1
+        req.computed = 0
         req.to(S.WAITING)
         bisect.insort(self.waiting, req, key=lambda other: other.arrival)
 
@@ -269,8 +270,8 @@ class Scheduler:
         """Waits for something better than memory: its first sibling's prefix (n > 1), or its decode node's grant."""
         if req.key.seq_index and self.kv.cache.enabled:
             leader = self.requests.get(req.key.sibling(0))
-            if leader is not None and leader.state in (S.WAITING, S.PREFILLING, S.GRANTED):
-                return leader.incarnation == 0
+            if leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids):
+                return True
         if req.key not in self.ungranted:
             return False
         pinned = sum(int(self.kv.rows.num_pages[self.requests[key].row]) for key in self.ungranted)
@@ -309,15 +310,20 @@ class Scheduler:
             else:
                 self._tokens_processed(req, result, index)
 
+    def _remember(self, req: Request) -> None:
+        """Only what a processed step computed: one that is in flight may fail yet."""
+        self.budget.remember(req, req.all_ids()[: req.computed])
+
     def _chunk_processed(self, req: Request, committed: int) -> None:
+        req.computed = committed
         if req.handoff_to is not None:
             self._events.append(ChunkReady(req, committed))
 
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
-        committed = int(result.seq_lens[index])
+        req.computed = committed = int(result.seq_lens[index])
         self.running.on_processed(req, committed, self.settings.width)
         if index < result.num_prefill:
-            self.budget.remember(req, req.all_ids())
+            self._remember(req)
         run = result.tokens[index, : result.accept_lens[index]].tolist()
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         self._events.append(emitted)
@@ -372,7 +378,6 @@ class Scheduler:
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=False)
         elif req.row:
-            if req.state in (S.RUNNING, S.HANDED_OFF) and req.output_ids:
-                self.budget.remember(req, req.all_ids()[:-1])
+            self._remember(req)
             self.budget.release(req)
         req.to(S.FINISHED)
