@@ -1,0 +1,169 @@
+"""A frozen step: values only, its own copies, one reference that nobody changes; and the batch that is made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from rig import CoreKnobs, Job, draw_jobs, make_core, run_local
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.plan import Admission, HistorySeed, RowId, StepPlan
+from shared.sample.interface import SamplingBatch
+from shared.sched.assemble import NodeCore
+
+FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch)
+VALUES = (int, float, str, bytes, bool, type(None), np.integer)
+
+
+def walk(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Everything reachable from a plan, with the way to it; anything that is not a value is an error."""
+    yield path, value
+    if isinstance(value, FROZEN):
+        assert value.__dataclass_params__.frozen, path  # type: ignore[union-attr]
+        for field in dataclasses.fields(value):
+            yield from walk(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, tuple):
+        assert type(value) in (tuple, RowId, RequestKey), f"{path} is a {type(value)}"
+        for i, item in enumerate(value):
+            yield from walk(item, f"{path}[{i}]")
+    elif isinstance(value, np.ndarray):
+        assert value.dtype != object, f"{path} holds objects"
+    else:
+        assert isinstance(value, (*VALUES, torch.Tensor)), f"{path} is a {type(value)}: not a value"
+
+
+def record_plans(core: NodeCore) -> list[StepPlan]:
+    plans: list[StepPlan] = []
+    launch = core.engine.launch
+
+    def remember(plan: StepPlan):  # noqa: ANN202
+        plans.append(plan)
+        return launch(plan)
+
+    core.engine.launch = remember  # type: ignore[method-assign]
+    return plans
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_a_plan_holds_values_only(width: int) -> None:
+    """Frozen is shallow: a Request in a plan would let a closure read what the scheduler changes meanwhile."""
+    core = make_core(CoreKnobs(width=width, num_pages=60))
+    plans, rng = record_plans(core), random.Random(width)
+    run_local(core, draw_jobs(rng, 20), retract_every=5, rng=rng)
+    core.close()
+    assert any(plan.num_prefill and plan.num_prefill < plan.batch_size for plan in plans), "no mixed step was seen"
+    assert any(plan.history_seeds for plan in plans)
+    for plan in plans:
+        assert not any(isinstance(value, Request) for _, value in walk(plan, f"plan {plan.step}"))
+        assert len({len(plan.row_ids), len(plan.q_lens), len(plan.emits), len(plan.sampling), len(plan.seq_lens)}) == 1
+
+
+def test_the_deep_check_finds_a_request() -> None:
+    core = make_core(CoreKnobs())
+    plans = record_plans(core)
+    run_local(core, draw_jobs(random.Random(1), 1))
+    core.close()
+    request = Job(0, (1, 2), SamplingParams(max_tokens=2), 0).request()
+    for sneaky in ((request,), np.asarray([request], dtype=object), [1, 2]):
+        with pytest.raises(AssertionError, match=r"plan\.row_ids"):
+            list(walk(dataclasses.replace(plans[0], row_ids=sneaky), "plan"))
+
+
+def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
+    core = make_core(CoreKnobs(chunk_size=8))
+    for job in draw_jobs(random.Random(3), 6):
+        core.scheduler.submit(job.request())
+    for _ in range(20):
+        plan = core.scheduler.plan()
+        if plan is None:
+            break
+        running, rows = core.scheduler.running, core.kv.rows
+        bounds = (running.seq_lens.lo, running.seq_lens.hi)
+        live = (rows.table, rows.num_pages, running.req_pool_indices, running.expect_step, running.in_flight, *bounds)
+        for path, value in walk(plan, "plan"):
+            if isinstance(value, np.ndarray):
+                assert not any(np.shares_memory(value, array) for array in live), path
+        core.engine.launch(plan)
+        core.loop.step(block=True)
+    core.close()
+
+
+def test_decode_rows_take_the_batch_s_lengths_by_reference() -> None:
+    """Rule S7 is why the plan needs no copy; the in-place mutant is only visible because of this."""
+    core = make_core(CoreKnobs())
+    core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=9), 0).request())
+    core.loop.step()
+    core.loop.step(block=True)
+    plan = core.scheduler.plan()
+    assert plan is not None and plan.num_prefill == 0
+    assert plan.seq_lens is core.scheduler.running.seq_lens.device
+    core.close()
+
+
+def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
+    return ForwardBatch.init_new(plan, core.future_map, "cpu")
+
+
+def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
+    """Regression (g), S1: the sum belongs to the ForwardBatch; with bounds only there is none, and nobody reads it."""
+    core = make_core(CoreKnobs(width=4))
+    plans = record_plans(core)
+    run_local(core, draw_jobs(random.Random(5), 4))
+    exact = [plan for plan in plans if plan.seq_lens_cpu is not None]
+    bounds = [plan for plan in plans if plan.seq_lens_cpu is None]
+    assert exact and bounds
+    for plan in exact:
+        assert init_new(plan, core).seq_lens_sum == sum(plan.seq_lens.tolist())
+    assert init_new(bounds[0], core).seq_lens_sum is None
+    core.close()
+
+
+def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
+    """S8, I1: bit-identical before and after the forward, tensors by reference included."""
+    core = make_core(CoreKnobs(width=4, chunk_size=8))
+    checked = 0
+    launch = core.engine.launch
+
+    def watch(plan: StepPlan):  # noqa: ANN202
+        nonlocal checked
+        before = [(path, _copied(value)) for path, value in walk(plan, "plan")]
+        lease = launch(plan)
+        for (path, old), (_, new) in zip(before, walk(plan, "plan"), strict=True):
+            same = np.array_equal(old, new) if isinstance(old, np.ndarray | torch.Tensor) else old is new or old == new
+            assert same, f"{path} changed while its step ran"
+        checked += 1
+        return lease
+
+    core.engine.launch = watch  # type: ignore[method-assign]
+    run_local(core, draw_jobs(random.Random(8), 6))
+    core.close()
+    assert checked > 10
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def test_mixed_steps_list_chunks_first_and_name_their_decode_tail() -> None:
+    core = make_core(CoreKnobs(chunk_size=8))
+    plans = record_plans(core)
+    run_local(core, draw_jobs(random.Random(3), 8))
+    core.close()
+    mixed = [plan for plan in plans if 0 < plan.num_prefill < plan.batch_size]
+    assert mixed
+    for plan in mixed:
+        assert plan.mix_running_indices.tolist() == plan.req_pool_indices[plan.num_prefill :].tolist()
+        assert (plan.expect_step[: plan.num_prefill] == -1).all() and (plan.expect_step[plan.num_prefill :] > 0).all()
+        assert plan.prefill_input_ids_cpu is not None
+        assert plan.prefill_input_ids_cpu.numel() == plan.q_lens[: plan.num_prefill].sum()
+        assert int((plan.q_lens + plan.seq_lens.numpy()).max()) <= plan.max_seq_len

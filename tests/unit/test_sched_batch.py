@@ -1,0 +1,177 @@
+"""Lengths twice, on the host and on the device: both change together, neither in place; batches keep their columns
+aligned through every filter and merge."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.inline import InlineStream
+from shared.device.simulated import World
+from shared.sched.batch import ScheduleBatch
+from shared.sched.mirror import LengthMirror
+
+
+def i64(*values: int) -> np.ndarray:
+    return np.asarray(values, dtype=np.int64)
+
+
+def request(rid: int, row: int) -> Request:
+    key = RequestKey("test", 1, f"r{rid}", 0, 0)
+    return Request(key, i64(1, 2, 3), SamplingParams(max_tokens=9), 1, rid, row=row)
+
+
+def batch_of(lengths: list[int], first_row: int = 1, step: int = 7, in_flight: int = 0) -> ScheduleBatch:
+    reqs = [request(first_row + i, first_row + i) for i in range(len(lengths))]
+    return ScheduleBatch.of(reqs, lengths, step, in_flight, InlineStream("schedule"), "cpu")
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("advance"), st.integers(0, 2**16)),
+        st.tuples(st.just("filter"), st.integers(0, 2**16)),
+        st.tuples(st.just("merge"), st.integers(0, 3)),
+        st.tuples(st.just("take"), st.integers(0, 2**16)),
+    ),
+    max_size=15,
+)
+
+
+@given(st.lists(st.integers(0, 500), max_size=6), operations)
+def test_device_and_host_move_together_and_old_tensors_never_change(lengths: list[int], ops: list) -> None:
+    """The device work runs long after the host is through: what a plan got by reference must still be what it was."""
+    world = World.script()
+    mirror = LengthMirror(world.stream("schedule"), np.asarray(lengths, np.int64), "cpu")
+    model, seen = list(lengths), [(mirror.device, list(lengths))]
+    for name, bits in ops:
+        picked = [i for i in range(len(model)) if bits >> i & 1]
+        if name == "advance":
+            mirror.advance(np.asarray([bits >> i & 1 for i in range(len(model))], np.int64))
+            model = [value + (bits >> i & 1) for i, value in enumerate(model)]
+        elif name == "filter":
+            mirror.filter(np.asarray(picked, np.int64))
+            model = [model[i] for i in picked]
+        elif name == "take":
+            seen.append((mirror.take(np.asarray(picked, np.int64)), [model[i] for i in picked]))
+        else:
+            mirror.merge(LengthMirror(world.stream("schedule"), np.full(bits, 40 + bits, np.int64), "cpu"))
+            model += [40 + bits] * bits
+        seen.append((mirror.device, list(model)))
+        assert mirror.lo.tolist() == mirror.hi.tolist() == model
+    world.run_until_idle()
+    for tensor, expected in seen:
+        assert tensor.tolist() == expected
+
+
+def test_advance_makes_a_new_tensor() -> None:
+    mirror = LengthMirror(InlineStream("schedule"), i64(3, 4), "cpu")
+    before = mirror.device
+    mirror.advance(i64(1, 0))
+    assert mirror.device is not before and before.tolist() == [3, 4] and mirror.device.tolist() == [4, 4]
+
+
+def test_taking_all_rows_gives_the_tensor_itself() -> None:
+    """The plan holds it by reference: that is why nothing may change it in place (S7)."""
+    mirror = LengthMirror(InlineStream("schedule"), i64(3, 4), "cpu")
+    assert mirror.take(i64(0, 1)) is mirror.device
+    assert mirror.take(i64(1)).tolist() == [4]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=40))
+def test_bounds_hold_the_true_length_whatever_is_processed_when(moves: list[tuple[bool, int]]) -> None:
+    """lo <= true <= hi with up to two steps of width 4 in flight; nothing in flight: the bounds meet."""
+    width, batch = 4, batch_of([10])
+    req, true, in_flight = batch.reqs[0], 10, []
+    for launch, accepted in moves:
+        if launch and len(in_flight) < 2:
+            batch.mark_planned(i64(0), 8, width)
+            true += accepted
+            in_flight.append(true)
+        elif in_flight:
+            batch.on_processed(req, in_flight.pop(0), width)
+        lo, hi = int(batch.seq_lens.lo[0]), int(batch.seq_lens.hi[0])
+        assert lo <= true <= hi <= lo + width * len(in_flight)
+        if not in_flight:
+            assert lo == true == hi
+    batch.prepare_for_decode(width)
+    assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist()
+
+
+def test_prepare_moves_only_the_rows_that_were_planned() -> None:
+    batch = batch_of([5, 6, 7])
+    batch.mark_planned(i64(0, 2), step=9, width=1)
+    assert batch.seq_lens.lo.tolist() == [5, 6, 7], "lengths are those before the step while its plan is frozen"
+    batch.prepare_for_decode(1)
+    assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist() == [6, 6, 8]
+    assert batch.expect_step.tolist() == [9, 7, 9] and batch.in_flight.tolist() == [1, 0, 1]
+    batch.prepare_for_decode(1)
+    assert batch.seq_lens.lo.tolist() == [6, 6, 8], "nothing was planned since"
+
+
+def test_filter_then_merge_keeps_every_column_aligned() -> None:
+    batch = batch_of([5, 6, 7], in_flight=1)
+    batch.mark_planned(i64(1, 2), step=9, width=1)
+    batch.filter_batch(i64(0, 2))
+    batch.merge_batch(batch_of([30, 31], first_row=8, step=10))
+    assert batch.req_pool_indices.tolist() == [1, 3, 8, 9] == [req.row for req in batch.reqs]
+    assert batch.expect_step.tolist() == [7, 9, 10, 10]
+    assert batch.in_flight.tolist() == [1, 2, 0, 0]
+    batch.prepare_for_decode(1)
+    assert batch.seq_lens.lo.tolist() == [5, 8, 30, 31] == batch.seq_lens.device.tolist()
+
+
+def test_filter_to_empty_leaves_no_stale_column() -> None:
+    batch = batch_of([5, 6])
+    batch.mark_planned(i64(0, 1), step=9, width=1)
+    batch.filter_batch(i64())
+    assert len(batch) == 0 and batch.seq_lens.device.numel() == 0 and len(batch.seq_lens) == 0
+    batch.merge_batch(batch_of([12]))
+    batch.prepare_for_decode(1)
+    assert batch.seq_lens.lo.tolist() == [12] and batch.in_flight.tolist() == [0]
+
+
+def test_planning_never_writes_into_an_array_that_a_plan_may_hold() -> None:
+    batch = batch_of([5, 6])
+    columns = (batch.req_pool_indices, batch.expect_step, batch.seq_lens.lo, batch.seq_lens.hi)
+    before = [column.copy() for column in columns]
+    batch.mark_planned(i64(0), step=9, width=4)
+    batch.mark_planned(i64(1), step=9, width=1)
+    batch.prepare_for_decode(1)
+    for column, old in zip(columns, before, strict=True):
+        assert np.array_equal(column, old)
+
+
+def test_filter_and_merge_between_publish_and_resolve() -> None:
+    """Regression (b), (k): the batch changed after the lengths were published; resolve asks for the rows that are
+    there now, and both mirrors take the answer."""
+    batch = batch_of([10, 20, 30])
+    published = torch.zeros(12, dtype=torch.int64)
+    published[torch.tensor([1, 2, 3])] = torch.tensor([13, 22, 31])
+    published[8] = 40
+    for _ in range(2):
+        batch.mark_planned(np.arange(3), step=9, width=4)
+    batch.filter_batch(i64(0, 2))
+    batch.merge_batch(batch_of([40], first_row=8))
+    batch.seq_lens.set_exact(published[torch.from_numpy(batch.req_pool_indices)])
+    assert batch.seq_lens.lo.tolist() == batch.seq_lens.hi.tolist() == batch.seq_lens.device.tolist() == [13, 31, 40]
+
+
+def test_without_host_lengths_filter_and_merge_keep_bounds() -> None:
+    batch = batch_of([10, 20])
+    batch.mark_planned(i64(0, 1), step=9, width=4)
+    batch.filter_batch(i64(1))
+    batch.merge_batch(batch_of([40], first_row=8))
+    assert batch.seq_lens.lo.tolist() == [20, 40] and batch.seq_lens.hi.tolist() == [24, 40]
+
+
+def test_a_row_that_left_is_not_processed() -> None:
+    batch = batch_of([10, 20])
+    gone = batch.reqs[0]
+    batch.filter_batch(i64(1))
+    batch.on_processed(gone, 11, 1)
+    assert batch.in_flight.tolist() == [0] and batch.index_of(gone) is None

@@ -1,0 +1,62 @@
+"""How prompts share a step's budget: nobody starves, nothing is wasted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.sched.chunking import share_budget
+
+prompts = st.lists(st.integers(1, 300), max_size=12)
+budgets = st.integers(1, 128)
+
+
+@given(prompts, budgets)
+def test_shares_fit_the_budget_and_leave_nothing_that_somebody_could_use(remaining: list[int], budget: int) -> None:
+    shares = share_budget(remaining, budget)
+    assert len(shares) == len(remaining)
+    assert all(0 <= share <= rest for share, rest in zip(shares, remaining, strict=True))
+    assert sum(shares) == min(budget, sum(remaining))
+
+
+@given(prompts.filter(bool), budgets)
+def test_the_oldest_is_sure_of_half(remaining: list[int], budget: int) -> None:
+    assert share_budget(remaining, budget)[0] >= min(remaining[0], (budget + 1) // 2)
+
+
+@given(st.lists(st.integers(1, 300), min_size=2, max_size=12), st.integers(2, 128))
+def test_the_shortest_of_the_others_moves_in_every_step(remaining: list[int], budget: int) -> None:
+    """A long prompt at the head can't starve the short ones behind it."""
+    shares = share_budget(remaining, budget)
+    shortest = min(range(1, len(remaining)), key=lambda i: (remaining[i], i))
+    assert shares[shortest] >= 1
+
+
+@given(st.integers(20, 400), st.integers(1, 40), st.integers(1, 64))
+def test_an_endless_stream_of_short_prompts_delays_the_oldest_by_two_at_most(
+    long: int, short: int, budget: int
+) -> None:
+    """In every step new short prompts want the whole budget; the long one needs at most twice the steps it would
+    need alone."""
+    alone, steps, left = -(-long // budget), 0, long
+    while left:
+        left -= share_budget([left] + [short] * (budget // short + 2), budget)[0]
+        steps += 1
+        assert steps <= 2 * alone
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=10), st.integers(1, 64))
+def test_everybody_ends(remaining: list[int], budget: int) -> None:
+    left, steps, total = list(remaining), 0, sum(remaining)
+    while left:
+        shares = share_budget(left, budget)
+        left = [rest - share for rest, share in zip(left, shares, strict=True) if rest > share]
+        steps += 1
+        assert steps <= total // budget + 1
+
+
+def test_what_the_short_ones_leave_goes_back_to_the_oldest() -> None:
+    assert share_budget([100, 3], 32) == [29, 3]
+    assert share_budget([100], 32) == [32]
+    assert share_budget([2, 100, 50], 32) == [2, 0, 30]
+    assert share_budget([], 32) == []
