@@ -12,13 +12,10 @@ Knows nothing of requests or logits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+
+from shared.kernel.jit import bits_of, float_of, kernel
 
 MASK32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
@@ -67,28 +64,14 @@ def noise_bits(first: int, second: int, token_id: int) -> int:
 # --- numba: scalars that LLVM inlines and vectorises ----------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def float_bits(typing_context: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def float_of_bits(typing_context: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), codegen
-
+exact = kernel(fastmath=False)  # floats are never reordered or fused: bits are the contract
 
 _f32 = np.float32
 _u32 = np.uint32
 _i32 = np.int32
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_mix32(value: np.uint32) -> np.uint32:
     value = _u32(value ^ (value >> _u32(16)))
     value = _u32(value * _u32(MULTIPLIER_A))
@@ -97,7 +80,7 @@ def nb_mix32(value: np.uint32) -> np.uint32:
     return _u32(value ^ (value >> _u32(16)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_row_keys(seed: np.uint64, position: int) -> tuple[np.uint32, np.uint32]:
     low, high = _u32(seed & np.uint64(MASK32)), _u32(seed >> np.uint64(32))
     key = nb_mix32(_u32(_u32(_u32(position) * _u32(GOLDEN)) + _u32(1)))
@@ -105,7 +88,7 @@ def nb_row_keys(seed: np.uint64, position: int) -> tuple[np.uint32, np.uint32]:
     return first, nb_mix32(_u32(_u32(first ^ key) ^ _u32(GOLDEN)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_noise_bits(first: np.uint32, second: np.uint32, token_id: int) -> np.int32:
     value = _u32(_u32(_u32(token_id) * _u32(GOLDEN)) ^ first)
     value = _u32(_u32(value ^ (value >> _u32(16))) * _u32(MULTIPLIER_A))
@@ -113,12 +96,12 @@ def nb_noise_bits(first: np.uint32, second: np.uint32, token_id: int) -> np.int3
     return _i32(_u32(value ^ (value >> _u32(16))) >> _u32(32 - NOISE_BITS))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_log(value: np.float32) -> np.float32:
     """log of a positive normal float32, within 2 units in the last place: log(2^e m) = e log 2 + 2 atanh(s)."""
-    shifted = _i32(float_bits(value) - _i32(_HALF_ROOT))
+    shifted = _i32(_i32(bits_of(value)) - _i32(_HALF_ROOT))
     exponent = _i32(shifted >> _i32(23))
-    mantissa = float_of_bits(_i32(_i32(shifted & _i32(0x7FFFFF)) + _i32(_HALF_ROOT)))
+    mantissa = float_of(_u32(_i32(_i32(shifted & _i32(0x7FFFFF)) + _i32(_HALF_ROOT))))
     part = _f32(mantissa - _f32(1))
     s = _f32(part / _f32(_f32(2) + part))
     z = _f32(s * s)
@@ -129,7 +112,7 @@ def nb_log(value: np.float32) -> np.float32:
     return _f32(_f32(_f32(exponent) * _f32(_LN2)) + _f32(double + _f32(_f32(double * z) * series)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_exp(value: np.float32) -> np.float32:
     """exp of a float32 <= 0, within 2 units in the last place; below EXP_FLOOR it stays at exp(EXP_FLOOR)."""
     value = max(value, _f32(EXP_FLOOR))
@@ -141,16 +124,16 @@ def nb_exp(value: np.float32) -> np.float32:
     series = _f32(_f32(series * rest) + _f32(_TAYLOR[1]))
     series = _f32(_f32(series * rest) + _f32(_TAYLOR[0]))
     total = _f32(_f32(_f32(_f32(series * rest) * rest) + rest) + _f32(1))
-    return _f32(total * float_of_bits(_i32(_i32(_i32(power) + _i32(127)) << _i32(23))))
+    return _f32(total * float_of(_u32(_i32(_i32(_i32(power) + _i32(127)) << _i32(23)))))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_weight(value: np.float32) -> np.int64:
     """exp(value <= 0) as an integer in units of 2^-WEIGHT_BITS."""
     return np.int64(_f32(nb_exp(value) * _f32(2.0**WEIGHT_BITS)))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def nb_gumbel(bits: np.int32) -> np.float32:
     """-log(-log(u)) at u = (bits + 1/2) / 2^23: from -2.82 to 16.64, never infinite."""
     uniform = _f32(_f32(_f32(bits) + _f32(0.5)) * _f32(2.0**-NOISE_BITS))

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, prange
+from numba import prange
 
-from shared.kernel.noise import WEIGHT_BITS, float_bits, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.jit import bits_of, kernel
+from shared.kernel.noise import WEIGHT_BITS, exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 
 GREEDY_BELOW = 1e-5  # a temperature below it means argmax
 TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
@@ -54,21 +55,21 @@ class Outputs(NamedTuple):
     history: npt.NDArray[np.int32]  # (rows, max_context)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _ranked(value: np.float32, token_id: int) -> np.int64:
     """A key whose integer order is (value, then the lower id); NaN ranks last."""
-    bits = float_bits(_f32(value + _f32(0)))  # + 0: -0.0 and 0.0 are equal
+    bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0: -0.0 and 0.0 are equal
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
     key = (_i64(order) << _i64(32)) | (_i64(_LOW32) - _i64(token_id))
     return key if value == value else _i64(_NOTHING) + (_i64(_LOW32) - _i64(token_id))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _id_of(key: np.int64) -> np.int64:
     return _i64(_LOW32) - (key & _i64(_LOW32))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
     """Of equal logits the lowest id."""
     best = _i64(_NOTHING)
@@ -77,13 +78,13 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
     return _id_of(best)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int) -> bool:
     """Whether an id ranks before another. No branches: it is evaluated in vectors."""
     return (value > bound) | ((value == bound) & (token_id < bound_id))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _draw(
     logits: npt.NDArray[np.float32],
     first: np.int64,
@@ -100,7 +101,7 @@ def _draw(
     return _id_of(chosen)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _draw_before(
     logits: npt.NDArray[np.float32],
     first: np.int64,
@@ -117,7 +118,7 @@ def _draw_before(
     return _id_of(chosen)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _mass_before(
     logits: npt.NDArray[np.float32], best: np.float32, scale: np.float32, bound: np.float32, bound_id: int
 ) -> np.int64:
@@ -129,7 +130,7 @@ def _mass_before(
     return total
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _sift(heap: npt.NDArray[np.int64], size: int, key: np.int64) -> None:
     """Replace the smallest of heap[:size], which is heap[0], and restore the order."""
     parent = 0
@@ -144,7 +145,7 @@ def _sift(heap: npt.NDArray[np.int64], size: int, key: np.int64) -> None:
     heap[parent] = key
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
     """(num,) ids, largest logit first, equal ones by id: one scan with a heap. num is at most the vocabulary."""
     heap = np.full(num, _NOTHING, dtype=np.int64)
@@ -161,7 +162,7 @@ def largest(logits: npt.NDArray[np.float32], num: int) -> npt.NDArray[np.int64]:
     return heap
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _sample(
     logits: npt.NDArray[np.float32], knobs: npt.NDArray[np.float32], top_k: int, keys: tuple[np.uint32, np.uint32]
 ) -> np.int64:
@@ -176,13 +177,13 @@ def _sample(
     return chosen if knobs[TOP_P] >= _f32(1) else _narrow(logits, first, scale, keys, chosen, knobs[TOP_P])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _wanted(top_p: np.float32, mass: np.int64) -> np.int64:
-    """The weight that a nucleus must reach; an id is in it while the ids before it weigh less."""
-    return max(_i64(np.float64(top_p) * np.float64(mass)), _i64(1))
+    """The weight that a nucleus must reach: the first id is in it, and others while the ids before them weigh less."""
+    return _i64(np.float64(top_p) * np.float64(mass))
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _draw_top_k(
     logits: npt.NDArray[np.float32],
     ranking: npt.NDArray[np.int64],
@@ -206,7 +207,7 @@ def _draw_top_k(
     return _id_of(chosen)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _narrow(
     logits: npt.NDArray[np.float32],
     first: np.int64,
@@ -223,7 +224,7 @@ def _narrow(
     return chosen
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _penalise(
     logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32], prompt_len: int, knobs: npt.NDArray[np.float32]
 ) -> None:
@@ -245,14 +246,14 @@ def _penalise(
         counts[i] = _DONE
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
     for j in range(ids.shape[0]):
         if 0 <= ids[j] < logits.shape[0]:
             logits[ids[j]] = _f32(logits[ids[j]] + values[j])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _edited(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, row: int, position: int
 ) -> npt.NDArray[np.float32]:
@@ -276,7 +277,7 @@ def _edited(
     return logits
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
@@ -284,7 +285,7 @@ def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs
     return _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def sample_serial(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
 ) -> None:
@@ -293,7 +294,7 @@ def sample_serial(
         ids[e] = _output(logits[e], params, outputs, e)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", parallel=True)  # type: ignore[untyped-decorator]
+@kernel(fastmath=False, parallel=True)
 def sample_parallel(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
 ) -> None:
@@ -302,7 +303,7 @@ def sample_parallel(
         ids[e] = _output(logits[e], params, outputs, e)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@exact
 def logprobs(
     logits: npt.NDArray[np.float32],
     ids: npt.NDArray[np.int64],

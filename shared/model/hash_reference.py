@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel.noise import nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.noise import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.model.hashlm import VOCAB_SIZE, mix, odd_weight, write_logits
 
 _f32 = np.float32
@@ -71,7 +70,7 @@ def reference_run(
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _run(
     tokens: IntArray,
     prompt_len: int,
@@ -109,7 +108,7 @@ def _run(
     return limit, False
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: FloatArray) -> FloatArray:
     scores = raw.copy()
     seen = np.zeros(raw.shape[0], dtype=np.bool_)
@@ -126,7 +125,7 @@ def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: Float
     return scores
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
     """Filters on the fully sorted vocabulary, then the largest score + noise; order is by score, then by id."""
     order = np.argsort(-scores, kind="mergesort")
@@ -149,7 +148,7 @@ def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, po
     return int(chosen)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _nucleus(scaled: FloatArray, order: IntArray, top_p: np.float32) -> int:
     """The smallest number of leading ids whose weight reaches top_p of the whole."""
     total = np.int64(0)
@@ -164,7 +163,7 @@ def _nucleus(scaled: FloatArray, order: IntArray, top_p: np.float32) -> int:
     return int(order.shape[0])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _logprob(raw: FloatArray, chosen: int) -> np.float32:
     best = raw.max()
     total = np.int64(0)

@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 
+from shared.kernel.noise import exact
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM, mix, odd_weight
 
@@ -37,13 +37,13 @@ class NextToken(Protocol):
         ...
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def is_hit(position: int, hit_rate: int) -> bool:
     """Whether the draft is right about the token at this position."""
     return np.int64(mix(_u64(0xD4AF7), position) % _u64(100)) < hit_rate
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
     """What a verify of `width` tokens at this committed length must accept: leading hits + 1 (the bonus token)."""
     accepted = 1
@@ -52,7 +52,7 @@ def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
     return accepted
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _extend(
     ids: npt.NDArray[np.int64],
     next_ids: npt.NDArray[np.int64],
@@ -69,7 +69,7 @@ def _extend(
             draft[page_table[row, position // page_size], position % page_size] = value
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _rebuild(
     bonus_ids: npt.NDArray[np.int64],
     committed: npt.NDArray[np.int64],
@@ -92,7 +92,7 @@ def _rebuild(
             _advance(context[j], j, row, lower, upper)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _advance(
     token_id: np.uint64, position: int, row: int, lower: npt.NDArray[np.uint64], upper: npt.NDArray[np.uint64]
 ) -> None:
@@ -101,7 +101,7 @@ def _advance(
     upper[row] += mix(lower[row], position) * weight
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _advance_all(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
@@ -112,7 +112,7 @@ def _advance_all(
         _advance(_u64(ids[row]), positions[row], row, lower, upper)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _drafts(
     true_ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],

@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 
+from shared.kernel.noise import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
@@ -30,7 +30,7 @@ LOGIT_SCALE = 2.0**-19  # 23-bit integers become logits in [-8, 8), exact in flo
 _u64 = np.uint64
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def mix(value: np.uint64, position: int) -> np.uint64:
     """64 bits of (value, position)."""
     mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
@@ -39,12 +39,12 @@ def mix(value: np.uint64, position: int) -> np.uint64:
     return mixed ^ (mixed >> _u64(31))
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def odd_weight(position: int) -> np.uint64:
     return mix(_u64(0x5DEECE66D), position) | _u64(1)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
     """logits of one position: the high bits are drawn, the low bits are the id itself, so no two ids tie."""
     for token_id in range(out.shape[0]):
@@ -57,7 +57,7 @@ def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[n
         out[token_id] = np.float32((np.int64(value) - (1 << (LOGIT_BITS - 1))) * LOGIT_SCALE)
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _forward_row(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
@@ -84,7 +84,7 @@ def _forward_row(
         states[t], reached = upper, position
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def _forward(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
@@ -98,7 +98,7 @@ def _forward(
         _forward_row(ids[begin:end], positions[begin:end], page_table[row], kv, states[begin:end])
 
 
-@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@exact
 def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
     for e in range(states.shape[0]):
         write_logits(states[e], eos_id, id_bits, out[e])
