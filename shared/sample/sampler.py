@@ -80,7 +80,8 @@ def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
     if not reads_history:
         return
     num_history, max_context = outputs.history.shape
-    if len(outputs.history_rows) < num_rows or outputs.history_rows.max() >= num_history:
+    rows = outputs.history_rows
+    if len(rows) < num_rows or rows.min() < 0 or rows.max() >= num_history:
         raise IndexError(f"a batch row has no row among the {num_history} of the history")
     if outputs.positions.max() >= max_context:
         raise IndexError(f"position {outputs.positions.max()} is past the history's {max_context}")
