@@ -1,0 +1,20 @@
+"""The decode daemon: `run(config)`. Nothing heavy is loaded before the core plan is applied."""
+
+from __future__ import annotations
+
+from shared.config import core_plan
+from shared.config.processes import NodeProcessConfig
+
+
+def run(config: NodeProcessConfig) -> int:
+    """Serves until a signal; gives the exit code."""
+    core_plan.apply(config.cores)
+    from decode_node.loop import DecodeSide
+    from shared.handoff.build import run_node
+    from shared.handoff.context import NodeContext
+    from shared.transfer.choose import make_receiver
+
+    def make_side(ctx: NodeContext) -> DecodeSide:
+        return DecodeSide(ctx, {name: make_receiver(name, ctx.core.pool) for name in ctx.facts.transports})
+
+    return run_node(config, make_side)

@@ -1,0 +1,53 @@
+"""One request on its way here from a prefill node, as the decode node sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.handoff.ranges import PageRanges
+from shared.wire.messages import Offer, Prebuilt
+
+
+@dataclass(slots=True, eq=False)
+class WaitingOffer:
+    """In prealloc: no memory yet."""
+
+    request: Request
+    source: str  # the prefill node's link name
+    offer: Offer
+    transport: str
+    since: float
+    told_to_wait: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class HandoffIn:
+    """Granted: row and pages are reserved, pulls may be writing into them. `row` outlives a revoked grant, for the
+    row is held until the last pull is over."""
+
+    request: Request
+    source: str
+    transport: str
+    lease: int
+    row: int
+    ranges: PageRanges
+    since: float
+    touched: float
+    num_pulling: int = 0
+    record: Prebuilt | None = None
+    complete_since: float = 0.0
+
+    @property
+    def key(self) -> RequestKey:
+        return self.request.key
+
+    @property
+    def needs_source(self) -> bool:
+        """Whether something that only the source has is missing still."""
+        return self.record is None or not self.ranges.all_claimed
+
+    @property
+    def complete(self) -> bool:
+        return self.record is not None and self.ranges.complete

@@ -1,0 +1,124 @@
+"""The decode node's side of a node: offers, pages and records in; grants and answers out.
+
+    prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  ->  prebuilt  ->  running, in the scheduler
+
+Whatever ends a request before it is installed, its prefill node gets Failed, so that pages there are free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from decode_node.handoff_in import HandoffIn
+from decode_node.prealloc import Prealloc
+from decode_node.prebuilt import process_prebuilt
+from decode_node.transfer import Transfers
+from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed, NodeLost
+from shared.core.keys import RequestKey
+from shared.core.request import Request, RequestState
+from shared.handoff.context import NodeContext
+from shared.sched.events import GrantRevoked, SchedEvent
+from shared.transfer.interface import PageReceiver
+from shared.wire.codec import key_of, to_wire
+from shared.wire.messages import Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
+from shared.wire.peers import Received
+
+
+class DecodeSide:
+    """See `shared.handoff.node.Side`."""
+
+    def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
+        self._ctx = ctx
+        self.prealloc = Prealloc(ctx)
+        self.transfers = Transfers(ctx, receivers)
+
+    def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        for req in requests:
+            self._ctx.end(req.key, HandoffFailed(f"{self._ctx.facts.node_id} is a decode node: it hands nothing over"))
+        return ()
+
+    def outside(self) -> list[Request]:
+        return self.prealloc.requests()
+
+    # ---- messages of prefill nodes
+
+    def receive(self, received: Received, now: float) -> None:
+        message = received.message
+        if isinstance(message, Offer):
+            self.prealloc.add(received.peer, message, now)
+        elif isinstance(message, Ready | Prebuilt):
+            self._arrived(received, message, now)
+        else:
+            self._ctx.drop(received.peer, f"{type(message).__name__} at a decode node")
+
+    def _arrived(self, received: Received, message: Ready | Prebuilt, now: float) -> None:
+        handoff = self.transfers.find(received.peer, key_of(message.key), message.lease)
+        if handoff is None:
+            return
+        try:
+            if isinstance(message, Ready):
+                self.transfers.ready(handoff, received, message, now)
+            else:
+                self.transfers.prebuilt(handoff, message, now)
+        except HandoffFailed as error:
+            self._fail(handoff, error)
+
+    # ---- what the scheduler says
+
+    def event(self, event: SchedEvent, now: float) -> None:
+        if isinstance(event, GrantRevoked):
+            self._revoked(event, now)
+
+    def _revoked(self, event: GrantRevoked, now: float) -> None:
+        handoff = self.transfers.revoked(event.request.key, event.row, now)
+        if handoff is None:
+            return
+        wire = to_wire(handoff.key)
+        if event.retracted:  # we prefill it here: the source's pages are not needed
+            self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
+        else:
+            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, "the decode node gave it up"))
+
+    # ---- one round
+
+    def poll(self, now: float) -> None:
+        for handoff, error in self.transfers.poll(now):
+            self._fail(handoff, error)
+        self._install(now)
+        self._expire_offers(now)
+        for granted in self.prealloc.grant(now):
+            self.transfers.add(granted.waiting, granted.cached_prefix_len, now)
+
+    def _install(self, now: float) -> None:
+        open_handoffs = self.transfers.open.values()
+        complete = [h for h in open_handoffs if h.complete and h.request.state is RequestState.GRANTED]
+        for handoff in complete:
+            del self.transfers.open[handoff.key]
+        process_prebuilt(self._ctx, complete, now)
+
+    def _expire_offers(self, now: float) -> None:
+        for waiting in self.prealloc.take_expired(now):
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed"))
+            self._ctx.end(waiting.request.key, DeadlineExceeded("the request's deadline passed"))
+
+    # ---- ends
+
+    def abort(self, key: RequestKey) -> None:
+        """The scheduler's GrantRevoked does it for granted ones."""
+        waiting = self.prealloc.take(key)
+        if waiting is not None:
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "aborted"))
+
+    def peer_closed(self, peer: str) -> None:
+        """A prefill node died. What has arrived completely goes on; the rest fails."""
+        for waiting in self.prealloc.take_of_source(peer):
+            self._ctx.end(waiting.request.key, NodeLost(f"{peer} is gone"))
+        for handoff in self.transfers.of_source(peer):
+            if handoff.needs_source:
+                self._fail(handoff, NodeLost(f"{peer} is gone"))
+        self.transfers.forget_dead()
+
+    def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
+        """Unless it is over already: the first failure wins."""
+        if self.transfers.open.get(handoff.key) is handoff:
+            self._ctx.core.scheduler.fail(handoff.key, error)

@@ -1,0 +1,106 @@
+"""Prealloc: Offers that wait for memory. Granted in order of arrival, each all or nothing; each is told once to wait.
+
+Requests that wait here and in the scheduler (retracted ones, local prompts) share one order: the older goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decode_node.handoff_in import WaitingOffer
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.handoff.context import NodeContext
+from shared.handoff.convert import request_of
+from shared.handoff.fingerprint import difference
+from shared.transfer.choose import choose_transport
+from shared.wire.codec import key_of
+from shared.wire.messages import Offer, Refuse, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    waiting: WaitingOffer
+    cached_prefix_len: int
+
+
+class Prealloc:
+    """Owner of Offers until they are granted."""
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self._ctx = ctx
+        self._offers: list[WaitingOffer] = []  # by arrival
+
+    def requests(self) -> list[Request]:
+        return [waiting.request for waiting in self._offers]
+
+    def add(self, source: str, offer: Offer, now: float) -> None:
+        key = key_of(offer.key)
+        if key in self._ctx.core.scheduler.requests or any(waiting.request.key == key for waiting in self._offers):
+            self._ctx.drop(source, "Offer of a known request")
+            return
+        req = request_of(offer, self._ctx.next_arrival(), now)
+        facts = self._ctx.facts
+        transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
+        reason = self._refusal(req, offer) or ("" if transport else "no transport that both nodes have")
+        if reason or transport is None:
+            self._ctx.outbox.send(source, Refuse(offer.key, reason))
+            return
+        self._offers.append(WaitingOffer(req, source, offer, transport, now))
+
+    def _refusal(self, req: Request, offer: Offer) -> str:
+        ctx = self._ctx
+        if ctx.tombstones.covers(req.key):
+            return "aborted or ended already"
+        if ctx.routers.is_over(req.key):
+            return "its router has restarted since"
+        if ctx.draining:
+            return f"{ctx.facts.node_id} is shutting down"
+        if len(self._offers) >= ctx.facts.max_waiting:
+            return f"{ctx.facts.node_id} has too many offers waiting"
+        if not ctx.core.scheduler.can_fit(req):
+            return f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}"
+        return difference(ctx.facts.fingerprint, offer.fingerprint) or ctx.bad_ids(req)
+
+    def grant(self, now: float) -> list[Granted]:
+        """Everything that fits now. One whose router has not said Welcome here yet is passed over."""
+        scheduler = self._ctx.core.scheduler
+        scheduler.oldest_offer = None
+        granted: list[Granted] = []
+        for waiting in list(self._offers):
+            req = waiting.request
+            if self._ctx.routers.peer_of(req.key) is None:
+                continue
+            older_waits = bool(scheduler.waiting) and scheduler.waiting[0].arrival < req.arrival
+            cached = None if older_waits else scheduler.grant(req)
+            if cached is None:
+                self._make_wait(waiting)
+                scheduler.oldest_offer = req.arrival
+                break
+            self._offers.remove(waiting)
+            self._ctx.metrics.observe_queue("prealloc", now - waiting.since)
+            granted.append(Granted(waiting, cached))
+        return granted
+
+    def _make_wait(self, waiting: WaitingOffer) -> None:
+        if not waiting.told_to_wait:
+            waiting.told_to_wait = True
+            self._ctx.outbox.send(waiting.source, Wait(waiting.offer.key, "no memory now"))
+
+    def take(self, key: RequestKey) -> WaitingOffer | None:
+        found = next((waiting for waiting in self._offers if waiting.request.key == key), None)
+        if found is not None:
+            self._offers.remove(found)
+        return found
+
+    def take_of_source(self, source: str) -> list[WaitingOffer]:
+        return self._take(lambda waiting: waiting.source == source)
+
+    def take_expired(self, now: float) -> list[WaitingOffer]:
+        return self._take(lambda waiting: waiting.request.deadline < now)
+
+    def _take(self, wanted: Callable[[WaitingOffer], bool]) -> list[WaitingOffer]:
+        taken = [waiting for waiting in self._offers if wanted(waiting)]
+        self._offers = [waiting for waiting in self._offers if not wanted(waiting)]
+        return taken

@@ -1,0 +1,36 @@
+"""Prebuilt: hand-offs whose pages and record are both here. They join the running batch without a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from decode_node.handoff_in import HandoffIn
+from shared.handoff.context import NodeContext
+from shared.handoff.convert import hidden_of_bytes, logprobs_of_wire
+from shared.sched.scheduler import Arrival
+from shared.wire.codec import to_wire
+from shared.wire.messages import Installed
+
+
+def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float) -> None:
+    """Install all of them in one admission. From here on the sources' pages are not needed."""
+    if not complete:
+        return
+    ctx.core.loop.admit([_arrival(ctx, handoff) for handoff in complete])
+    for handoff in complete:
+        ctx.metrics.count("handoffs")
+        ctx.metrics.observe_queue("prebuilt", now - handoff.complete_since)
+        ctx.outbox.send(handoff.source, Installed(to_wire(handoff.key), handoff.lease))
+
+
+def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
+    record, req = handoff.record, handoff.request
+    assert record is not None
+    req.cached_tokens = min(record.cached_tokens, len(req.prompt_ids))
+    return Arrival(
+        request=req,
+        token=record.token,
+        committed=record.committed,
+        logprobs=logprobs_of_wire(record.logprobs),
+        hidden=hidden_of_bytes(record.draft_hidden, ctx.core.future_map),
+    )

@@ -1,0 +1,143 @@
+"""Transfer: granted requests whose pages are being pulled. A pull is a closure on the transfer stream that waits for
+the newest launched step, because the last step of a page's owner before may still write into it.
+
+    Ready  ->  claim the range  ->  pull into the request's own pages  ->  arrived (an input of a later tick)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from decode_node.handoff_in import HandoffIn, WaitingOffer
+from shared.core.errors import BatonError, HandoffFailed
+from shared.core.keys import RequestKey
+from shared.handoff.context import NodeContext
+from shared.handoff.convert import hidden_of_bytes
+from shared.handoff.jobs import TransferJobs
+from shared.handoff.ranges import PageRanges
+from shared.transfer.interface import PageReceiver
+from shared.wire.codec import to_wire
+from shared.wire.messages import Grant, Prebuilt, Ready
+from shared.wire.peers import Received
+
+LEASE_BITS = 32
+
+
+class Transfers:
+    """Owner of granted hand-offs, and of rows that a revoked grant left to a pull in flight (`held`)."""
+
+    def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
+        self._ctx = ctx
+        self._receivers = receivers
+        self._pulls: TransferJobs[tuple[HandoffIn, int], None] = TransferJobs(ctx.core.engine)
+        self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
+        self._num_leases = 0
+        self.open: dict[RequestKey, HandoffIn] = {}
+        self.held: list[tuple[HandoffIn, float]] = []
+
+    def add(self, waiting: WaitingOffer, cached_prefix_len: int, now: float) -> HandoffIn:
+        req = waiting.request
+        handoff = HandoffIn(
+            request=req,
+            source=waiting.source,
+            transport=waiting.transport,
+            lease=self._next_lease(),
+            row=req.row,
+            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.kv.page_size),
+            since=now,
+            touched=now,
+        )
+        self.open[req.key] = handoff
+        grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
+        self._ctx.outbox.send(waiting.source, grant)
+        return handoff
+
+    def _next_lease(self) -> int:
+        """Never the same twice, in no epoch of this node: a late message fits no later lease."""
+        self._num_leases += 1
+        epoch = self._ctx.facts.epoch & ((1 << LEASE_BITS) - 1)
+        return epoch << LEASE_BITS | self._num_leases
+
+    def find(self, source: str, key: RequestKey, lease: int) -> HandoffIn | None:
+        handoff = self.open.get(key)
+        if handoff is not None and handoff.source == source and handoff.lease == lease:
+            return handoff
+        self._ctx.drop_late(source, "pages or record for no lease that is out", key)
+        return None
+
+    def ready(self, handoff: HandoffIn, received: Received, ready: Ready, now: float) -> None:
+        """Pull a range, unless it came before. HandoffFailed when it is none of ours."""
+        handoff.touched = now
+        count = len(ready.pages)
+        if not count or not handoff.ranges.claim(ready.first_page, count):
+            return
+        receiver, frames = self._receivers[handoff.transport], received.frames
+        own = self._ctx.core.kv.rows.pages_of(handoff.row)
+        target = own[ready.first_page : ready.first_page + count].copy()
+        handoff.num_pulling += 1
+        self._pulls.launch(
+            (handoff, count), lambda: receiver.pull(ready, frames, target), "pull", after_newest_step=True
+        )
+
+    def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
+        """Keep the record; HandoffFailed when it does not fit the request."""
+        handoff.touched = now
+        if handoff.record is not None:
+            return
+        if record.committed != handoff.request.num_tokens:
+            raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
+        if record.token >= self._ctx.core.model.spec.vocab_size:
+            raise HandoffFailed("a first token beyond the vocabulary")
+        hidden_of_bytes(record.draft_hidden, self._ctx.core.future_map)
+        handoff.record = record
+
+    def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
+        """Book finished pulls and give back rows that waited for them; gives hand-offs that failed or stalled."""
+        failed: list[tuple[HandoffIn, BatonError]] = []
+        page_bytes = self._ctx.core.pool.page_bytes
+        for done in self._pulls.take_done():
+            handoff, count = done.tag
+            handoff.num_pulling -= 1
+            handoff.touched = now
+            if done.error is not None:
+                failed.append((handoff, done.error))
+                continue
+            handoff.ranges.arrived(count)
+            self._ctx.metrics.count("handoff_bytes", count * page_bytes)
+            if handoff.ranges.complete:
+                handoff.complete_since = now
+                self._ctx.metrics.observe_queue("transfer", now - handoff.since)
+        self._tidying.take_done()
+        self._release_held(now)
+        return failed + self._stalled(now)
+
+    def _stalled(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
+        lease_s = self._ctx.facts.lease_s
+        return [
+            (handoff, HandoffFailed(f"{handoff.source} was silent about it for {lease_s:g} s"))
+            for handoff in self.open.values()
+            if not handoff.num_pulling and now - handoff.touched > lease_s
+        ]
+
+    def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
+        """The scheduler took the reservation away. The row is free once no pull writes into its pages."""
+        handoff = self.open.pop(key, None)
+        if handoff is None or not handoff.num_pulling:
+            self._ctx.core.scheduler.release_held(row)
+            return handoff
+        self.held.append((handoff, now))
+        return handoff
+
+    def _release_held(self, now: float) -> None:
+        for handoff, since in [entry for entry in self.held if not entry[0].num_pulling]:
+            self._ctx.core.scheduler.release_held(handoff.row)
+            self._ctx.metrics.observe("time_to_free_seconds", now - since)
+        self.held = [entry for entry in self.held if entry[0].num_pulling]
+
+    def of_source(self, source: str) -> list[HandoffIn]:
+        return [handoff for handoff in self.open.values() if handoff.source == source]
+
+    def forget_dead(self) -> None:
+        """A prefill node is gone: let go of its memory."""
+        for name, receiver in self._receivers.items():
+            self._tidying.launch(name, receiver.forget_dead, "forget_dead")

@@ -1,0 +1,20 @@
+"""The prefill daemon: `run(config)`. Nothing heavy is loaded before the core plan is applied."""
+
+from __future__ import annotations
+
+from shared.config import core_plan
+from shared.config.processes import NodeProcessConfig
+
+
+def run(config: NodeProcessConfig) -> int:
+    """Serves until a signal; gives the exit code."""
+    core_plan.apply(config.cores)
+    from prefill_node.loop import PrefillSide
+    from shared.handoff.build import run_node
+    from shared.handoff.context import NodeContext
+    from shared.transfer.choose import make_sender
+
+    def make_side(ctx: NodeContext) -> PrefillSide:
+        return PrefillSide(ctx, {name: make_sender(name, ctx.core.pool) for name in ctx.facts.transports})
+
+    return run_node(config, make_side)

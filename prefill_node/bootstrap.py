@@ -1,0 +1,85 @@
+"""Bootstrap: requests whose Offer is out and whose Grant is not here. They may be prefilled meanwhile.
+
+With several sequences of one prompt, the others are offered when the first is installed: then the decode node's
+prefix cache has the shared pages, and only the tails travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prefill_node.handoff_out import HandoffOut
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.handoff.context import NodeContext
+from shared.wire.codec import to_wire
+from shared.wire.messages import Generate, Offer
+from shared.wire.peers import peer_name
+
+
+class Bootstrap:
+    """Owner of hand-offs until they are granted."""
+
+    def __init__(self, ctx: NodeContext) -> None:
+        self._ctx = ctx
+        self.offered: dict[RequestKey, HandoffOut] = {}
+        self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> siblings not offered yet
+
+    def add(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
+        peer = peer_name(generate.decode_node, generate.decode_epoch)
+        handoffs = [HandoffOut(req, peer, generate.decode_endpoint, now) for req in requests]
+        leader = handoffs[0]
+        self.offer(leader, now)
+        if self._ctx.core.kv.cache.enabled and len(handoffs) > 1:
+            self._followers[leader.key] = handoffs[1:]
+            return
+        for handoff in handoffs[1:]:
+            self.offer(handoff, now)
+
+    def offer(self, handoff: HandoffOut, now: float) -> None:
+        req, facts = handoff.request, self._ctx.facts
+        handoff.since = handoff.touched = now
+        self.offered[req.key] = handoff
+        self._ctx.outbox.dial(handoff.peer, handoff.endpoint)
+        offer = Offer(
+            key=to_wire(req.key),
+            source_node=facts.node_id,
+            source_epoch=facts.epoch,
+            prompt_ids=req.prompt_ids.tolist(),
+            # a first token sampled while a sibling was waited for is D's to repeat, not part of what it continues
+            output_ids=req.output_ids[:-1] if handoff.record is not None else list(req.output_ids),
+            sampling=to_wire(req.sampling),
+            seed=req.seed,
+            remaining_ms=max(0, int(1000 * min(req.deadline - now, 1e9))),
+            fingerprint=facts.fingerprint,
+            host_id=facts.host_id,
+            transports=list(facts.transports),
+        )
+        self._ctx.outbox.send(handoff.peer, offer)
+
+    def leader_gone(self, key: RequestKey, now: float) -> None:
+        """Installed or ended: nothing is left to wait for."""
+        for handoff in self._followers.pop(key, []):
+            self.offer(handoff, now)
+
+    def find(self, key: RequestKey) -> HandoffOut | None:
+        """Offered, or still behind its leader."""
+        offered = self.offered.get(key)
+        return offered or next((handoff for handoff in self._behind() if handoff.key == key), None)
+
+    def forget(self, key: RequestKey) -> HandoffOut | None:
+        """Gives it only if the peer has heard of it."""
+        for leader, handoffs in list(self._followers.items()):
+            self._followers[leader] = [handoff for handoff in handoffs if handoff.key != key]
+        return self.offered.pop(key, None)
+
+    def of_peer(self, peer: str) -> list[HandoffOut]:
+        return [handoff for handoff in [*self.offered.values(), *self._behind()] if handoff.peer == peer]
+
+    def unanswered(self, before: float) -> list[HandoffOut]:
+        """Offered before that time, and not even a Wait came."""
+        return [handoff for handoff in self.offered.values() if not handoff.answered and handoff.since < before]
+
+    def _behind(self) -> Iterator[HandoffOut]:
+        for handoffs in self._followers.values():
+            yield from handoffs

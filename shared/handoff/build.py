@@ -1,0 +1,243 @@
+"""Builds a node from its configuration: model, memory, streams, links, identity. Called by the two app.py; core plan
+and environment are set already."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+import torch
+
+from shared.config import core_plan
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig, SchedConfig
+from shared.core.errors import BatonError, ConfigError
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.streams import make_streams
+from shared.engine.drafter import Drafter
+from shared.handoff.context import NodeContext, NodeFacts
+from shared.handoff.daemon import Daemon
+from shared.handoff.fingerprint import make_fingerprint
+from shared.handoff.node import Node, Side
+from shared.handoff.routers import Routers
+from shared.handoff.tombstones import Tombstones
+from shared.kv.layout import page_bytes
+from shared.kv.manager import page_count
+from shared.model.hashdraft import HashDraft
+from shared.model.hashlm import HashLM
+from shared.model.interface import Model
+from shared.model.load import load_model
+from shared.observe.log import Logger, capture_libraries
+from shared.observe.log_once import LogOnce
+from shared.observe.node_metrics import NodeMetrics
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.settings import SchedSettings
+from shared.spec.hash_drafter import HashDrafter
+from shared.transfer.choose import available_transports, host_id
+from shared.wire.codec import WireLimits
+from shared.wire.link import NodeLinks
+from shared.wire.sockets import LinkOptions
+
+MIN_CONTEXT = 64
+WARM_UP_PROMPT = (1, 2, 3)
+SideOf = Callable[[NodeContext], Side]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Model
+    drafter: Drafter | None
+
+
+def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
+    """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
+    node_id = config.node.node_id or f"{config.node.role}-{os.getpid()}"
+    log = Logger(node_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    capture_libraries(log)
+    links = open_links(config, node_id, time.time_ns() // 1000)
+    core: NodeCore | None = None
+    try:
+        core = build_core(config, log, links.wakeup.set)
+        warm_up(core, log)
+        daemon = Daemon(build_node(config, core, links, log, make_side), links, log, config.node.drain_s)
+        log.info("ready", endpoint=links.endpoint, pid=os.getpid())
+        code = daemon.run()
+        check_at_exit(core, log)
+    finally:
+        if core is not None:
+            core.streams.stop()
+        links.close()
+        if core is not None:
+            core.close()
+    log.info("stopped")
+    return code
+
+
+def open_links(config: NodeProcessConfig, node_id: str, epoch: int) -> NodeLinks:
+    node = config.node
+    limits = WireLimits(max_frame_bytes=node.max_message_bytes)
+    beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
+    options = LinkOptions(
+        heartbeat_ms=beat_ms, heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms), limits=limits
+    )
+    host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
+    return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
+
+
+def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None]) -> NodeCore:
+    torch.set_num_threads(threads := core_plan.num_threads(config.cores))
+    device, streams = devices(config.sched)
+    started = time.monotonic()
+    loaded = load(config, device, threads)
+    log.info("model loaded", model=loaded.model.spec.name, seconds=round(time.monotonic() - started, 2))
+    num_pages, max_context = plan_memory(config, loaded.model)
+    settings = sched_settings(config, device, num_pages, max_context)
+    shares = config.node.role == "prefill" and "shm" in transports(config, device)
+    sizes = CoreSizes(num_pages, config.memory.max_running, config.memory.prefix_cache, shared_memory=shares)
+    log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
+    return assemble_core(
+        loaded.model,
+        make_streams(streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify),
+        settings,
+        sizes,
+        drafter=loaded.drafter,
+        overlap=config.sched.overlap and streams != "inline",
+    )
+
+
+def devices(sched: SchedConfig) -> tuple[str, str]:
+    """(device, kind of streams)."""
+    if sched.device == "inline":
+        return "cpu", "inline"
+    device = sched.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return device, device
+
+
+def load(config: NodeProcessConfig, device: str, threads: int) -> Loaded:
+    model, spec = config.model, config.spec
+    if spec.spec == "hashdraft":
+        limit = {"max_context": model.max_context} if model.max_context else {}
+        target = HashLM(draft=True, **limit)
+        return Loaded(target, HashDrafter(HashDraft(target)))
+    loaded = load_model(model.model, model.dtype, device, max_context=model.max_context, threads=threads)
+    return Loaded(loaded, None)
+
+
+def plan_memory(config: NodeProcessConfig, model: Model) -> tuple[int, int]:
+    """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
+    memory, width = config.memory, config.spec.width
+    need = page_bytes(model.kv_planes(memory.page_size))
+    most = memory.max_running * page_count(model.spec.max_context + 3 * width, memory.page_size)
+    num_pages = min(pool_bytes(memory) // need, most)
+    fits = num_pages * memory.page_size - 3 * width
+    if fits < min(MIN_CONTEXT, model.spec.max_context):
+        raise ConfigError(
+            f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "
+            f"{memory.page_size} tokens takes {need} bytes) or --mem-fraction"
+        )
+    return num_pages + 1, min(model.spec.max_context, fits)
+
+
+def pool_bytes(memory: MemoryConfig) -> int:
+    available = psutil.virtual_memory().available
+    if memory.kv_bytes > available:
+        raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
+    return memory.kv_bytes or int(memory.mem_fraction * available)
+
+
+def sched_settings(config: NodeProcessConfig, device: str, num_pages: int, max_context: int) -> SchedSettings:
+    return SchedSettings(
+        page_size=config.memory.page_size,
+        max_context=max_context,
+        chunk_size=config.sched.chunk_size,
+        mixed_chunk_size=config.sched.mixed_chunk_size,
+        width=config.spec.width,
+        key_lookahead=0 if config.spec.spec == "none" else 1,
+        max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
+        device=device,
+        pin_memory=device == "cuda",
+    )
+
+
+def transports(config: NodeProcessConfig, device: str) -> tuple[str, ...]:
+    """Pages in a GPU's memory have no transport yet."""
+    return available_transports(config.node.transport) if device == "cpu" else ()
+
+
+def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
+    facts = node_facts(config, core, links)
+    ctx = NodeContext(
+        core=core,
+        facts=facts,
+        routers=Routers(config.node.router),
+        tombstones=Tombstones(facts.lease_s),
+        metrics=NodeMetrics(),
+        log=LogOnce(log),
+        clock=time.monotonic,
+        wire_counts=links.counts,
+    )
+    return Node(ctx, make_side(ctx))
+
+
+def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> NodeFacts:
+    node_id, _, epoch = links.identity.partition("@")
+    spec, page_size = config.spec, config.memory.page_size
+    draft = "none" if spec.spec == "none" else f"{spec.spec}-{spec.width}"
+    return NodeFacts(
+        role=config.node.role,
+        node_id=node_id,
+        epoch=int(epoch, 16),
+        endpoint=links.endpoint,
+        host_id=host_id(),
+        transports=transports(config, core.scheduler.settings.device),
+        fingerprint=make_fingerprint(core.model.spec, core.pool.planes, page_size, draft, build_name()),
+        max_context=core.scheduler.settings.max_context,
+        max_running=config.memory.max_running,
+        max_waiting=config.sched.max_waiting,
+        heartbeat_s=config.node.heartbeat_s,
+        lease_s=config.node.lease_s,
+    )
+
+
+def build_name() -> str:
+    try:
+        return importlib.metadata.version("baton")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
+def warm_up(core: NodeCore, log: Logger) -> None:
+    """One short answer, greedy, and one with every sampling feature: kernels compile before anybody waits for them."""
+    started = time.monotonic()
+    kinds = (
+        SamplingParams(max_tokens=3, temperature=0.0),
+        SamplingParams(3, 0.8, 8, 0.9, 0.01, 1.1, 0.1, 0.1, ((1, 0.5),), 1, (2,), 2),
+    )
+    for arrival, sampling in enumerate(kinds):
+        key = RequestKey("warm-up", 0, str(arrival), 0, 0)
+        core.scheduler.submit(Request(key, np.asarray(WARM_UP_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
+    while core.scheduler.requests or not core.loop.idle:
+        core.loop.step(block=True)
+    core.scheduler.take_events()
+    core.kv.flush_cache()
+    gc.freeze()  # what lives from here to the end need not be looked at by every collection
+    log.info("warm", seconds=round(time.monotonic() - started, 2))
+
+
+def check_at_exit(core: NodeCore, log: Logger) -> None:
+    """After a clean drain nothing may be left; say so if something is."""
+    try:
+        core.kv.check_integrity(idle=core.loop.idle and not core.scheduler.requests)
+    except BatonError as error:
+        log.error("KV memory does not add up", error=error)

@@ -1,0 +1,99 @@
+"""Between the wire's messages and the core's objects: requests, tokens, ends, draft state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from shared.core.errors import HandoffFailed
+from shared.core.keys import sequence_seed
+from shared.core.request import Request
+from shared.engine.future_map import FutureMap
+from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
+from shared.wire.codec import key_of, sampling_of, to_wire
+from shared.wire.messages import Generate, Offer, Prebuilt, SequenceEnd, TokenLogprobs, TokenRun
+
+
+def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
+    """One request per sequence, with neighbouring seniority."""
+    leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
+    prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
+    return [
+        Request(
+            leader.sibling(index),
+            prompt,
+            sampling,
+            sequence_seed(generate.seed, index),
+            next_arrival(),
+            output_ids=list(generate.output_ids[index]),
+            handoff_to=generate.decode_endpoint if generate.decode_node else None,
+            deadline=now + generate.remaining_ms / 1000,
+        )
+        for index in range(generate.num_sequences)
+    ]
+
+
+def request_of(offer: Offer, arrival: int, now: float) -> Request:
+    return Request(
+        key_of(offer.key),
+        np.asarray(offer.prompt_ids, dtype=np.int64),
+        sampling_of(offer.sampling),
+        offer.seed,
+        arrival,
+        output_ids=list(offer.output_ids),
+        deadline=now + offer.remaining_ms / 1000,
+    )
+
+
+def run_of(event: Emitted) -> TokenRun:
+    return TokenRun(to_wire(event.key), event.first_pos, list(event.ids), logprobs_to_wire(event.logprobs))
+
+
+def end_of(event: Ended) -> SequenceEnd:
+    return SequenceEnd(
+        key=to_wire(event.key),
+        reason=event.reason.value,
+        num_output_tokens=event.num_output_tokens,
+        cached_tokens=event.cached_tokens,
+        error_code=event.error_code,
+        error_message=event.error_message,
+    )
+
+
+def logprobs_to_wire(logprobs: Sequence[TokenLogprob]) -> list[TokenLogprobs]:
+    return [TokenLogprobs(p.logprob, list(p.top_ids), list(p.top_logprobs)) for p in logprobs]
+
+
+def logprobs_of_wire(logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for p in logprobs)
+
+
+def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
+    return Prebuilt(
+        key=to_wire(done.request.key),
+        lease=lease,
+        token=done.token,
+        logprobs=logprobs_to_wire(done.logprobs),
+        committed=done.committed,
+        cached_tokens=done.request.cached_tokens,
+        draft_hidden=hidden_to_bytes(done.hidden),
+    )
+
+
+def hidden_to_bytes(hidden: torch.Tensor | None) -> bytes:
+    """(H,) host tensor of any number format -> its bytes; empty when no draft state is relayed."""
+    return b"" if hidden is None else hidden.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def hidden_of_bytes(data: bytes, future_map: FutureMap) -> torch.Tensor | None:
+    """The draft state that this node's relay buffer declares; HandoffFailed when the peer's has another size."""
+    if not future_map.extras:
+        return None
+    buffer = next(iter(future_map.extras.values()))
+    shape, dtype = tuple(buffer.shape[1:]), buffer.dtype
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise HandoffFailed(f"draft state of {len(data)} bytes where {math.prod(shape) * dtype.itemsize} are needed")
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)

@@ -1,0 +1,66 @@
+"""Work on the transfer stream whose completion is an input of the next tick, never waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shared.core.errors import BatonError, HandoffFailed
+from shared.device.events import Ticket
+from shared.engine.engine import Engine
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone(Generic[T, R]):
+    """`error` is set, or `value` is what the job gave."""
+
+    tag: T
+    value: R | None
+    error: BatonError | None
+
+
+class TransferJobs(Generic[T, R]):
+    """Jobs of one kind, in launch order. A job that raises fails alone: the error travels as its result, so the
+    stream's epoch lives on and nobody else's job is skipped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: deque[tuple[T, Ticket[R | BatonError]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
+        """`after_newest_step`: the job writes pages that a launched step may still read or write, as a finished
+        request's last step does: it waits for the newest one."""
+        transfer, newest = self._engine.streams.transfer, self._engine.last_done
+        if after_newest_step and newest is not None:
+            transfer.wait(newest)
+        self._open.append((tag, transfer.launch(lambda: _guarded(job), label=label)))
+
+    def take_done(self) -> list[JobDone[T, R]]:
+        done: list[JobDone[T, R]] = []
+        while self._open and self._open[0][1].done.query():
+            tag, ticket = self._open.popleft()
+            result, error = ticket.result, ticket.error
+            if isinstance(result, BatonError):
+                done.append(JobDone(tag, None, result))
+            elif error is not None:  # skipped: the stream was stopped
+                done.append(JobDone(tag, None, HandoffFailed(str(error))))
+            else:
+                done.append(JobDone(tag, result, None))
+        return done
+
+
+def _guarded(job: Callable[[], R]) -> R | BatonError:
+    try:
+        return job()
+    except BatonError as error:
+        return error
+    except Exception as error:
+        return HandoffFailed(f"{type(error).__name__}: {error}")
