@@ -5,6 +5,7 @@ anything starts, and hands over to the supervisor. Imports no router and no node
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
 PROBE_TIMEOUT_S = 0.5
+MAX_ANSWER = 1 << 20
 MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 
 
@@ -32,10 +34,10 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     specs = child_specs(config, usable_cores(), parent_pid)
     names = ", ".join(spec.name for spec in specs)
     log.info(f"starting {names}", model=config.model.model, transport=config.node.transport)
-    router = config.router
+    host, port, num_nodes = config.router.host, config.router.port, len(specs) - 1
     supervisor = Supervisor(
         specs,
-        Readiness(lambda: is_ready(router.host, router.port), lambda: announce(config), config.local.start_timeout_s),
+        Readiness(lambda: is_ready(host, port, num_nodes), lambda: announce(config), config.local.start_timeout_s),
         log,
         max_restarts=config.local.max_restarts,
         stop_timeout_s=config.local.stop_timeout_s,
@@ -142,16 +144,26 @@ def url(host: str, port: int) -> str:
     return f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def is_ready(host: str, port: int) -> bool:
-    """Whether a prefill and decode pair can serve."""
+def is_ready(host: str, port: int, num_nodes: int) -> bool:
+    """Whether the router serves and all nodes that were started have arrived: the first one alone could serve, but
+    whoever starts a cluster waits for all of it."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
+        answer = connection.getresponse()
+        return answer.status == 200 and count_ready(answer.read(MAX_ANSWER)) >= num_nodes
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+
+
+def count_ready(body: bytes) -> int:
+    """Nodes that take requests, in the router's own answer."""
+    try:
+        return sum(bool(node["ready"]) for node in json.loads(body)["nodes"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def announce(config: ClusterConfig) -> None:

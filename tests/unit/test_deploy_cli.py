@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -172,27 +173,37 @@ def answer_once(listener, reply):
         connection.sendall(reply)
 
 
+def reply(status, body):
+    return f"HTTP/1.1 {status} x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def nodes(*ready):
+    return json.dumps({"nodes": [{"ready": each} for each in ready]})
+
+
 @pytest.mark.parametrize(
-    ("reply", "ready"),
+    ("answer", "ready"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", True),
-        (b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n", False),
+        (reply(200, nodes(True, True)), True),
+        (reply(200, nodes(True)), False),
+        (reply(200, nodes(True, False)), False),
+        (reply(503, nodes(True, True)), False),
+        (reply(200, "[1]"), False),
+        (reply(200, "not json"), False),
         (b"nonsense\r\n\r\n", False),
     ],
 )
-def test_ready_is_a_200_of_the_router(reply, ready):
-    import threading
-
+def test_ready_is_a_router_with_all_nodes(answer, ready):
     with local.bound("127.0.0.1", 0) as listener:
         listener.listen()
-        server = threading.Thread(target=answer_once, args=(listener, reply))
+        server = threading.Thread(target=answer_once, args=(listener, answer))
         server.start()
-        assert local.is_ready("127.0.0.1", listener.getsockname()[1]) is ready
+        assert local.is_ready("127.0.0.1", listener.getsockname()[1], num_nodes=2) is ready
         server.join()
 
 
 def test_nobody_there_is_not_ready():
-    assert local.is_ready("127.0.0.1", local.free_port("127.0.0.1")) is False
+    assert local.is_ready("127.0.0.1", local.free_port("127.0.0.1"), num_nodes=0) is False
 
 
 def test_the_announcement_can_be_pasted(capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from shared.config.load import all_concerns
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
@@ -228,3 +231,19 @@ def test_the_router_never_loads_torch():
 
 def test_a_module_that_loads_torch_is_noticed():
     assert loads_torch(["shared.kv.layout"])
+
+
+def settings_read() -> set[str]:
+    """Names of attributes that anything outside shared/config reads."""
+    files = [file for file in SOURCES if not relative(file).startswith("shared/config/")]
+    trees = [ast.parse(file.read_text("utf-8")) for file in files]
+    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_every_setting_does_something():
+    """A flag that nobody reads is a lie to whoever sets it. The core plan is read where it is applied, by config."""
+    read = settings_read() | {"threads", "cpus", "wait_policy"}
+    indirect = {"served_model_name": "public_name", "spec_width": "width"}
+    for settings in all_concerns().values():
+        for field in dataclasses.fields(settings):
+            assert indirect.get(field.name, field.name) in read, f"{settings.__name__}.{field.name}"
