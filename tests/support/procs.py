@@ -1,0 +1,143 @@
+"""Real node processes, and a router made of a bare socket that speaks the wire protocol to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+from pair import FakeRouter
+from rig import Job
+
+from shared.wire.codec import to_wire
+from shared.wire.link import open_router
+from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Welcome
+from shared.wire.peers import PeerClosed, Received
+from shared.wire.sockets import LinkOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUTER_ID, ROUTER_EPOCH = "test", 1
+PATIENCE_S = 60.0  # only a bound: tests wait for what must happen, never for time to pass
+
+
+class RouterStub:
+    """Welcomes nodes and keeps what they report."""
+
+    def __init__(self, epoch: int = ROUTER_EPOCH, endpoint: str = "tcp://127.0.0.1:*") -> None:
+        self.epoch = epoch
+        self.context, self.socket = open_router(endpoint, LinkOptions())
+        self.endpoint = self.socket.endpoint
+        self.book = FakeRouter()
+        self.hellos: dict[str, Hello] = {}  # node id -> newest
+        self.peers: dict[str, str] = {}  # node id -> link name
+        self.closed: list[str] = []
+        self.arrived: dict[tuple[str, Key], float] = {}
+        self._poller = zmq.Poller()
+        self._poller.register(self.socket.socket, zmq.POLLIN)
+        self._poller.register(self.socket.monitor, zmq.POLLIN)
+
+    def pump(self, timeout_s: float = 0.02) -> None:
+        self._poller.poll(timeout_s * 1000)
+        for inbound in self.socket.receive():
+            if isinstance(inbound, PeerClosed):
+                self.closed.append(inbound.peer)
+            elif isinstance(inbound, Received) and isinstance(inbound.message, Hello):
+                self.hellos[inbound.message.node_id] = inbound.message
+                self.peers[inbound.message.node_id] = inbound.peer
+                self.socket.send(inbound.peer, Welcome(ROUTER_ID, self.epoch))
+            elif isinstance(inbound, Received):
+                self.book.take(inbound.peer, inbound.message)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain: {what}"
+            self.pump()
+
+    def send(self, node_id: str, message: Message) -> None:
+        assert self.socket.send(self.peers[node_id], message)
+
+    def generate(self, node_id: str, job: Job, decode: str = "", *, n: int = 1, remaining_ms: int = 600_000) -> Key:
+        key = Key(ROUTER_ID, self.epoch, f"r{job.rid}", 0, 0)
+        hello = self.hellos[decode] if decode else None
+        self.send(
+            node_id,
+            Generate(
+                key=key,
+                prompt_ids=list(job.prompt),
+                output_ids=[[] for _ in range(n)],
+                num_sequences=n,
+                sampling=to_wire(job.sampling),
+                seed=job.seed,
+                decode_node=decode,
+                decode_epoch=hello.epoch if hello else 0,
+                decode_endpoint=hello.node_endpoint if hello else "",
+                remaining_ms=remaining_ms,
+            ),
+        )
+        return key
+
+    def abort(self, node_id: str, key: Key) -> None:
+        self.send(node_id, Abort(key, all_sequences=True))
+
+    def drain(self, node_id: str) -> None:
+        self.send(node_id, Drain(node_id))
+
+    def wait_ends(self, keys: Sequence[Key]) -> None:
+        self.until(lambda: all(self.book.ends[key] for key in keys), "ends of requests")
+
+    def wait_at_rest(self, node_id: str) -> None:
+        """Two heartbeats without rows in use, the second after the first was seen."""
+
+        def at_rest() -> bool:
+            beat = self.book.heartbeats.get(node_id)
+            return beat is not None and beat.load.rows["free"] == beat.load.rows_total and beat.load.waiting == 0
+
+        self.book.heartbeats.pop(node_id, None)
+        self.until(at_rest, f"{node_id} at rest")
+        pages = self.book.heartbeats[node_id].load.pages
+        assert pages["free"] + pages["cached"] == self.book.heartbeats[node_id].load.pages_total, pages
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+class NodeProcess:
+    """`baton prefill` or `baton decode` on HashLM."""
+
+    def __init__(self, role: str, node_id: str, router: RouterStub, log_dir: Path, *flags: str) -> None:
+        self.node_id = node_id
+        self.log_path = log_dir / f"{node_id}.log"
+        argv = [sys.executable, "-m", "deploy.cli", role, "--model", "hashlm", "--router", router.endpoint]
+        argv += ["--node-id", node_id, "--heartbeat-s", "0.1", "--threads", "1", *flags]
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def freeze(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE_S)
