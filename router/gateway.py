@@ -73,6 +73,10 @@ class Gateway:
     def num_open(self) -> int:
         return len(self._mailboxes)
 
+    @property
+    def node_endpoint(self) -> str:
+        return self._link.endpoint
+
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -29,8 +29,9 @@ class Placer:
         self._local_tokens = local_tokens
 
     def place(self, num_tokens: int, now: float) -> Placement:
-        prefills = self._registry.ready("prefill", now)
-        decodes = self._registry.ready("decode", now)
+        usable = self._registry.usable(now)
+        prefills = [node for node in usable if node.role == "prefill"]
+        decodes = [node for node in usable if node.role == "decode"]
         if not decodes:
             if not prefills:
                 raise NoNodes("no node can take requests now; try again")
@@ -40,4 +41,4 @@ class Placer:
         return Placement(prefill=self._policy.pick(partners) if partners else None, decode=decode)
 
     def is_possible(self, now: float) -> bool:
-        return bool(self._registry.ready("prefill", now) or self._registry.ready("decode", now))
+        return bool(self._registry.usable(now))

@@ -42,8 +42,12 @@ class Node:
     def role(self) -> str:
         return self.hello.role
 
+    @property
+    def is_there(self) -> bool:
+        return not self.is_draining and not self.is_silent
+
     def can_take(self, now: float) -> bool:
-        return not self.is_draining and not self.is_silent and self.breaker.allows(now)
+        return self.is_there and self.breaker.allows(now)
 
 
 class Registry:
@@ -105,8 +109,11 @@ class Registry:
             node.is_silent = True
         return late
 
-    def ready(self, role: str, now: float) -> list[Node]:
-        return [node for node in self._nodes.values() if node.role == role and node.can_take(now)]
+    def usable(self, now: float) -> list[Node]:
+        """Nodes that may get a request. Where every breaker is open, all that are there: an answer that may fail is
+        better than none."""
+        there = [node for node in self._nodes.values() if node.is_there]
+        return [node for node in there if node.breaker.allows(now)] or there
 
     def max_context(self) -> int | None:
         """What every node that is there can hold; None without nodes."""

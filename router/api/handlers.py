@@ -128,8 +128,9 @@ class Handlers:
             for node in self._registry
         ]
         misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
-        is_ready = not self._gateway.is_stopping and any(node["ready"] for node in nodes)
-        answer = {"ready": is_ready, "nodes": nodes, "misfits": misfits}
+        is_ready = not self._gateway.is_stopping and bool(self._registry.usable(now))
+        roles = {node.role for node in self._registry.usable(now)}
+        answer = {"ready": is_ready, "pair": is_ready and len(roles) == 2, "nodes": nodes, "misfits": misfits}
         await connection.answer(200 if is_ready else 503, msgspec.json.encode(answer))
 
     async def metrics(self, connection: Connection) -> None:

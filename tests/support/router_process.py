@@ -1,0 +1,66 @@
+"""The real router as a process of its own, on free ports, with log lines kept."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
+START_TIMEOUT_S = 60.0
+
+
+class RouterProcess:
+    def __init__(self, *flags: str, model: str = "hashlm") -> None:
+        command = [sys.executable, "-m", "deploy.cli", "router", "--model", model]
+        command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *flags]
+        self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self.url = ""
+        self.nodes = ""
+        self._serving = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._serving.wait(START_TIMEOUT_S) and self.url, "\n".join(self.lines)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip())
+            found = SERVING.search(line)
+            if found:
+                self.url, self.nodes = found.groups()
+                self._serving.set()
+        self._serving.set()
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(20)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+    def metric(self, name: str) -> float:
+        """The value of one line of /metrics, labels included in `name`; 0 where it is not there."""
+        for line in httpx.get(self.url + "/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+
+def eventually(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Waits for something another process or thread will do; how long it takes is no part of the test."""
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
