@@ -1,0 +1,38 @@
+"""Freed memory stays with the process: the second use of a large block faults no page in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+COUNT_FAULTS = """
+import ctypes, resource, sys
+from shared.device.malloc import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def use(num_bytes):
+    block = libc.malloc(num_bytes)
+    ctypes.memset(block, 1, num_bytes)
+    libc.free(block)
+use(8 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use(8 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+def test_a_large_block_is_faulted_in_once() -> None:
+    def faults(mode: str) -> int:
+        run = subprocess.run([sys.executable, "-c", COUNT_FAULTS, mode], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    kept = faults("keep")
+    assert kept < 200
+    assert faults("default") > 4 * kept + 200
