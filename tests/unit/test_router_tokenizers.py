@@ -1,0 +1,246 @@
+"""Tokenizers built from GGUF metadata and from Hugging Face folders, against the libraries' own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from router.text import gguf_tokenizer
+from router.text.folder_tokenizer import load_folder
+from router.text.interface import TextModel, decode_ids
+from router.text.load import load_text_model
+from router.text.vocab_bytes import byte_level_alphabet
+from shared.config.model_path import bundled_gguf
+from shared.core.errors import ConfigError, InvalidRequest
+
+SAMPLES = [
+    "Hello, world!",
+    "  two  spaces\tand\n\nlines  ",
+    "def f(x):\n    return x ** 2  # it's Python's",
+    "Zażółć gęślą jaźń — 中文字符 🦜🦜 \u200b",
+    "<|im_start|>user\nhi<|im_end|>\n",
+]
+CORPUS = ["the quick brown fox jumps over the lazy dog 1234", "déjà vu, naïve café 🦜", "it's we're I'll\n\n x = y"] * 20
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> TextModel:
+    return load_text_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def metadata() -> dict[str, Any]:
+    return gguf_tokenizer.read_metadata(bundled_gguf())
+
+
+@pytest.fixture(scope="module")
+def converted(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
+    """What transformers makes of the same metadata. It does not cut numbers out of the text before the words, which
+    the original of this model does: the same ids, but for spaces before a number."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    names = {"model": "tokenizer_type", "pre": "pre_tokenizer_type"}
+    fields = {names.get(key, key): metadata[f"tokenizer.ggml.{key}"] for key in ("model", "pre", "tokens", "merges")}
+    types = {"token_type": metadata["tokenizer.ggml.token_type"]}
+    return convert_gguf_tokenizer("llama", fields | types)[0]
+
+
+def test_ids_are_those_of_transformers(smollm2: TextModel, converted: tokenizers.Tokenizer) -> None:
+    for text in SAMPLES[:4]:
+        assert smollm2.tokenizer.encode(text, add_special=True) == converted.encode(text).ids
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text().filter(lambda text: not any(char.isnumeric() for char in text)))
+def test_ids_are_those_of_transformers_for_any_text(
+    smollm2: TextModel, converted: tokenizers.Tokenizer, text: str
+) -> None:
+    assert smollm2.tokenizer.encode(text, add_special=True) == converted.encode(text).ids
+
+
+def test_numbers_are_cut_into_digits(smollm2: TextModel) -> None:
+    ids = smollm2.tokenizer.encode("in 1984", add_special=True)
+    assert [smollm2.tokenizer.token_bytes(i) for i in ids] == [b"in", b" ", b"1", b"9", b"8", b"4"]
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+def test_text_survives(smollm2: TextModel, text: str) -> None:
+    ids = smollm2.tokenizer.encode(text, add_special=True)
+    assert b"".join(map(smollm2.tokenizer.token_bytes, ids)).decode() == text
+
+
+def test_facts_of_the_default_model(smollm2: TextModel) -> None:
+    facts = smollm2.tokenizer.facts
+    assert (facts.vocab_size, facts.eos_ids, facts.context_length) == (49152, (2,), 8192)
+    assert facts.special_ids == frozenset(range(17))
+    assert decode_ids(smollm2.tokenizer, [2]) == ""
+
+
+def test_the_default_models_chat_template(smollm2: TextModel) -> None:
+    text = smollm2.template.render([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])
+    assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+    assert smollm2.tokenizer.encode(text, add_special=False)[0] == 1
+
+
+def test_the_byte_alphabet_is_the_librarys() -> None:
+    assert set(byte_level_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_level_alphabet().values()) == list(range(256))
+
+
+def byte_level(split: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None = None) -> Any:
+    """A small byte-level BPE, trained here."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    if normalizer is not None:
+        inner.normalizer = normalizer
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([split, words]) if split is not None else words
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<s>", "</s>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    inner.train_from_iterator(CORPUS, trainer)
+    return inner
+
+
+def as_metadata(inner: Any, pre: str, **more: Any) -> dict[str, Any]:
+    described = json.loads(inner.to_str())["model"]
+    vocab = sorted(described["vocab"], key=described["vocab"].get)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": vocab,
+        "tokenizer.ggml.token_type": [3 if i < 3 else 1 for i in range(len(vocab))],
+        "tokenizer.ggml.merges": [" ".join(m) if isinstance(m, list) else m for m in described["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "llama.context_length": 128,
+        **more,
+    }
+
+
+def isolated(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+
+
+CUTS = {
+    "gpt-2": (None, None),
+    "qwen2": (gguf_tokenizer.QWEN2_SPLIT, normalizers.NFC()),
+    "llama-bpe": (gguf_tokenizer.LLAMA3_SPLIT, None),
+}
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_each_way_to_cut_words(pre: str) -> None:
+    pattern, normalizer = CUTS[pre]
+    if pattern is None:
+        original = byte_level(None)
+    else:
+        split = isolated(pattern)
+        original = tokenizers.Tokenizer.from_str(byte_level(None, normalizer).to_str())
+        loose = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        original.pre_tokenizer = pre_tokenizers.Sequence([split, loose])
+    built = gguf_tokenizer.build_tokenizer(as_metadata(original, pre))
+    for text in [*CORPUS[:3], "cafe\u0301 12345 67", "a  b\r\n c"]:
+        assert built.encode(text, add_special_tokens=False).ids == original.encode(text, add_special_tokens=False).ids
+
+
+def test_begin_token_where_the_model_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = as_metadata(byte_level(None), "gpt-2", **{"tokenizer.ggml.add_bos_token": True})
+    monkeypatch.setattr(gguf_tokenizer, "read_metadata", lambda path: metadata)
+    model = gguf_tokenizer.load_gguf(Path("made-up.gguf"))
+    assert model.tokenizer.encode("the", add_special=True)[0] == 0
+    assert model.tokenizer.encode("<s>the", add_special=True).count(0) == 1
+    assert model.tokenizer.encode("the", add_special=False)[0] != 0
+    assert model.template.render([{"role": "user", "content": "x"}]) == "user: x assistant: "
+
+
+@pytest.mark.parametrize("change", [{"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": "martian"}])
+def test_unknown_tokenizers_are_named(change: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="llama|martian"):
+        gguf_tokenizer.build_tokenizer(as_metadata(byte_level(None), "gpt-2") | change)
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 64)
+    with pytest.raises(ConfigError, match=r"x\.gguf"):
+        load_text_model(str(path))
+
+
+def write_folder(folder: Path, inner: Any, *, own: dict[str, Any], config: dict[str, Any]) -> Path:
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, **config}))
+    return folder
+
+
+def test_a_folder_with_byte_level_bpe(tmp_path: Path) -> None:
+    inner = byte_level(None)
+    template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}{{ raise_exception('no') if no }}"
+    own = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    model = load_folder(write_folder(tmp_path, inner, own=own, config={"vocab_size": 512}))
+    facts = model.tokenizer.facts
+    assert (facts.vocab_size, facts.eos_ids, facts.special_ids) == (512, (1,), frozenset({0, 1, 2}))
+    assert facts.context_length == 64
+    text = "déjà vu 🦜 the fox"
+    ids = model.tokenizer.encode(text, add_special=True)
+    assert ids == inner.encode(text).ids and decode_ids(model.tokenizer, ids) == text
+    assert model.tokenizer.token_bytes(511) == b""
+    assert model.template.render([{"role": "user", "content": "x"}]) == "<s>x"
+
+
+def test_a_folder_with_metaspace_and_bytes(tmp_path: Path) -> None:
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"<0x{b:02X}>": 3 + b for b in range(256)}}
+    for entry in ("▁", "h", "i", "▁h", "hi", "▁hi"):
+        vocab[entry] = len(vocab)
+    merges = [("▁", "h"), ("h", "i"), ("▁", "hi")]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    inner.add_special_tokens(["<s>", "</s>"])
+    inner.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
+    config = {"eos_token_id": 7}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
+    model = load_folder(write_folder(tmp_path, inner, own={}, config=config))
+    ids = model.tokenizer.encode("hi 🦜", add_special=True)
+    assert ids[0] == 1 and model.tokenizer.facts.eos_ids == (2, 0)
+    assert decode_ids(model.tokenizer, ids) == " hi 🦜"
+    assert model.tokenizer.encode("hi", add_special=False) == [vocab["▁h"], vocab["i"]]
+
+
+def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] | tojson }}")
+    model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": "old"}, config={}))
+    assert model.template.render([{"role": "user", "content": 'é"'}]) == '"é\\""'
+
+
+def test_a_template_may_refuse_messages_and_can_do_no_harm(tmp_path: Path) -> None:
+    for source in ("{{ raise_exception('roles must alternate') }}", "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"):
+        model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": source}, config={}))
+        with pytest.raises(InvalidRequest) as error:
+            model.template.render([{"role": "user", "content": "x"}])
+        assert error.value.param == "messages"
+
+
+@pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
+def test_a_folder_that_lacks_something_is_told(tmp_path: Path, missing: str) -> None:
+    write_folder(tmp_path, byte_level(None), own={}, config={})
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer\.json|max_position_embeddings"):
+        load_folder(tmp_path)
+
+
+def test_a_broken_template_or_json_is_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, byte_level(None), own={"chat_template": "{% if %}"}, config={})
+    with pytest.raises(ConfigError, match="chat template"):
+        load_folder(folder)
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        load_folder(folder)
