@@ -85,7 +85,7 @@ class Worker:
         if self.drafter is not None:
             self.drafter.extend(fb, _next_ids(fb, sampled), self.kv)
             yield
-        emits = torch.from_numpy(plan.emits).to(self.device)
+        emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
         extras = {name: verified.hidden[emits] for name in self.future_map.extras}
         self.future_map.stash(FutureIndices(fb.future.indices[emits]), verified.next_token[emits], plan.step, **extras)
         lease.carry.clear()
