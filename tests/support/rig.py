@@ -59,6 +59,8 @@ class CoreKnobs:
     width: int = 1
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
+    shared_memory: bool = False
+    max_ungranted_pages: int = 1 << 30
     seed: int = 0
 
 
@@ -75,8 +77,9 @@ def make_core(knobs: CoreKnobs, world: World | None = None) -> NodeCore:
         mix=knobs.mix,
         key_lookahead=1 if knobs.width > 1 else 0,
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
+        max_ungranted_pages=knobs.max_ungranted_pages,
     )
-    sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache)
+    sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache, knobs.shared_memory)
     drafter = HashDrafter(HashDraft(model, knobs.hit_rate)) if knobs.width > 1 else None
     streams = make_streams(knobs.backend, world=world)
     return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap)
