@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rig import CoreKnobs, Job, make_core
 
@@ -43,7 +44,7 @@ LEASE_S = 60.0
 
 
 def make_node(role: str, node_id: str, knobs: CoreKnobs, epoch: int = 1, transport: str = "zmq") -> Node:
-    core = make_core(knobs)
+    core = make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
     planes = core.pool.planes
     facts = NodeFacts(
         role=role,
@@ -237,6 +238,23 @@ class Net:
             if quiet > 2:
                 return
         raise AssertionError(f"no end after {budget} rounds")
+
+    def run_until_ended(self, keys: Sequence[Key]) -> None:
+        """For streams with threads, where quiet does not mean finished."""
+        deadline = time.monotonic() + 60
+        while not all(self.router.ends[key] for key in keys):
+            assert time.monotonic() < deadline, "no end"
+            for name in self.nodes:
+                self.tick(name)
+
+    def settle(self, *nodes: Node) -> None:
+        """Let what is in flight come home, then look for leaks."""
+        deadline = time.monotonic() + 60
+        while not all(node.idle for node in nodes):
+            assert time.monotonic() < deadline, "never idle"
+            for name in self.nodes:
+                self.tick(name)
+        assert_clean(*nodes)
 
     def at(self, seconds: float) -> None:
         self.now += seconds
