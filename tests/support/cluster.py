@@ -1,0 +1,108 @@
+"""`baton up` as a user would start it: real router and node processes on loopback, HashLM or a real model."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 120.0  # only a bound: tests wait for what must happen
+SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Owns the supervisor process; its children end with it."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.log_path = log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(self.port), *flags]
+        with log.open("wb") as sink:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT)
+        self._supervisor = psutil.Process(self.process.pid)
+        self.eventually(self._is_ready, "the cluster is ready")
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log_path.read_text()[-3000:]
+        return "Baton is ready" in self.log_path.read_text()
+
+    def eventually(self, condition: object, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():  # type: ignore[operator]
+            assert time.monotonic() < deadline, f"never: {what}\n{self.log_path.read_text()[-3000:]}"
+            time.sleep(0.05)
+
+    def node_pid(self, role: str) -> int:
+        """The process whose argv says `baton ROLE`."""
+        for child in self._supervisor.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if role in child.cmdline():
+                    return child.pid
+        raise AssertionError(f"no {role} process")
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """(name, labels) -> value."""
+        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        found = (SAMPLE.match(line) for line in text.splitlines())
+        return {(m[1], m[2] or ""): float(m[3]) for m in found if m}
+
+    def at_rest(self) -> bool:
+        """The metrics say: no open request, every page free or cached, every row free, on every node."""
+        metrics = self.metrics()
+        if metrics.get(("baton_open_requests", ""), 0.0):
+            return False
+        busy = ("active", "granted", "held", "running", "prefilling")
+        states = [(labels, value) for (name, labels), value in metrics.items() if name in GAUGES]
+        assert states, "no node gauges in /metrics"
+        return not any(value for labels, value in states if any(f'state="{state}"' in labels for state in busy))
+
+    def pages_partition(self) -> bool:
+        """free + cached + active + granted + held == total, for each node."""
+        metrics = self.metrics()
+        totals = {labels: v for (name, labels), v in metrics.items() if name == "baton_kv_pages_total"}
+        for labels, total in totals.items():
+            node = re.search(r'node="([^"]*)"', labels)
+            assert node
+            parts = [v for (n, text), v in metrics.items() if n == "baton_kv_pages" and f'node="{node[1]}"' in text]
+            if sum(parts) != total:
+                return False
+        return bool(totals)
+
+    def stop(self) -> int:
+        """Ctrl-C; gives the exit status and asserts that nobody is left."""
+        family = self._supervisor.children(recursive=True)
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(PATIENCE_S)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive, f"orphans: {alive}"
+        return status
+
+
+GAUGES = ("baton_kv_pages", "baton_request_rows")
+
+
+@contextlib.contextmanager
+def baton_up(log: Path, *flags: str) -> Iterator[Cluster]:
+    cluster = Cluster(log, *flags)
+    try:
+        yield cluster
+    finally:
+        if cluster.process.poll() is None:
+            cluster.stop()
