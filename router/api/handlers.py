@@ -22,7 +22,7 @@ from router.api.shapes import ChatShape, CompletionShape
 from router.gateway import Gateway
 from router.registry import Registry
 from router.text.interface import decode_ids
-from shared.core.errors import InvalidRequest, ModelNotFound
+from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class Handlers:
 
     async def tokenize(self, connection: Connection) -> None:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        ids = await in_time(raw, lambda: self._tokens_of(cast(TokenizeRequest, self._tokenize.parse(raw))))
+        ids = await in_time(raw, lambda: self._resolver.tokenize(cast(TokenizeRequest, self._tokenize.parse(raw))))
         answer = {"count": len(ids), "max_model_len": self.max_context(), "tokens": ids}
         await connection.answer(200, msgspec.json.encode(answer))
 
@@ -141,15 +141,6 @@ class Handlers:
 
     def _generation(self, plan: GenerationPlan, shape: ChatShape | CompletionShape, arrived: float) -> Generation:
         return Generation(plan, shape, self._tokenizer, self._gateway, self._metrics, arrived)
-
-    def _tokens_of(self, body: TokenizeRequest) -> list[int]:
-        self._resolver.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("send one of prompt and messages", param="prompt")
-        if body.messages is not None:
-            return self._resolver.chat_ids(body.messages)
-        add_special = body.add_special_tokens is not False
-        return self._resolver.prompt_ids(body.prompt or "", add_special=add_special)
 
     def _model_card(self) -> dict[str, object]:
         return {

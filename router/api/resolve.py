@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.api.plan import GenerationPlan, PromptJob, ShowOptions
-from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields
+from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
@@ -61,6 +61,14 @@ class Resolver:
         max_tokens = self._max_tokens(body.max_tokens, "max_tokens", room, default=DEFAULT_COMPLETION_TOKENS)
         shown = [(ids, self._echo(ids, text) if body.echo else "") for ids, text in prompts]
         return self._plan(body, shown, max_tokens, -1 if body.logprobs is None else body.logprobs)
+
+    def tokenize(self, body: TokenizeRequest) -> list[int]:
+        self.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("send one of prompt and messages", param="prompt")
+        if body.messages is not None:
+            return self.chat_ids(body.messages)
+        return self.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)
 
     def chat_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
         turns = [{"role": _role(message), "content": _content(message)} for message in messages]
