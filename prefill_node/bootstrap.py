@@ -60,7 +60,8 @@ class Bootstrap:
     def leader_gone(self, key: RequestKey, now: float) -> None:
         """Installed or ended: nothing is left to wait for."""
         for handoff in self._followers.pop(key, []):
-            self.offer(handoff, now)
+            if not handoff.request.finished:
+                self.offer(handoff, now)
 
     def find(self, key: RequestKey) -> HandoffOut | None:
         """Offered, or still behind its leader."""

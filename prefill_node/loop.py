@@ -80,6 +80,7 @@ class PrefillSide:
         self._ctx.metrics.observe_queue("inflight", now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
+        self._ctx.tombstones.bury(handoff.key, now)
         self.bootstrap.leader_gone(handoff.key, now)
 
     def _answered(self, peer: str, message: Wait | Refuse | Failed, now: float) -> None:
