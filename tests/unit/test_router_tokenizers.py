@@ -27,7 +27,7 @@ SAMPLES = [
     "Zażółć gęślą jaźń — 中文字符 🦜🦜 \u200b",
     "<|im_start|>user\nhi<|im_end|>\n",
 ]
-CORPUS = ["the quick brown fox jumps over the lazy dog 1234", "déjà vu, naïve café 🦜", "it's we're I'll\n\n x = y"] * 20
+CORPUS = ["the quick brown fox jumps over the dog 1234", "déjà vu, naïve café 🦜", "it's we're I'll\n\n x = y"] * 20
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,9 @@ def byte_level(split: pre_tokenizers.PreTokenizer | None, normalizer: normalizer
     inner.pre_tokenizer = pre_tokenizers.Sequence([split, words]) if split is not None else words
     inner.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    special = ["<s>", "</s>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<s>", "</s>", "<|im_end|>"], show_progress=False
+    )
     inner.train_from_iterator(CORPUS, trainer)
     return inner
 
@@ -222,7 +223,7 @@ def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:
 
 
 def test_a_template_may_refuse_messages_and_can_do_no_harm(tmp_path: Path) -> None:
-    for source in ("{{ raise_exception('roles must alternate') }}", "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"):
+    for source in ("{{ raise_exception('roles alternate') }}", "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"):
         model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": source}, config={}))
         with pytest.raises(InvalidRequest) as error:
             model.template.render([{"role": "user", "content": "x"}])

@@ -1,0 +1,98 @@
+"""Router parts without sockets: nodes made of a Hello, messages made by hand, a clock that is a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.dispatch import Dispatcher, DispatchLimits, NewRequest
+from router.effects import Effects, Failure, Update
+from router.journal import Journal
+from router.placement import Placer
+from router.policy.least_load import LeastLoad
+from router.registry import Node, Registry
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import (
+    Abort,
+    Fingerprint,
+    Generate,
+    Hello,
+    Key,
+    NodeLoad,
+    SequenceEnd,
+    TokenLogprobs,
+    TokenRun,
+    Tokens,
+)
+from shared.wire.peers import peer_name
+
+FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build")
+
+
+def hello(role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT, context: int = 100) -> Hello:
+    return Hello(role, node_id, epoch, f"tcp://{node_id}", fingerprint, context, 8, "host", ["zmq"])
+
+
+def load(**rows: int) -> NodeLoad:
+    return NodeLoad(10, {"free": 10}, 8, rows, 0, 0, {}, {})
+
+
+class RouterRig:
+    """Dispatcher, journal and registry, with short ways to speak as a node."""
+
+    def __init__(self, *, max_open: int = 100, max_attempts: int = 1, local_tokens: int = 0) -> None:
+        self.registry = Registry(silence_s=5.0)
+        self.journal = Journal()
+        placer = Placer(self.registry, LeastLoad(), local_tokens)
+        limits = DispatchLimits(max_open, max_attempts, request_timeout_s=60.0)
+        self.dispatcher = Dispatcher(("r", 9), self.registry, placer, self.journal, limits)
+        self.now = 0.0
+
+    def join(self, role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT) -> Node:
+        node, _ = self.registry.hello(
+            peer_name(node_id, epoch), hello(role, node_id, epoch, fingerprint), self.now
+        )
+        assert node is not None
+        return node
+
+    def open(self, prompt: Sequence[int] = (1, 2, 3), n: int = 1, max_tokens: int = 5, rounds: int = 1) -> list[Generate]:
+        """The Generates of `rounds` new requests."""
+        new = NewRequest(list(prompt), n, SamplingParams(max_tokens=max_tokens), seed=7)
+        _, effects = self.dispatcher.open([new] * rounds, self.now)
+        return generates(effects)
+
+    def run(
+        self, node: Node, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> Effects:
+        run = TokenRun(key, first, list(ids), list(logprobs))
+        return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], []), self.now)
+
+    def end(self, node: Node, key: Key, count: int, reason: str = "stop", code: str = "") -> Effects:
+        end = SequenceEnd(key, reason, count, 0, code, "")
+        return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [], [end]), self.now)
+
+    def check_quiet(self) -> None:
+        """Nothing is open, and no node seems to have work."""
+        assert len(self.journal) == 0
+        self.journal.check_integrity()
+        assert all(node.open_sequences == 0 and node.open_prompt_tokens == 0 for node in self.registry)
+
+
+def generates(effects: Effects) -> list[Generate]:
+    return [message for _, message in effects.sends if isinstance(message, Generate)]
+
+
+def aborts(effects: Effects) -> list[tuple[str, int, bool]]:
+    """(peer, sequence, all of them) of every Abort."""
+    return [(p, m.key.seq_index, m.all_sequences) for p, m in effects.sends if isinstance(m, Abort)]
+
+
+def ids_of(effects: Effects) -> list[int]:
+    return [i for news in effects.news if isinstance(news, Update) for i in news.ids]
+
+
+def failures(effects: Effects) -> list[str]:
+    return [news.error.code for news in effects.news if isinstance(news, Failure)]
+
+
+def sibling(key: Key, seq_index: int) -> Key:
+    return Key(key.router_id, key.router_epoch, key.rid, key.attempt, seq_index)

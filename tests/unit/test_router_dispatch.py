@@ -1,0 +1,329 @@
+"""Dispatch without sockets: who gets what, what comes back, and that nothing stays behind on any path."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
+
+from router.dispatch import NewRequest
+from router.effects import Update
+from router.registry import Node
+from shared.core.errors import NoNodes, Overloaded
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprobs, TokenRun, Tokens
+
+
+@pytest.fixture
+def rig() -> RouterRig:
+    return RouterRig()
+
+
+def pair(rig: RouterRig) -> tuple[Node, Node]:
+    return rig.join("prefill", "p"), rig.join("decode", "d")
+
+
+def test_a_pair_gets_a_hand_off(rig: RouterRig) -> None:
+    _, decode = pair(rig)
+    (generate,) = rig.open()
+    assert (generate.decode_node, generate.decode_epoch, generate.decode_endpoint) == ("d", 1, "tcp://d")
+    assert generate.output_ids == [[]] and generate.remaining_ms == 60_000
+    assert decode.open_sequences == 1
+
+
+def test_the_first_token_comes_from_prefill_the_rest_from_decode(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    assert prefill.open_prompt_tokens == 3
+    assert ids_of(rig.run(prefill, key, 0, [10])) == [10]
+    assert prefill.open_prompt_tokens == 0
+    assert ids_of(rig.run(decode, key, 0, [10, 11])) == [11]
+    effects = rig.end(decode, key, 2)
+    (update,) = effects.news
+    assert isinstance(update, Update) and update.end is not None and not effects.sends
+    rig.check_quiet()
+
+
+def test_the_decode_node_may_be_faster(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    assert ids_of(rig.run(decode, key, 0, [10, 11])) == [10, 11]
+    assert ids_of(rig.run(prefill, key, 0, [10])) == []
+    late = rig.end(decode, key, 2)
+    assert late.news and not late.alarms
+    after = rig.run(prefill, key, 0, [10])
+    assert not after.news and not after.sends and not after.alarms
+    rig.check_quiet()
+
+
+def test_two_nodes_that_disagree_raise_an_alarm(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    rig.run(prefill, key, 0, [10])
+    effects = rig.run(decode, key, 0, [99, 11])
+    assert [alarm.kind for alarm in effects.alarms] == ["two nodes disagree on a token"]
+    assert ids_of(effects) == [11]
+
+
+def test_a_request_that_ends_with_its_first_token_ends_on_prefill(rig: RouterRig) -> None:
+    prefill, _ = pair(rig)
+    key = rig.open()[0].key
+    rig.run(prefill, key, 0, [10])
+    assert rig.end(prefill, key, 1).news
+    rig.check_quiet()
+
+
+@pytest.mark.parametrize(("role", "count"), [("decode", 3), ("prefill", 3)])
+def test_one_kind_of_node_is_enough(rig: RouterRig, role: str, count: int) -> None:
+    node = rig.join(role, "only")
+    (generate,) = rig.open()
+    assert generate.decode_node == "" and generate.decode_endpoint == ""
+    rig.run(node, generate.key, 0, range(count))
+    assert rig.end(node, generate.key, count).news
+    rig.check_quiet()
+
+
+def test_short_prompts_go_to_decode_alone() -> None:
+    rig = RouterRig(local_tokens=3)
+    pair(rig)
+    assert [g.decode_node for g in (*rig.open([1, 2, 3]), *rig.open([1, 2, 3, 4]))] == ["", "d"]
+
+
+def test_nodes_that_do_not_fit_are_not_paired(rig: RouterRig) -> None:
+    other = Fingerprint(1, 1, "m", "w", "int", 64, "paged", "none", "build")
+    rig.join("prefill", "p", fingerprint=other)
+    rig.join("decode", "d")
+    assert rig.open()[0].decode_node == ""
+    assert rig.registry.misfits() == [("d", "p", "page_size")]
+
+
+def test_no_node_and_too_many_requests_change_nothing() -> None:
+    rig = RouterRig(max_open=2)
+    with pytest.raises(NoNodes):
+        rig.open()
+    pair(rig)
+    rig.open()
+    with pytest.raises(Overloaded):
+        rig.open(rounds=2)
+    assert len(rig.journal) == 1
+
+
+def test_each_sequence_ends_alone(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    (generate,) = rig.open(n=2)
+    first, second = generate.key, sibling(generate.key, 1)
+    assert generate.num_sequences == 2 and generate.output_ids == [[], []]
+    rig.run(prefill, first, 0, [1])
+    assert prefill.open_prompt_tokens == 3  # the other sequence still waits for its first token
+    rig.run(prefill, second, 0, [2])
+    rig.run(decode, first, 0, [1, 2, 3, 4, 5])
+    rig.end(decode, first, 5, "length")
+    assert len(rig.journal) == 1
+    rig.run(decode, second, 0, [2])
+    rig.end(decode, second, 1)
+    rig.check_quiet()
+
+
+def test_a_stop_string_stops_one_sequence_on_both_nodes(rig: RouterRig) -> None:
+    _, decode = pair(rig)
+    key = rig.open(n=2)[0].key
+    rig.run(decode, key, 0, [1, 2])
+    effects = rig.dispatcher.close_sequence(key.rid, 0)
+    assert aborts(effects) == [("p@1", 0, False), ("d@1", 0, False)]
+    late = rig.run(decode, key, 2, [3])
+    assert not late.news and not late.sends and not late.alarms
+    assert aborts(rig.dispatcher.close_sequence(key.rid, 0)) == []
+    rig.dispatcher.close_sequence(key.rid, 1)
+    rig.check_quiet()
+
+
+@pytest.mark.parametrize("phase", range(4))
+def test_a_client_that_hangs_up_is_forgotten_everywhere(rig: RouterRig, phase: int) -> None:
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    for node, ids in ((prefill, [1]), (decode, [1]), (decode, [1, 2]))[:phase]:
+        rig.run(node, key, 0, ids)
+    assert aborts(rig.dispatcher.cancel([key.rid])) == [("p@1", 0, True), ("d@1", 0, True)]
+    assert not rig.dispatcher.cancel([key.rid]).sends
+    after = rig.run(decode, key, 2, [3])
+    assert not after.news and not after.sends and not after.alarms
+    rig.check_quiet()
+
+
+def test_work_on_a_request_nobody_has_is_stopped_once(rig: RouterRig) -> None:
+    _, decode = pair(rig)
+    stranger = Key("r", 9, "zzz", 0, 0)
+    assert aborts(rig.run(decode, stranger, 0, [1])) == [("d@1", 0, True)]
+    assert aborts(rig.run(decode, stranger, 1, [1])) == []
+    assert aborts(rig.run(decode, Key("r", 8, "1", 0, 0), 0, [1])) == [("d@1", 0, True)]  # our own earlier life
+    assert aborts(rig.run(decode, Key("other", 9, "1", 0, 0), 0, [1])) == []
+
+
+def test_keys_that_match_only_in_part_touch_nothing(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    third = rig.join("decode", "x")
+    key = rig.open()[0].key
+    runner = decode if decode.open_sequences else third
+    bystander = third if runner is decode else decode
+    changes = ({"attempt": 1}, {"router_epoch": 8}, {"seq_index": 1}, {"seq_index": -1}, {"rid": "no"})
+    wrong = [Key(*[change.get(name, getattr(key, name)) for name in Key.__struct_fields__]) for change in changes]
+    for bad in wrong:
+        assert not rig.run(runner, bad, 0, [66]).news
+    assert not rig.run(bystander, key, 0, [66]).news
+    assert ids_of(rig.run(prefill, key, 0, [10])) == [10]
+
+
+def test_malformed_runs_are_dropped_with_an_alarm(rig: RouterRig) -> None:
+    prefill, _ = pair(rig)
+    key = rig.open()[0].key
+    too_few = rig.run(prefill, key, 0, [1, 2], logprobs=[TokenLogprobs(0.0, [], [])])
+    for effects in (rig.run(prefill, key, -1, [1]), too_few):
+        assert [alarm.kind for alarm in effects.alarms] == ["malformed token run"] and not effects.news
+    ghost = Tokens("ghost", 1, [TokenRun(key, 0, [1], [])], [])
+    assert rig.dispatcher.tokens(ghost, 0.0).alarms and not rig.dispatcher.tokens(ghost, 0.0).news
+
+
+ENDS = [("error", "step_failed", "step_failed", 1), ("error", "handoff_failed", "handoff_failed", 1),
+        ("error", "invalid_request_error", "invalid_request_error", 0), ("error", "overloaded", "overloaded", 0),
+        ("error", "deadline_exceeded", "deadline_exceeded", 0), ("error", "made_up", "internal_error", 1),
+        ("abort", "", "node_lost", 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "code", "seen", "faults"), ENDS)
+def test_a_failed_sequence_fails_its_request(rig: RouterRig, reason: str, code: str, seen: str, faults: int) -> None:
+    prefill, _ = pair(rig)
+    key = rig.open(n=2)[0].key
+    effects = rig.end(prefill, key, 0, reason, code)
+    assert failures(effects) == [seen]
+    assert ("d@1", 0, True) in aborts(effects)
+    assert prefill.breaker._faults == faults
+    rig.check_quiet()
+
+
+def test_a_lost_node_fails_its_requests_and_no_other(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    other = rig.join("decode", "e")
+    keys = [generate.key for generate in rig.open(rounds=4)]
+    mine = [key.rid for key in keys if rig.journal.find(key.rid).decode is decode]  # type: ignore[union-attr]
+    assert 0 < len(mine) < 4
+    rig.registry.remove(decode)
+    effects = rig.dispatcher.node_lost(decode, "gone", 1.0)
+    assert sorted(news.rid for news in effects.news) == sorted(mine) and set(failures(effects)) == {"node_lost"}
+    assert ("p@1", 0, True) in aborts(effects)
+    assert {request.decode for request in rig.journal.all()} == {other}
+    assert prefill.open_prompt_tokens == 3 * len(rig.journal)
+
+
+def test_a_prefill_node_may_go_once_decode_has_begun(rig: RouterRig) -> None:
+    prefill, decode = pair(rig)
+    begun, waiting = (generate.key for generate in rig.open(rounds=2))
+    rig.run(prefill, begun, 0, [1])
+    rig.run(prefill, waiting, 0, [1])
+    rig.run(decode, begun, 0, [1])
+    rig.registry.remove(prefill)
+    effects = rig.dispatcher.node_lost(prefill, "gone", 1.0)
+    assert [news.rid for news in effects.news] == [waiting.rid]
+    assert ids_of(rig.run(decode, begun, 1, [2])) == [2]
+
+
+def test_a_refused_generate_fails_at_once(rig: RouterRig) -> None:
+    pair(rig)
+    generate = rig.open()[0]
+    effects = rig.dispatcher.send_refused("p@1", generate, 0.0)
+    assert failures(effects) == ["node_lost"]
+    assert not rig.dispatcher.send_refused("p@1", generate, 0.0).news
+    rig.check_quiet()
+
+
+def test_deadlines(rig: RouterRig) -> None:
+    pair(rig)
+    rig.open()
+    assert not rig.dispatcher.tick(59.9).news
+    effects = rig.dispatcher.tick(60.0)
+    assert failures(effects) == ["deadline_exceeded"] and len(aborts(effects)) == 2
+    rig.check_quiet()
+
+
+def test_a_second_attempt_goes_on_behind_what_was_emitted() -> None:
+    rig = RouterRig(max_attempts=2)
+    prefill, decode = pair(rig)
+    spare = rig.join("decode", "e")
+    key = rig.open(n=1)[0].key
+    doomed = decode if decode.open_sequences else spare
+    rig.run(prefill, key, 0, [1])
+    rig.run(doomed, key, 0, [1, 2])
+    rig.run(doomed, key, 4, [99])
+    rig.registry.remove(doomed)
+    effects = rig.dispatcher.node_lost(doomed, "gone", 1.0)
+    (again,) = generates(effects)
+    assert again.key.attempt == 1 and again.output_ids == [[1, 2]] and not effects.news
+    assert again.decode_node == (spare if doomed is decode else decode).node_id
+    assert not rig.run(prefill, key, 0, [1, 66]).news  # the old attempt's voice
+    survivor = spare if doomed is decode else decode
+    assert ids_of(rig.run(survivor, again.key, 2, [3])) == [3]
+    rig.end(survivor, again.key, 3)
+    rig.check_quiet()
+
+
+def test_attempts_are_counted() -> None:
+    rig = RouterRig(max_attempts=2)
+    prefill, _ = pair(rig)
+    key = rig.open()[0].key
+    (again,) = generates(rig.end(prefill, key, 0, "error", "handoff_failed"))
+    assert failures(rig.end(prefill, again.key, 0, "error", "handoff_failed")) == ["handoff_failed"]
+    rig.check_quiet()
+
+
+def test_stopping_fails_what_is_open(rig: RouterRig) -> None:
+    pair(rig)
+    rig.open(rounds=3)
+    assert failures(rig.dispatcher.fail_all(NoNodes("bye"))) == ["no_nodes"] * 3
+    rig.check_quiet()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_lives_leave_nothing_behind(seed: int) -> None:
+    """Tokens in any order, hang-ups, stops, lost and returning nodes: streams are right and counts return to zero."""
+    rng = random.Random(seed)
+    rig = RouterRig(max_attempts=rng.choice([1, 3]))
+    epochs = {"p": 1, "d": 1, "e": 1}
+    roles = {"p": "prefill", "d": "decode", "e": "decode"}
+    nodes = {name: rig.join(roles[name], name) for name in epochs}
+    seen: dict[tuple[str, int], list[int]] = {}
+    for _ in range(300):
+        rig.now += 0.01
+        open_requests = rig.journal.all()
+        action = rng.random()
+        effects = None
+        if action < 0.2 or not open_requests:
+            new = NewRequest([1] * rng.randint(1, 9), rng.randint(1, 3), SamplingParams(max_tokens=6), 0)
+            effects = rig.dispatcher.open([new], rig.now)[1]
+        else:
+            request = rng.choice(open_requests)
+            index = rng.randrange(len(request.sequences))
+            if action < 0.25:
+                effects = rig.dispatcher.cancel([request.rid])
+            elif action < 0.3:
+                effects = rig.dispatcher.close_sequence(request.rid, index)
+            elif action < 0.34:
+                name = rng.choice(list(nodes))
+                epochs[name] += 1
+                replaced, nodes[name] = nodes[name], rig.join(roles[name], name, epochs[name])
+                effects = rig.dispatcher.node_lost(replaced, "restarted", rig.now)
+            else:
+                key = Key("r", 9, request.rid, request.attempt - rng.choice([0, 0, 0, 1]), index)
+                first = rng.randint(0, 5)
+                run = TokenRun(key, first, [pos * 10 for pos in range(first, rng.randint(first, 6))], [])
+                ends = [SequenceEnd(key, "length", 6, 0, "", "")] if rng.random() < 0.3 else []
+                node = rng.choice([*request.nodes, *nodes.values()])
+                effects = rig.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], ends), rig.now)
+        assert not any(alarm.kind.startswith("two nodes") for alarm in effects.alarms)
+        for news in effects.news:
+            if isinstance(news, Update):
+                seen.setdefault((news.rid, news.seq_index), []).extend(news.ids)
+        rig.journal.check_integrity()
+    assert all(ids == [pos * 10 for pos in range(len(ids))] for ids in seen.values())
+    rig.dispatcher.cancel([request.rid for request in rig.journal.all()])
+    rig.check_quiet()
+    assert all(node.open_sequences == 0 and node.open_prompt_tokens == 0 for node in nodes.values())

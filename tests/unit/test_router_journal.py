@@ -1,0 +1,88 @@
+"""The position rule: whatever order, overlap and repetition runs come in, the emitted tokens are the one stream."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.journal import Journal, OpenRequest, SequenceJournal
+from shared.core.errors import IntegrityError
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Key, SequenceEnd, TokenLogprobs
+
+
+def end(count: int) -> SequenceEnd:
+    return SequenceEnd(Key("r", 1, "x", 0, 0), "length", count, 0, "", "")
+
+
+def test_tokens_are_taken_only_at_the_next_position() -> None:
+    journal = SequenceJournal(max_tokens=10)
+    assert journal.take(0, [5, 6], []).ids == [5, 6]
+    assert journal.take(3, [8], []).ids == []  # waits for position 2
+    assert journal.take(1, [6, 7], []).ids == [7, 8]
+    assert journal.ids == [5, 6, 7, 8]
+
+
+def test_a_duplicate_must_be_equal() -> None:
+    journal = SequenceJournal(max_tokens=10)
+    journal.take(0, [5, 6], [])
+    assert not journal.take(0, [5, 6], []).conflict
+    differing = journal.take(1, [9, 7], [])
+    assert differing.conflict and differing.ids == [7]
+    assert journal.ids == [5, 6, 7]
+
+
+def test_tokens_beyond_the_request_are_not_taken() -> None:
+    journal = SequenceJournal(max_tokens=2)
+    assert list(journal.take(0, [1, 2, 3], []).ids) == [1, 2]
+    assert journal.take(1, [2, 3], []).ids == []
+    assert journal.take(1000, [3], []).ids == [] and journal.ids == [1, 2]
+
+
+def test_an_end_waits_for_its_tokens() -> None:
+    journal = SequenceJournal(max_tokens=9)
+    journal.take(1, [2], [])
+    journal.end = end(2)
+    assert not journal.has_all
+    journal.take(0, [1], [])
+    assert journal.has_all
+
+
+def test_a_new_attempt_forgets_what_was_sent_ahead() -> None:
+    journal = SequenceJournal(max_tokens=9)
+    journal.take(0, [1], [])
+    journal.take(2, [99], [])
+    journal.restart()
+    assert journal.take(1, [2], []).ids == [2] and journal.ids == [1, 2]
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
+    stream = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))
+    wants_logprobs = data.draw(st.booleans())
+    spans = st.tuples(st.integers(0, len(stream)), st.integers(0, len(stream)))
+    cuts = [(min(s), max(s)) for s in data.draw(st.lists(spans, max_size=15))]
+    journal = SequenceJournal(max_tokens=len(stream))
+    got: list[int] = []
+    got_logprobs: list[float] = []
+    for first, last in [*cuts, (0, len(stream))]:
+        logprobs = [TokenLogprobs(float(i), [], []) for i in range(first, last)] if wants_logprobs else []
+        taken = journal.take(first, stream[first:last], logprobs)
+        assert not taken.conflict
+        got += taken.ids
+        got_logprobs += [entry.logprob for entry in taken.logprobs]
+        assert got == stream[: len(got)] == journal.ids
+    assert got == stream
+    assert got_logprobs == ([float(i) for i in range(len(stream))] if wants_logprobs else [])
+
+
+def test_a_finished_request_in_the_journal_is_a_leak() -> None:
+    journal = Journal()
+    request = OpenRequest(journal.new_rid(), [1], SamplingParams(max_tokens=1), 0, 1.0, [SequenceJournal(1)])
+    journal.add(request)
+    journal.check_integrity()
+    request.sequences[0].is_closed = True
+    with pytest.raises(IntegrityError, match=request.rid):
+        journal.check_integrity()

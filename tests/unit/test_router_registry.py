@@ -1,0 +1,165 @@
+"""Nodes that come, go, fall silent and fail; which one is picked; when one is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from router_rig import FINGERPRINT, RouterRig, hello, load
+
+from router.breaker import MAX_OPEN_S, Breaker
+from router.placement import Placer
+from router.policy.interface import Policy
+from router.policy.least_load import LeastLoad
+from router.policy.round_robin import RoundRobin
+from router.registry import Registry, differing_field
+from shared.core.errors import NoNodes
+from shared.wire.messages import Fingerprint, Heartbeat
+
+
+@pytest.mark.parametrize("name", [name for name in Fingerprint.__struct_fields__ if name != "build"])
+def test_each_field_of_the_fingerprint_keeps_nodes_apart(name: str) -> None:
+    value = getattr(FINGERPRINT, name)
+    other = msgspec.structs.replace(FINGERPRINT, **{name: value + 1 if isinstance(value, int) else value + "x"})
+    assert differing_field(FINGERPRINT, other) == name
+
+
+def test_builds_may_differ() -> None:
+    assert differing_field(FINGERPRINT, msgspec.structs.replace(FINGERPRINT, build="newer")) is None
+
+
+def test_only_the_newest_epoch_counts() -> None:
+    registry = Registry(5.0)
+    first, _ = registry.hello("d@2", hello("decode", "d", 2), 0.0)
+    assert registry.hello("d@1", hello("decode", "d", 1), 0.0) == (None, None)
+    second, replaced = registry.hello("d@3", hello("decode", "d", 3), 0.0)
+    assert replaced is first and registry.find("d", 3) is second and registry.find("d", 2) is None
+    beat = Heartbeat("d", 2, load(), False)
+    assert registry.heartbeat(beat, 1.0) is None
+    assert registry.hello("x@1", hello("cook", "x"), 0.0) == (None, None)
+
+
+def test_the_same_epoch_again_keeps_its_counts() -> None:
+    registry = Registry(5.0)
+    node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
+    assert node is not None
+    node.open_sequences = 3
+    again, replaced = registry.hello("d@1", hello("decode", "d"), 1.0)
+    assert again is node and replaced is None and node.open_sequences == 3
+
+
+def test_silence_is_told_once_and_speech_ends_it() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    assert rig.registry.newly_silent(5.0) == []
+    assert rig.registry.newly_silent(5.1) == [node] and rig.registry.newly_silent(6.0) == []
+    assert not rig.registry.usable(6.0) and rig.registry.max_context() is None
+    rig.registry.heartbeat(Heartbeat("d", 1, load(), False), 7.0)
+    assert rig.registry.usable(7.0) == [node] and rig.registry.newly_silent(8.0) == []
+
+
+def test_a_draining_node_gets_nothing_new() -> None:
+    rig = RouterRig()
+    rig.join("decode", "d")
+    rig.registry.heartbeat(Heartbeat("d", 1, load(), True), 0.0)
+    rig.registry.heartbeat(Heartbeat("d", 1, load(), False), 0.1)
+    with pytest.raises(NoNodes):
+        rig.open()
+
+
+def test_the_context_is_what_all_nodes_hold() -> None:
+    registry = Registry(5.0)
+    assert registry.max_context() is None
+    registry.hello("a@1", hello("decode", "a", context=200), 0.0)
+    registry.hello("b@1", hello("prefill", "b", context=100), 0.0)
+    assert registry.max_context() == 100
+
+
+def test_round_robin_takes_turns_per_role() -> None:
+    rig = RouterRig()
+    nodes = [rig.join("decode", name) for name in "abc"]
+    prefills = [rig.join("prefill", name) for name in "xy"]
+    policy = RoundRobin()
+    assert [policy.pick(nodes).node_id for _ in range(4)] == ["a", "b", "c", "a"]
+    assert [policy.pick(prefills).node_id for _ in range(3)] == ["x", "y", "x"]
+    assert policy.pick([nodes[0], nodes[2]]).node_id == "c"  # b is gone; the turn goes on behind a
+
+
+def test_least_load_looks_at_reports_and_own_requests() -> None:
+    rig = RouterRig()
+    first, second = rig.join("decode", "a"), rig.join("decode", "b")
+    policy = LeastLoad()
+    first.load = load(free=4, running=4)
+    assert policy.pick([first, second]) is second
+    second.open_sequences = 5  # sent, but not in a report yet
+    assert policy.pick([first, second]) is first
+    x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
+    x.open_prompt_tokens = 100
+    assert policy.pick([x, y]) is y
+    y.load = msgspec.structs.replace(load(), waiting_tokens=200)
+    assert policy.pick([x, y]) is x
+
+
+@pytest.mark.parametrize("policy", [LeastLoad(), RoundRobin()])
+def test_equal_nodes_share_the_work(policy: Policy) -> None:
+    rig = RouterRig()
+    nodes = [rig.join("decode", name) for name in "abc"]
+    for _ in range(9):
+        policy.pick(nodes).dispatched += 1
+    assert [node.dispatched for node in nodes] == [3, 3, 3]
+
+
+def test_a_breaker_opens_after_faults_in_a_row() -> None:
+    breaker = Breaker(max_faults=3, open_s=2.0)
+    for _ in range(2):
+        breaker.failed(0.0)
+    breaker.succeeded()
+    for _ in range(2):
+        breaker.failed(0.0)
+    assert breaker.allows(0.0)
+    breaker.failed(0.0)
+    assert not breaker.allows(1.9)
+
+
+def test_half_open_lets_one_probe_through() -> None:
+    breaker = Breaker(max_faults=1, open_s=2.0)
+    breaker.failed(0.0)
+    assert breaker.allows(2.0)
+    breaker.sent()
+    assert not breaker.allows(2.0)
+    breaker.abandoned()
+    assert breaker.allows(2.0)
+    breaker.sent()
+    breaker.failed(3.0)
+    assert not breaker.allows(6.9) and breaker.allows(7.0)  # twice as long
+    breaker.sent()
+    breaker.succeeded()
+    assert breaker.allows(7.0) and breaker.allows(7.0)
+
+
+def test_a_breaker_never_stays_open_for_good() -> None:
+    breaker = Breaker(max_faults=1)
+    for turn in range(20):
+        breaker.failed(turn * 100.0)
+    assert breaker.allows(1900.0 + MAX_OPEN_S)
+
+
+def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:
+    rig = RouterRig()
+    bad, good = rig.join("decode", "bad"), rig.join("decode", "good")
+    for _ in range(3):
+        bad.breaker.failed(0.0)
+    good.open_sequences = 50
+    placer = Placer(rig.registry, LeastLoad(), 0)
+    assert placer.place(5, 0.0).decode is good
+    good.is_draining = True
+    assert placer.place(5, 0.0).decode is bad
+
+
+def test_abandoned_requests_say_nothing_about_a_node() -> None:
+    rig = RouterRig()
+    node = rig.join("decode", "d")
+    for _ in range(10):
+        rig.dispatcher.cancel([rig.open()[0].key.rid])
+    assert node.breaker == replace(Breaker())
