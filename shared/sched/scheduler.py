@@ -212,8 +212,11 @@ class Scheduler:
             if self.kv.num_available + self.budget.num_held >= missing:
                 return False  # rule d: skip this step
             victim = pick_victim(self._holders())
-            if victim is None:
+            if victim is None and self._pins_handoffs():
                 return False
+            # Alone and still short: its lock pins pages that the cache had under the same keys as its own (two equal
+            # prompts were computed side by side). Beginning again it takes those, and then it fits: `submit` saw to it.
+            victim = victim or req
             self.retract(victim)
             if victim is req:
                 return False
@@ -225,6 +228,9 @@ class Scheduler:
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
         yield from self.granted.values()
+
+    def _pins_handoffs(self) -> bool:
+        return bool(self.handed_off) or any(chunk.request.handoff_to is not None for chunk in self.prefilling)
 
     def retract(self, req: Request) -> None:
         """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
