@@ -65,13 +65,12 @@ def _forward_row(
     kv: npt.NDArray[np.uint64],
     states: npt.NDArray[np.uint64],
 ) -> None:
-    """One row's tokens; kv is (num_pages, 2, page_size). Writes its own slots first, then reads 0..p again."""
+    """One row's tokens, positions ascending; kv is (num_pages, 2, page_size). Each token writes its slot, then reads
+    0..p again."""
     page_size = kv.shape[2]
     lower, upper, reached = _u64(0), _u64(0), -1  # the sums over 0..reached
     for t in range(ids.shape[0]):
         position = positions[t]
-        if position <= reached:
-            lower, upper, reached = _u64(0), _u64(0), -1
         for j in range(reached + 1, position):
             page, slot, weight = pages[j // page_size], j % page_size, odd_weight(j)
             lower += kv[page, 0, slot] * weight
