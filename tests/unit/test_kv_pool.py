@@ -168,6 +168,13 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
 
 
 @linux_only
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_file_of_another_size_is_named_before_it_is_mapped(shared_pool: KVPool, more: int) -> None:
+    with pytest.raises(HandoffFailed, match="bytes instead of"):
+        open_peer(shared_pool, num_pages=NUM_PAGES + more)
+
+
+@linux_only
 def test_the_same_size_with_another_layout_is_refused(shared_pool: KVPool) -> None:
     half = {"num_pages": NUM_PAGES * 2, "page_bytes": shared_pool.page_bytes // 2}
     with pytest.raises(HandoffFailed, match="another pool"):

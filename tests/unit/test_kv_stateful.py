@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -205,5 +205,10 @@ class KVLives(RuleBasedStateMachine):
 
 TestKVLives = KVLives.TestCase
 TestKVLives.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, derandomize=True, database=None
+    max_examples=200,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate, Phase.shrink),  # "explain" traces every line: minutes, on a failure
 )
