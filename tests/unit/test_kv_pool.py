@@ -197,6 +197,13 @@ def test_a_file_that_could_be_truncated_or_is_no_file_is_refused(shared_pool: KV
 
 
 @linux_only
+def test_a_file_of_another_user_is_refused(shared_pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(HandoffFailed, match="belongs to uid"):
+        open_peer(shared_pool)
+
+
+@linux_only
 def test_page_numbers_of_a_peer_are_checked(shared_pool: KVPool) -> None:
     peer = open_peer(shared_pool)
     for page in (-1, 0, NUM_PAGES):
