@@ -153,6 +153,14 @@ def test_the_other_transports_ready_is_refused(ends: Ends) -> None:
         ends.receiver.pull(other.ready(KEY, 1, 0), other.frames, [1])
 
 
+def test_a_split_set_arrives_like_a_whole_one(ends: Ends) -> None:
+    parts = ends.sender.describe([3, 4, 5, 6, 7]).split(2)
+    assert [part.pages for part in parts] == [[3, 4], [5, 6], [7]]
+    for part, dst in zip(parts, ([1, 2], [3, 4], [5]), strict=True):
+        ends.pull(part, dst)
+    assert torch.equal(ends.dst.pages_bytes[1:6], ends.src.pages_bytes[3:8])
+
+
 # shm only
 
 
