@@ -54,7 +54,9 @@ class RouterRig:
         assert node is not None
         return node
 
-    def open(self, prompt: Sequence[int] = (1, 2, 3), n: int = 1, max_tokens: int = 5, rounds: int = 1) -> list[Generate]:
+    def open(
+        self, prompt: Sequence[int] = (1, 2, 3), n: int = 1, max_tokens: int = 5, rounds: int = 1
+    ) -> list[Generate]:
         """The Generates of `rounds` new requests."""
         new = NewRequest(list(prompt), n, SamplingParams(max_tokens=max_tokens), seed=7)
         _, effects = self.dispatcher.open([new] * rounds, self.now)
