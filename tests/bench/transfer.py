@@ -3,8 +3,9 @@
     python -m tests.bench.transfer [--json FILE] [--rounds N] [--mib 1,8,64]
 
 Each figure is the median over rounds in which all ways take turns; ratios are medians of the rounds' own ratios, so
-that a busy machine slows both sides; "best rounds" is what the machine can do when nothing else runs. A transfer is timed from the request until the receiver has copied AND checked
-every page; the sender's digests (`describe`, done while later chunks compute) have a row of their own.
+that a busy machine slows both sides; "best rounds" is what the machine can do when nothing else runs. A transfer is
+timed from the request until the receiver has copied AND checked every page; the sender's digests (`describe`, done
+while later chunks compute) have a row of their own.
 """
 
 from __future__ import annotations
