@@ -70,9 +70,6 @@ class SchedConfig:
     mixed_chunk_size: int = option(
         64, "most prompt tokens that join a step of running requests (bounds their delay)", low=1, high=65536
     )
-    local_prefill_threshold: int = option(
-        32, "decode node: prompts up to this many uncached tokens are prefilled here", low=0
-    )
     max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
     device: str = option(
         "auto",
