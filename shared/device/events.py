@@ -49,13 +49,14 @@ class EventDriver(Protocol):
 class Event:
     """Made armed. `fired`: fire() was called; `query()`: all work before the fire is complete (a device lags)."""
 
-    __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "error", "fired", "name")
+    __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
 
     def __init__(self, name: str = "event") -> None:
         self.name = name
         self.fired = False
         self.error: BaseException | None = None
-        self._complete = threading.Event()
+        self._complete = False
+        self._waiter: threading.Event | None = None  # made by the first who blocks: most events are only asked
         self._lock = threading.Lock()
         self._callbacks: list[Callable[[Event], None]] = []
         self._driver: EventDriver | None = None
@@ -82,23 +83,25 @@ class Event:
     def complete(self) -> None:
         """For drivers: what was before the fire is done. Runs the callbacks on this thread."""
         with self._lock:
-            self._complete.set()
+            self._complete = True
             callbacks, self._callbacks = self._callbacks, []
+            if self._waiter is not None:
+                self._waiter.set()
         for fn in callbacks:
             self._call(fn)
 
     def query(self) -> bool:
-        if self._driver is not None and not self._complete.is_set():
+        if self._driver is not None and not self._complete:
             self._driver.poll(self)
-        return self._complete.is_set()
+        return self._complete
 
     def peek(self) -> bool:
         """Like query(), but never lets a simulated world move."""
-        return self._complete.is_set()
+        return self._complete
 
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Block the calling thread until complete. Does not raise the event's error: an event only orders."""
-        if self._complete.is_set():
+        if self._complete:
             return
         if self._driver is not None:
             self._driver.block(self, timeout_s)
@@ -107,13 +110,17 @@ class Event:
 
     def wait_flag(self, timeout_s: float | None) -> None:
         """The plain thread-safe wait, for drivers too."""
-        if not self._complete.wait(timeout_s):
+        with self._lock:
+            if self._complete:
+                return
+            waiter = self._waiter = self._waiter or threading.Event()
+        if not waiter.wait(timeout_s):
             raise TimeoutError(f"event {self.name} did not fire within {timeout_s} s")
 
     def add_callback(self, fn: Callable[[Event], None]) -> None:
         """Run fn once complete, on the completing thread; at once if it already is. fn must be short."""
         with self._lock:
-            if not self._complete.is_set():
+            if not self._complete:
                 self._callbacks.append(fn)
                 return
         self._call(fn)
@@ -125,7 +132,7 @@ class Event:
             logger.exception("callback of event %s failed", self.name)
 
     def __repr__(self) -> str:
-        state = "armed" if not self.fired else f"fired{'' if self._complete.is_set() else ', pending'}"
+        state = "armed" if not self.fired else f"fired{'' if self._complete else ', pending'}"
         return f"Event({self.name}, {state}{f', {self.error!r}' if self.error else ''})"
 
 
