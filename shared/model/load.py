@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import psutil
@@ -10,13 +11,16 @@ import torch
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
-from shared.kernel.blocks import TorchBlocks
+from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
-from shared.model.interface import Model, ModelSpec
+from shared.model.interface import Model, ModelInputs, ModelSpec
 from shared.model.llama import LlamaModel
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, load_weights, weights_bytes
 
+WARM_PAGE = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -76,16 +80,51 @@ def build_model(
         weights_hash=source.content_hash(),
         eos_ids=config.eos_ids,
     )
+    attention, blocks = _pick_kernels(config, DTYPES[dtype], device, weights.rope, threads, kernels)
+    model = LlamaModel(config, spec, weights, attention, blocks)
+    if device.type == "cpu":
+        warm_up(model)
+    return model
+
+
+def _pick_kernels(
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    threads: int,
+    kernels: str,
+) -> tuple[AttentionBackend, BlockKernels]:
+    """numba's on a CPU; torch's elsewhere, or where numba can't be imported."""
     shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
-    if kernels == "torch" or device.type != "cpu":
-        attention: AttentionBackend = TorchAttention(shape, weights.rope)
-        blocks = TorchBlocks(config.rms_eps, DTYPES[dtype])
-    else:
-        from shared.kernel.attention_numba import NumbaAttention
-        from shared.kernel.blocks_numba import NumbaBlocks
-        attention = NumbaAttention(shape, DTYPES[dtype], weights.rope, threads)
-        blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, DTYPES[dtype], threads)
-    return LlamaModel(config, spec, weights, attention, blocks)
+    if device.type == "cpu" and kernels != "torch":
+        try:
+            from shared.kernel.attention_numba import NumbaAttention
+            from shared.kernel.blocks_numba import NumbaBlocks
+        except ImportError as error:
+            logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
+        else:
+            blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, threads)
+            return NumbaAttention(shape, dtype, rope, threads), blocks
+    return TorchAttention(shape, rope), TorchBlocks(config.rms_eps, dtype)
+
+
+def warm_up(model: LlamaModel) -> None:
+    """Two tiny steps, so that no request waits for a kernel to be compiled or read from disk."""
+    pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
+    with torch.inference_mode():
+        for count in (1, WARM_PAGE):
+            inputs = ModelInputs(
+                input_ids=torch.zeros(count, dtype=torch.int64),
+                positions=torch.arange(count),
+                cu_q_lens=torch.tensor([0, count], dtype=torch.int32),
+                page_table=torch.ones(1, 1, dtype=torch.int32),
+                logits_idx=torch.arange(count),
+                max_q_len=count,
+                max_seq_len=count,
+            )
+            model.forward(inputs, pool)
+    pool.close()
 
 
 def _context(source: TensorSource, asked: int) -> int:
