@@ -175,7 +175,7 @@ class Node:
         elif isinstance(inbound, PeerUp):
             self._say_hello(inbound.peer)
         else:
-            self._router_over(self.ctx.routers.closed(inbound.peer))
+            self._router_closed(inbound.peer)
 
     def _receive_message(self, received: Received, now: float) -> None:
         message, from_router = received.message, received.peer in self.ctx.routers.peers
@@ -224,6 +224,14 @@ class Node:
         for key in keys:
             if (key.router_id, key.router_epoch) == (life.router_id, life.epoch):
                 self._abort_one(key)
+
+    def _router_closed(self, peer: str) -> None:
+        life = self.ctx.routers.closed(peer)
+        if life is None:
+            return  # it was not up yet; the link keeps trying
+        self._router_over(life)
+        self.ctx.outbox.hang_up(peer)  # with what is queued for the router that is gone
+        self.ctx.outbox.dial(peer, peer)
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life = key_of(generate.key), self.ctx.routers.life(peer)

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 from pair import FakeRouter
 from rig import Job
 
 from shared.wire.codec import to_wire
 from shared.wire.link import open_router
-from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Welcome
+from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Tokens, Welcome
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.sockets import LinkOptions
 
@@ -51,7 +52,15 @@ class RouterStub:
                 self.peers[inbound.message.node_id] = inbound.peer
                 self.socket.send(inbound.peer, Welcome(ROUTER_ID, self.epoch))
             elif isinstance(inbound, Received):
-                self.book.take(inbound.peer, inbound.message)
+                self.book.take(inbound.peer, self._of_this_life(inbound.message))
+
+    def _of_this_life(self, message: Message) -> Message:
+        """A router knows no requests of its former life: tokens that were under way are nobody's."""
+        if not isinstance(message, Tokens):
+            return message
+        runs = [run for run in message.runs if run.key.router_epoch == self.epoch]
+        ends = [end for end in message.ends if end.key.router_epoch == self.epoch]
+        return msgspec.structs.replace(message, runs=runs, ends=ends)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

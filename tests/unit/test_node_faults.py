@@ -14,7 +14,7 @@ from pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_n
 from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Outgoing
+from shared.handoff.mail import Dial, HangUp, Outgoing
 from shared.handoff.node import Node
 from shared.wire.messages import (
     Abort,
@@ -505,6 +505,13 @@ def test_a_closed_link_to_the_router_frees_everything() -> None:
         net.inboxes[name_of(node)].append(PeerClosed(ROUTER))
     net.run()
     assert_clean(p, d)
+
+
+def test_what_is_queued_for_a_closed_router_is_not_sent_to_the_next() -> None:
+    p, _ = pair()
+    assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
+    p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))], 0.0)
+    assert p.tick([PeerClosed(ROUTER)], 0.0) == [HangUp(ROUTER), Dial(ROUTER, ROUTER)]
 
 
 def test_an_offer_waits_for_its_router_to_say_welcome_here() -> None:
