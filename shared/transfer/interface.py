@@ -52,7 +52,7 @@ class PageSet:
 
     def split(self, num_pages: int) -> list[PageSet]:
         """The same in sets of at most num_pages, in order. One Ready each lets the receiver of frames copy the
-        first pages while the next are on the wire: with zmq, few pages (about 1 MiB) per message are the fastest."""
+        first pages while the next are on the wire: with zmq, pages of 1 to 2 MiB per message are the fastest."""
         cuts = [slice(i, i + num_pages) for i in range(0, len(self.pages), num_pages)]
         return [
             PageSet(self.pages[cut], self.generations[cut], self.digests[cut], self.pool, self.frames[cut])

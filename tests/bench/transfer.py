@@ -38,7 +38,7 @@ from shared.wire.peers import Received
 
 MIB = 1 << 20
 PAGE_BYTES = 368_640  # SmolLM2-135M: 30 layers x (k, v) x 3 heads x 16 slots x 64 x bfloat16
-PAGES_PER_MESSAGE = 2  # the receiver copies one message while the next comes in
+PAGES_PER_MESSAGE = 4  # the receiver copies one message while the next comes in
 KEY = to_wire(RequestKey("bench", 1, "rid", 0, 0))
 NEEDED = {"shm": 0.5, "zmq tcp": 0.6, "zmq ipc": 0.6}  # of its baseline, from 8 MiB on
 BASELINE = {"shm": "memcpy", "zmq tcp": "raw tcp", "zmq ipc": "raw unix"}
