@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects
@@ -17,11 +18,21 @@ from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.link import RouterLink
-from shared.wire.messages import Goodbye, Heartbeat, Hello, Tokens, Welcome
+from shared.wire.messages import Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received
 
 TICK_S = 0.25
+
+
+class Link(Protocol):
+    """What the gateway needs of `shared.wire.link.RouterLink`; a simulated network has it too."""
+
+    @property
+    def endpoint(self) -> str: ...
+
+    async def receive(self) -> Sequence[Inbound]: ...
+
+    def send(self, peer: str, message: Message) -> bool: ...
 
 
 class Gateway:
@@ -32,9 +43,10 @@ class Gateway:
         identity: tuple[str, int],
         registry: Registry,
         dispatcher: Dispatcher,
-        link: RouterLink,
+        link: Link,
         metrics: ClusterMetrics,
         log: Logger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
         self._registry = registry
@@ -42,6 +54,7 @@ class Gateway:
         self._link = link
         self._metrics = metrics
         self._log = log
+        self._clock = clock
         self._log_once = LogOnce(log)
         self._mailboxes: dict[str, Mailbox] = {}
         self.is_stopping = False
@@ -50,7 +63,7 @@ class Gateway:
         """Raises Overloaded or NoNodes. The caller owes a `cancel` unless it has seen the end of everything."""
         if self.is_stopping:
             raise NoNodes("this server is shutting down")
-        rids, effects = self._dispatcher.open(requests, time.monotonic())
+        rids, effects = self._dispatcher.open(requests, self._clock())
         mailbox = Mailbox()
         mailbox.rids = rids
         self._mailboxes.update(dict.fromkeys(rids, mailbox))
@@ -86,18 +99,23 @@ class Gateway:
     async def _receive(self) -> None:
         while True:
             for inbound in await self._link.receive():
-                self._handle(inbound)
+                self.handle(inbound)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            for node in self._registry.newly_silent(now):
-                self._lose(node, "it has fallen silent", now)
-            self._apply(self._dispatcher.tick(now))
+            self.tick()
 
-    def _handle(self, inbound: Inbound) -> None:
-        now = time.monotonic()
+    def tick(self) -> None:
+        """Silent nodes and deadlines. Called every TICK_S."""
+        now = self._clock()
+        for node in self._registry.newly_silent(now):
+            self._lose(node, "it has fallen silent", now)
+        self._apply(self._dispatcher.tick(now))
+
+    def handle(self, inbound: Inbound) -> None:
+        """What one node sent, or that its connection is gone."""
+        now = self._clock()
         if isinstance(inbound, Received):
             message = inbound.message
             if isinstance(message, Tokens):
@@ -150,7 +168,7 @@ class Gateway:
             self._log_once.warning((alarm.kind, alarm.subject), alarm.kind, node=alarm.subject)
         for peer, message in effects.sends:
             if not self._link.send(peer, message):
-                self._apply(self._dispatcher.send_refused(peer, message, time.monotonic()))
+                self._apply(self._dispatcher.send_refused(peer, message, self._clock()))
 
 
 def report_of(node: Node, beat: Heartbeat) -> NodeReport:

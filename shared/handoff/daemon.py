@@ -1,6 +1,6 @@
 """The shell around a node: one poll over sockets and step completions, signals, the clock. No decisions about requests.
 
-    poll (sleeps while nothing happens)  ->  tick  ->  carry out its actions
+poll (sleeps while nothing happens)  ->  tick  ->  carry out its actions
 """
 
 from __future__ import annotations
@@ -9,23 +9,44 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Protocol
 
 from shared.core.errors import ConfigError
 from shared.handoff.mail import Dial, HangUp, Outgoing
 from shared.handoff.node import Node
 from shared.observe.log import Logger
-from shared.wire.link import NodeLinks
+from shared.wire.codec import Buffer
+from shared.wire.messages import Message
 from shared.wire.peers import Inbound, PeerClosed
 
 LAST_WORDS_S = 0.1  # sockets are closed without lingering: what was said last needs a moment to leave
 SHORTEST_WAIT_S = 0.001
 
 
+class Alarm(Protocol):
+    def set(self) -> None: ...
+
+
+class Links(Protocol):
+    """What the daemon needs of `shared.wire.link.NodeLinks`; a simulated network has it too."""
+
+    @property
+    def wakeup(self) -> Alarm: ...
+
+    def dial(self, peer: str, endpoint: str) -> None: ...
+
+    def hang_up(self, peer: str) -> None: ...
+
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool: ...
+
+    def poll(self, timeout_s: float) -> Sequence[Inbound]: ...
+
+
 class Daemon:
     """Runs on the main thread until a signal; then drains for at most drain_s. A second signal ends it at once."""
 
     def __init__(
-        self, node: Node, links: NodeLinks, log: Logger, drain_s: float, clock: Callable[[], float] = time.monotonic
+        self, node: Node, links: Links, log: Logger, drain_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._node = node
         self._links = links
@@ -39,18 +60,23 @@ class Daemon:
     def run(self) -> int:
         previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._dial_routers()
-            while not self._finished():
-                inbox = self._wait()
-                self._note_signals()
-                self._carry_out(self._node.tick(inbox, self._clock()))
-            self._say_goodbye()
+            self.dial_routers()
+            while not self.finished:
+                self.round()
+            self.say_goodbye()
+            time.sleep(LAST_WORDS_S)
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return 0
 
-    def _dial_routers(self) -> None:
+    def round(self) -> None:
+        """One poll and what follows from it."""
+        inbox = self._wait()
+        self._note_signals()
+        self._carry_out(self._node.tick(inbox, self._clock()))
+
+    def dial_routers(self) -> None:
         for endpoint in self._node.ctx.routers.peers:
             self._links.dial(endpoint, endpoint)
 
@@ -86,6 +112,10 @@ class Daemon:
     # ---- the end
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Drain; a second call: at once."""
         self._signals += 1
         self._links.wakeup.set()
 
@@ -97,15 +127,15 @@ class Daemon:
         self._node.next_heartbeat = 0.0
         self._log.info("draining", requests=len(self._node.ctx.core.scheduler.requests), at_most_s=self._drain_s)
 
-    def _finished(self) -> bool:
+    @property
+    def finished(self) -> bool:
         if self._drain_until == float("inf"):
             return False
         return self._node.idle or self._signals > 1 or self._clock() >= self._drain_until
 
-    def _say_goodbye(self) -> None:
+    def say_goodbye(self) -> None:
         if not self._node.idle:
             self._node.fail_all(f"{self._node.ctx.facts.node_id} was shut down")
             self._carry_out(self._node.tick((), self._clock()))
         self._carry_out(self._node.goodbye())
         self._links.poll(0.0)
-        time.sleep(LAST_WORDS_S)
