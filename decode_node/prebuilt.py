@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from decode_node.handoff_in import HandoffIn
 from shared.handoff.context import NodeContext
 from shared.handoff.convert import hidden_of_bytes, logprobs_of_wire
-from shared.sched.scheduler import Arrival
+from shared.sched.prebuilt import Arrival
 from shared.wire.codec import to_wire
 from shared.wire.messages import Installed
 

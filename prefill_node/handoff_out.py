@@ -14,8 +14,8 @@ from shared.transfer.interface import PageSender
 class HandoffOut:
     """Pages in the request's own order; those before `next_page` are cached at the peer, or described already.
 
-        | cached there | described, Ready sent | final, not described yet | being computed |
-                                               ^ next_page
+    | cached there | described, Ready sent | final, not described yet | being computed |
+                                           ^ next_page
     """
 
     request: Request

@@ -4,6 +4,7 @@ record goes out; the pages stay pinned until the peer has answered or is gone.""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from prefill_node.handoff_out import HandoffOut
 from shared.core.errors import HandoffFailed
@@ -64,7 +65,7 @@ class Inflight:
             pages = kv.rows.pages_of(handoff.request.row)[first:last].copy()
             handoff.next_page = last
             handoff.num_describing += 1
-            self._jobs.launch((handoff, first), lambda pages=pages: sender.describe(pages), f"describe({first})")
+            self._jobs.launch((handoff, first), partial(sender.describe, pages), f"describe({first})")
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
         """Announce what was described; gives the hand-offs that failed or stalled."""

@@ -11,8 +11,8 @@ from shared.kv.manager import page_count
 class PageRanges:
     """Pages [first, end) are expected, in any order, each once.
 
-        | cached here, not sent | first ........ end |
-        `claimed`: a pull was launched for it;  `arrived`: that pull is over.
+    | cached here, not sent | first ........ end |
+    `claimed`: a pull was launched for it;  `arrived`: that pull is over.
     """
 
     def __init__(self, num_tokens: int, cached_tokens: int, page_size: int) -> None:

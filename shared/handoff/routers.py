@@ -50,6 +50,4 @@ class Routers:
 
     def is_over(self, key: RequestKey) -> bool:
         """A newer life of the key's router is known."""
-        return any(
-            life.router_id == key.router_id and life.epoch > key.router_epoch for life in self._lives.values()
-        )
+        return any(life.router_id == key.router_id and life.epoch > key.router_epoch for life in self._lives.values())

@@ -1,4 +1,4 @@
-"""Real node processes that are killed, frozen, stopped, or spoken to in nonsense. Others go on; nothing stays behind."""
+"""Real node processes killed, frozen, stopped, or spoken to in nonsense. Others go on; nothing stays behind."""
 
 from __future__ import annotations
 

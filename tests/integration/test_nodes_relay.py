@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pair import expected, sibling
+from pair import expected
 from procs import NodeProcess, RouterStub
 from rig import draw_jobs
-
-from shared.core.sampling_params import SamplingParams
 
 
 @pytest.fixture
