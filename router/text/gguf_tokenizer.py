@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from router.text.chat_template import JinjaTemplate
 from router.text.fast_tokenizer import FastTokenizer
+from router.text.gguf_metadata import read_pairs
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.vocab_bytes import byte_level_decoder
@@ -28,12 +28,7 @@ LLAMA3_SPLIT = rf"{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """All key-value pairs that a text model needs, as Python values."""
-    try:
-        fields = gguf.GGUFReader(path).fields
-    except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"{path} can't be read as a GGUF file: {error}") from error
-    wanted = [name for name in fields if name.startswith("tokenizer.") or name.endswith("context_length")]
-    return {name: fields[name].contents() for name in wanted}
+    return read_pairs(path, lambda name: name.startswith("tokenizer.") or name.endswith(".context_length"))
 
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from router.text import gguf_tokenizer
 from router.text.folder_tokenizer import load_folder
+from router.text.gguf_metadata import read_pairs
 from router.text.interface import TextModel, decode_ids
 from router.text.load import load_text_model
 from router.text.vocab_bytes import byte_level_alphabet
@@ -168,11 +170,36 @@ def test_unknown_tokenizers_are_named(change: dict[str, str]) -> None:
         gguf_tokenizer.build_tokenizer(as_metadata(byte_level(None), "gpt-2") | change)
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_metadata_are_what_the_gguf_package_reads(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    path.write_bytes(b"GGUF" + b"\xff" * 64)
-    with pytest.raises(ConfigError, match=r"x\.gguf"):
-        load_text_model(str(path))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint8("a.u8", 200)
+    writer.add_int64("a.i64", -(1 << 40))
+    writer.add_float64("a.f64", 1.5)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "déjà 🦜")
+    writer.add_array("a.strings", ["x", "", "ß"])
+    writer.add_array("a.ints", [1, -2, 3])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    fields = gguf.GGUFReader(path).fields
+    found = read_pairs(path, lambda name: name.startswith("a."))
+    assert len(found) == 7 and found == {name: fields[name].contents() for name in found}
+
+
+def test_a_gguf_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    """Never a crash, and never a vocabulary that ends in the middle."""
+    whole = bundled_gguf().read_bytes()[:400]
+    path = tmp_path / "x.gguf"
+    for size in [*range(1, 64), *range(64, 400, 37)]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"x\.gguf"):
+            gguf_tokenizer.read_metadata(path)
+    for head in (b"GGUF" + b"\xff" * 64, b"GGUF\x03\0\0\0" + b"\0" * 8 + b"\1" + b"\0" * 7 + b"\xff" * 40, b""):
+        path.write_bytes(head)
+        with pytest.raises(ConfigError, match=r"x\.gguf"):
+            gguf_tokenizer.read_metadata(path)
 
 
 def write_folder(folder: Path, inner: Any, *, own: dict[str, Any], config: dict[str, Any]) -> Path:
