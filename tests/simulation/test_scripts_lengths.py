@@ -1,0 +1,141 @@
+"""Scripted schedules: who may read a length when, and who may change it (S6, S7, S8)."""
+
+from __future__ import annotations
+
+import torch
+from rig import assert_streams, assert_whole
+from script import COPY, FORWARD, SCHEDULE, Script, job
+
+from shared.model.hashdraft import expected_accept_len
+
+
+def test_host_lengths_are_those_that_the_newest_step_published() -> None:
+    """Planning step 3 needs exact lengths while step 2 has not even begun: the host waits for step 2's publish_ready,
+    armed at its launch, and for nothing behind it."""
+    script = Script(width=4, needs_cpu_seq_lens=True)
+    one = job(1, 12, 40)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    newest, extended = script.core.engine.leases[-1], []
+    drafter = script.core.engine.worker.drafter
+    assert drafter is not None
+    extend = drafter.extend
+    drafter.extend = lambda *args: (extended.append(newest.step), extend(*args))  # type: ignore[method-assign]
+    committed = int(script.in_flight().seq_lens[0])
+    accepted = expected_accept_len(committed, 4, 70)
+    script.step()
+    plan = script.plans[-1]
+    assert plan.step == newest.step + 1, "the next step was planned while the newest was in flight"
+    assert plan.seq_lens_cpu is not None and plan.seq_lens_cpu.tolist() == [committed + accepted]
+    assert plan.seq_lens.tolist() == [committed + accepted], "both mirrors"
+    assert extended == [] and not newest.done.peek(), "the host did not wait for draft-extend"
+    drafter.extend = extend  # type: ignore[method-assign]
+    assert_streams([one], script.finish())
+
+
+def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_steps() -> None:
+    """The newest lease may be an admission: waiting for its publish is enough, for the forward stream is in order."""
+    script = Script(width=4, needs_cpu_seq_lens=True)
+    (req,) = script.submit(job(1, 12, 40))
+    script.run_until_running(req)
+    committed = int(script.in_flight().seq_lens[0])
+    arrived = job(2, 8, 40).request()
+    assert script.core.scheduler.grant(arrived) == 0
+    from shared.sched.scheduler import Arrival
+
+    hidden = torch.zeros(1, dtype=torch.int64)
+    script.core.loop.admit([Arrival(arrived, 5, 8, (), hidden)])
+    script.step()
+    assert script.plans[-1].seq_lens_cpu is not None
+    lengths = dict(zip(script.plans[-1].req_pool_indices.tolist(), script.plans[-1].seq_lens_cpu.tolist(), strict=True))
+    assert lengths == {req.row: committed + expected_accept_len(committed, 4, 70), arrived.row: 8}
+
+
+def test_a_plan_in_flight_keeps_its_lengths() -> None:
+    """S7: planning the next step moves the batch's lengths by a new tensor. The schedule stream runs far ahead of the
+    forward that still has to read the old one."""
+    script = Script()
+    jobs = [job(1, 12, 20), job(2, 17, 20)]
+    requests = script.submit(*jobs)
+    script.run_until_running(*requests)
+    plan = script.in_flight()
+    assert plan.num_prefill == 0 and plan.seq_lens is script.core.scheduler.running.seq_lens.device
+    script.world.run_stream(SCHEDULE)
+    before = plan.seq_lens.tolist()
+    script.step()
+    assert script.plans[-1].step == plan.step + 1
+    script.world.run_stream(SCHEDULE)
+    assert plan.seq_lens.tolist() == before
+    assert script.plans[-1].seq_lens.tolist() == [length + 1 for length in before]
+    assert_streams(jobs, script.finish())
+    assert_whole(script.core)
+
+
+def test_the_forward_stream_waits_for_the_lengths() -> None:
+    script = Script()
+    one = job(1, 12, 9)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.world.run_stream(SCHEDULE)
+    script.world.run_until_idle()
+    script.step()
+    assert script.world.stream(FORWARD).head() is None, "its lengths are not made yet"
+    script.world.run_stream(SCHEDULE)
+    assert script.world.stream(FORWARD).head() is not None
+    assert_streams([one], script.finish())
+
+
+def test_the_copy_stream_waits_for_the_sampling() -> None:
+    script = Script()
+    one = job(1, 12, 9)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.world.run_stream(SCHEDULE)
+    lease = script.core.engine.leases[-1]
+    assert lease.sampled is not None
+    while not lease.sampled.done.peek():
+        assert script.world.stream(COPY).head() is None
+        script.world.run(FORWARD)
+    assert script.world.stream(COPY).head() is not None
+    assert_streams([one], script.finish())
+
+
+def test_a_mixed_step_takes_the_lengths_of_its_tail_from_the_relay() -> None:
+    """Regression (e): the chunk is planned while a verify whose accept is more than one is in flight. The host has
+    bounds only, and the lower one is wrong by then."""
+    script = Script(width=4, chunk_size=8)
+    decoding, prompt = job(1, 12, 40), job(2, 30, 9)
+    (req,) = script.submit(decoding)
+    script.run_until_running(req)
+    while expected_accept_len(int(script.in_flight().seq_lens[0]), 4, 70) < 2:
+        script.world.run_until_idle()
+        script.step()
+    script.submit(prompt)
+    script.step()
+    mixed = script.plans[-1]
+    assert mixed.num_prefill == 1 and mixed.batch_size == 2 and mixed.seq_lens_cpu is None
+    accepts = []
+    process = script.core.scheduler.process
+    script.core.scheduler.process = lambda result: (accepts.append(result), process(result))  # type: ignore[method-assign]
+    assert_streams([decoding, prompt], script.finish())
+    for result in accepts:
+        for b in range(result.num_prefill, len(result.row_ids)):
+            accepted = int(result.accept_lens[b])
+            assert accepted == expected_accept_len(int(result.seq_lens[b]) - accepted, 4, 70)
+
+
+def test_a_reservation_covers_two_windows_in_flight() -> None:
+    """(lag + 1) x width: the row's lower bound lags a whole window behind when the next one is planned."""
+    script = Script(width=4, page_size=1, num_pages=200)
+    (req,) = script.submit(job(1, 12, 40))
+    script.run_until_running(req)
+    for _ in range(20):
+        script.step()
+        if script.core.scheduler.running.in_flight.max(initial=0) == 2:
+            lo = int(script.core.scheduler.running.seq_lens.lo[0])
+            assert int(script.core.kv.rows.num_pages[req.row]) >= lo + 8
+            break
+        script.world.run_until_idle()
+    else:
+        raise AssertionError("two windows were never in flight")
+    script.finish()
