@@ -2,77 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import prange
 
-from shared.kernel.jit import exp32, floats_at, inlined, kernel, load, store
+from shared.kernel.jit import compile_task, exp32, floats_at, inlined, load, next_ticket, store
+from shared.kernel.team import Team
 
 _f32 = np.float32
-Kernel = Callable[..., None]
-PARALLEL_MIN_ROWS = 4  # below it waking the other threads takes longer than the work
+
+# The words of a task's arguments.
+TICKET, NUM_ROWS, NUM_THREADS, SOURCE, DELTA, WEIGHT, OUT = range(7)
+NUM_WORDS = 7
 
 
 class NumbaBlocks:
     """BlockKernels for CPU tensors."""
 
-    def __init__(self, hidden_size: int, inner_size: int, eps: float, dtype: torch.dtype, threads: int) -> None:
-        self._eps, self._dtype, self._threads = eps, dtype, threads
-        self._hidden, self._inner = hidden_size, inner_size
+    def __init__(self, hidden_size: int, inner_size: int, eps: float, dtype: torch.dtype, team: Team) -> None:
+        self._dtype, self._inner, self._team = dtype, inner_size, team
         is_half = dtype == torch.bfloat16
-        self._norm, self._gate = (make_norm(hidden_size, is_half, False), make_gate(inner_size, is_half, False))
-        self._wide = self._norm, self._gate
-        if threads > 1:
-            self._wide = (make_norm(hidden_size, is_half, True), make_gate(inner_size, is_half, True))
+        self._norm, self._gate = make_norm(hidden_size, eps, is_half), make_gate(inner_size, is_half)
+        self._words = np.zeros(NUM_WORDS, np.int64)
+        self._words[NUM_THREADS] = team.size
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         out = torch.empty(residual.shape, dtype=self._dtype)
-        run = self._pick(0, len(residual))
-        run(
-            len(residual),
-            residual.data_ptr(),
-            0 if delta is None else delta.data_ptr(),
-            weight.data_ptr(),
-            self._eps,
-            out.data_ptr(),
-        )
+        self._words[DELTA] = 0 if delta is None else delta.data_ptr()
+        self._words[WEIGHT] = weight.data_ptr()
+        self._run(self._norm, residual, out)
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         out = torch.empty((len(gate_up), self._inner), dtype=self._dtype)
-        self._pick(1, len(gate_up))(len(gate_up), gate_up.data_ptr(), out.data_ptr())
+        self._run(self._gate, gate_up, out)
         return out
 
-    def _pick(self, which: int, num_rows: int) -> Kernel:
-        if self._threads == 1 or num_rows < PARALLEL_MIN_ROWS:
-            return (self._norm, self._gate)[which]
-        numba.set_num_threads(min(self._threads, numba.config.NUMBA_NUM_THREADS))
-        return self._wide[which]
+    def _run(self, task: Any, source: torch.Tensor, out: torch.Tensor) -> None:
+        words = self._words
+        words[TICKET], words[NUM_ROWS] = 0, len(source)
+        words[SOURCE], words[OUT] = source.data_ptr(), out.data_ptr()
+        self._team.run(task.address, words.ctypes.data)
 
 
-def make_norm(hidden_size: int, is_half: bool, parallel: bool) -> Kernel:
-    def norm(num_rows: int, residual: int, delta: int, weight: int, eps: float, out: int) -> None:
-        item = 2 if is_half else 4
-        for row in prange(num_rows):
-            at = residual + row * hidden_size * 4
-            if delta != 0:
-                _add(at, delta + row * hidden_size * item, hidden_size, is_half)
-            _norm_row(at, weight, eps, out + row * hidden_size * item, hidden_size, is_half)
+def make_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
+    """residual float32 += delta if there is one; out = its RMS norm times weight."""
+    item = 2 if is_half else 4
 
-    return kernel(parallel=parallel)(norm)
+    def norm(words: Any) -> None:
+        for row in range(next_ticket(words), words[NUM_ROWS], words[NUM_THREADS]):
+            at = words[SOURCE] + row * hidden_size * 4
+            if words[DELTA] != 0:
+                _add(at, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
+            _norm_row(at, words[WEIGHT], eps, words[OUT] + row * hidden_size * item, hidden_size, is_half)
+
+    return compile_task(norm)
 
 
-def make_gate(inner_size: int, is_half: bool, parallel: bool) -> Kernel:
-    def gate(num_rows: int, gate_up: int, out: int) -> None:
-        item = 2 if is_half else 4
-        for row in prange(num_rows):
-            source = gate_up + row * 2 * inner_size * item
-            _gate_row(source, source + inner_size * item, out + row * inner_size * item, inner_size, is_half)
+def make_gate(inner_size: int, is_half: bool) -> Any:
+    """out = silu(first half) * second half."""
+    item = 2 if is_half else 4
 
-    return kernel(parallel=parallel)(gate)
+    def gate(words: Any) -> None:
+        for row in range(next_ticket(words), words[NUM_ROWS], words[NUM_THREADS]):
+            source = words[SOURCE] + row * 2 * inner_size * item
+            _gate_row(source, source + inner_size * item, words[OUT] + row * inner_size * item, inner_size, is_half)
+
+    return compile_task(gate)
 
 
 @inlined

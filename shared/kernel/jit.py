@@ -1,8 +1,8 @@
 """How our numba kernels are compiled, and the few scalars LLVM has and numba lacks. Knows nothing of models.
 
-Kernels take addresses, not arrays: an integer argument costs a tenth of an array's, numba has no bfloat16, and a step
-makes some hundred calls. `floats_at` and friends turn an address into a flat array inside the kernel. So the caller
-holds the tensors until the call returns, and nothing checks bounds.
+Kernels take addresses, not arrays: numba has no bfloat16, and checking arrays at each of the some hundred calls of a
+step would take longer than a small step's work. `floats_at` and friends turn an address into something to index. So
+the caller holds the tensors until the call returns, and nothing checks bounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,28 +21,41 @@ F = TypeVar("F", bound=Callable[..., Any])
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+WORDS = types.CPointer(types.int64)
 
 _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
-def kernel(**options: Any) -> Callable[[F], F]:
-    """njit without the GIL, compiled code kept on disk: beside the source, or in the user's cache directory when the
-    source is read-only. Where neither can be written the kernel is compiled anew in every process."""
+def compile_task(function: Callable[[Any], None]) -> Any:
+    """A C function of one argument, the address of its int64 words, for Team.run: keep the result as long as its
+    `address` is used.
 
-    def decorate(function: F) -> F:
-        settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
-        try:
-            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-            return njit(**settings)(function)  # type: ignore[no-any-return]
-
-    return decorate
+    Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
+    Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
+    disk cache is made of them).
+    """
+    make = cfunc(types.void(WORDS), cache=True, fastmath=FAST_MATH, error_model="numpy")
+    try:
+        compiled = make(function)
+    except RuntimeError as error:
+        logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
+        compiled = cfunc(types.void(WORDS), fastmath=FAST_MATH, error_model="numpy")(function)
+    return compiled
 
 
 def inlined(function: F) -> F:
     """A kernel's part: merged into its caller, so that the caller's constants unroll its loops."""
     return njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def next_ticket(typing_context: Any, words: Any) -> Any:
+    """Takes words[0] and leaves words[0] + 1, as one operation for all threads."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", args[0], ir.IntType(64)(1), "monotonic")
+
+    return types.int64(WORDS), codegen
 
 
 def _pointer(address: Any, item: types.Type) -> Any:

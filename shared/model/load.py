@@ -12,6 +12,7 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
 from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
@@ -104,8 +105,9 @@ def _pick_kernels(
         except ImportError as error:
             logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
         else:
-            blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, threads)
-            return NumbaAttention(shape, dtype, rope, threads), blocks
+            team = Team(threads)
+            blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, team)
+            return NumbaAttention(shape, dtype, rope, team), blocks
     return TorchAttention(shape, rope), TorchBlocks(config.rms_eps, dtype)
 
 
