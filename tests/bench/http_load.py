@@ -21,6 +21,7 @@ LONG_PROMPT = 1500
 
 def body(rng: random.Random, prompt_tokens: int, num_out: int) -> dict[str, object]:
     return {
+        "model": "bench",
         "prompt": [rng.randrange(100, 40_000) for _ in range(prompt_tokens)],
         "max_tokens": num_out,
         "temperature": 0,
@@ -90,7 +91,8 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    flags = ["--model", args.model, "--dtype", args.dtype, "--transport", args.transport]
+    flags = ["--model", args.model, "--served-model-name", "bench"]
+    flags += ["--dtype", args.dtype, "--transport", args.transport]
     with baton_up(*flags) as port:
         report(asyncio.run(measure(port)), args.json)
     return 0
