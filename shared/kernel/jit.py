@@ -26,6 +26,21 @@ WORDS = types.CPointer(types.int64)
 _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
+def kernel(**options: Any) -> Callable[[F], F]:
+    """njit without the GIL, compiled code kept on disk: beside the source, or in the user's cache directory when the
+    source is read-only. Where neither can be written the kernel is compiled anew in every process."""
+
+    def decorate(function: F) -> F:
+        settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
+        try:
+            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
+            return njit(**settings)(function)  # type: ignore[no-any-return]
+
+    return decorate
+
+
 def compile_task(function: Callable[[Any], None]) -> Any:
     """A C function of one argument, the address of its int64 words, for Team.run: keep the result as long as its
     `address` is used.
