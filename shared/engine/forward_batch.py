@@ -71,7 +71,7 @@ class ForwardBatch:
 
 def _relay_lengths(plan: StepPlan, future: FutureIndices, future_map: FutureMap) -> torch.Tensor:
     """Chunk rows keep the plan's lengths (the host knows them), decode rows read the published ones."""
-    published = future_map.new_seq_lens_buf[future.indices]
+    published = future_map.published(future)
     committed = plan.seq_lens.clone()
     committed[plan.num_prefill :] = published[plan.num_prefill :]
     return committed

@@ -17,6 +17,7 @@ import torch
 
 from shared.device.events import Event
 from shared.engine.plan import HistorySeed, Int64s
+from shared.sample.interface import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class FutureIndices:
 
 class FutureMap:
     """Owner of the relay buffers. Tensors live on `device`; only closures on the forward stream touch them, except
-    `resolve_seq_lens_cpu`, which reads new_seq_lens_buf after its event."""
+    `resolve_seq_lens_cpu`, which reads new_seq_lens_buf after its event. All access goes through these methods, so
+    that a test can watch who touches which row."""
 
     def __init__(self, num_rows: int, history_len: int, extras: Sequence[RelaySpec] = (), device: str = "cpu") -> None:
         self.num_rows = num_rows
@@ -73,6 +75,14 @@ class FutureMap:
         """(tokens (B,) int64, tag_ok (B,) bool). A wrong tag is reported with the results, not raised here."""
         return self.output_tokens_buf[future.indices], self.written_by[future.indices] == expect_step
 
+    def published(self, future: FutureIndices) -> torch.Tensor:
+        """(B,) int64 committed lengths, for a plan whose host holds bounds only."""
+        return self.new_seq_lens_buf[future.indices]
+
+    def relayed(self, name: str, future: FutureIndices) -> torch.Tensor:
+        """(B, *shape) of a declared extra."""
+        return self.extras[name][future.indices]
+
     def seed_history(self, seeds: Sequence[HistorySeed]) -> None:
         for seed in seeds:
             self.history[seed.row, : len(seed.ids)] = torch.from_numpy(seed.ids.astype(np.int32))
@@ -80,6 +90,10 @@ class FutureMap:
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
         """Every input token at its position, draft tokens too: penalties then see all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
+
+    def history_of(self, req_pool_indices: Int64s) -> History:
+        """The whole buffer by reference, and which of its rows the batch reads."""
+        return History(self.history, req_pool_indices)
 
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> torch.Tensor:
         """Exact committed lengths (B,) for the host. Waits for the newest lease's `publish_ready`, which is armed

@@ -22,7 +22,7 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
-from shared.sample.interface import History, SampleOutput
+from shared.sample.interface import SampleOutput
 from shared.sample.sampler import sample
 
 OnVerifyComplete = Callable[[torch.Tensor], None]
@@ -103,7 +103,7 @@ class Worker:
     def _sample_rows(self, fb: ForwardBatch, logits: torch.Tensor) -> SampleOutput:
         history = None
         if fb.plan.history_rows.any():
-            history = History(self.future_map.history, fb.plan.req_pool_indices)
+            history = self.future_map.history_of(fb.plan.req_pool_indices)
         positions = fb.inputs.positions[fb.inputs.logits_idx]
         return sample(logits, fb.plan.sampling, fb.output_rows, positions, history)
 

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
-from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.kv.pool import KVPool
 from shared.model.hashdraft import HashDraft
-from shared.sample.interface import History
 from shared.sample.sampler import sample
 
 
@@ -26,7 +25,7 @@ class HashDrafter:
         plan, first = fb.plan, fb.plan.num_prefill
         pool_rows = fb.future.indices[first:]
         batch_rows = np.arange(first, plan.batch_size)
-        history = History(future_map.history, plan.req_pool_indices) if plan.history_rows.any() else None
+        history = future_map.history_of(plan.req_pool_indices) if plan.history_rows.any() else None
 
         def next_token(logits: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             if history is not None:
@@ -36,7 +35,7 @@ class HashDrafter:
         return self._draft.propose(
             bonus_ids=fb.inputs.input_ids[fb.num_chunk_tokens :: plan.width].clone(),
             committed=fb.committed[first:],
-            hidden=future_map.extras["hidden_states"][pool_rows],
+            hidden=future_map.relayed("hidden_states", FutureIndices(pool_rows)),
             page_table=fb.inputs.page_table[first:].contiguous(),
             kv=kv,
             width=plan.width,
