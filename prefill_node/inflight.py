@@ -17,7 +17,7 @@ from shared.transfer.interface import PageSender, PageSet
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready
 
-READY_BYTES = 16 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
+READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 RENEWALS_PER_LEASE = 4
 
 

@@ -22,6 +22,7 @@ from shared.core.errors import BatonError, ConfigError
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.handoff.context import NodeContext, NodeFacts
@@ -63,6 +64,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     node_id = config.node.node_id or f"{config.node.role}-{os.getpid()}"
     log = Logger(node_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
+    keep_freed_memory()
     links = open_links(config, node_id, time.time_ns() // 1000)
     core: NodeCore | None = None
     try:
