@@ -31,13 +31,15 @@ from shared.kernel.simd import block_lanes, score_block, weigh_block
 from shared.kernel.team import Team
 
 CACHE_LINE = 64
+SHORT_ROW = 4  # queries
+FETCH_AHEAD = 64  # keys
 _f32 = np.float32
 
 # The words of a task's arguments.
 TICKET, QKV, Q_NORM, K_NORM, KEYS, VALUES = range(6)  # set for each layer
 NUM_TOKENS, NUM_THREADS, ROWS, POSITIONS, TABLE, TABLE_STRIDE = range(6, 12)
-COS, SIN, PAGE_BYTES, PAGE_SIZE, QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, OUT = range(12, 21)
-NUM_WORDS = 21
+COS, SIN, PAGE_BYTES, PAGE_SIZE, QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, OUT, ROW_MAJOR = range(12, 22)
+NUM_WORDS = 22
 
 
 def supports(shape: AttentionShape) -> bool:
@@ -81,6 +83,8 @@ class NumbaAttention:
         words[QUERIES], words[SCRATCH] = self._queries.data_ptr(), self._scratch.data_ptr()
         words[SCRATCH_BYTES], words[SCORE_BYTES] = per_thread * 4, row * 4
         words[OUT] = self._out.data_ptr()
+        # Heads of a page lie side by side: short rows take one after the other. A chunk's tokens read the same keys.
+        words[ROW_MAJOR] = inputs.max_q_len <= SHORT_ROW
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
@@ -144,7 +148,10 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
         tops = sums + group * head_dim * 4
         scores = tops + group * lanes * 4
         for index in range(thread, num_tokens * num_kv_heads, words[NUM_THREADS]):
-            head, token = index // num_tokens, index % num_tokens
+            if words[ROW_MAJOR]:
+                token, head = index // num_kv_heads, index % num_kv_heads
+            else:
+                head, token = index // num_tokens, index % num_tokens
             first = token * num_heads + head * group
             table = words[TABLE] + longs_at(words[ROWS])[token] * words[TABLE_STRIDE] * 4
             num_keys = longs_at(words[POSITIONS])[token] + 1
@@ -153,7 +160,15 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
             _fill(tops, group * lanes, _f32(-np.inf))
             _fill(sums, group * head_dim, _f32(0.0))
             queries = words[QUERIES] + first * head_dim * 4
+            # A chunk's next token finds the row's pages in the cache; a new row's have to be asked for early.
+            is_new = words[ROW_MAJOR] or token == 0 or longs_at(words[ROWS])[token - 1] != longs_at(words[ROWS])[token]
+            if is_new:
+                for start in range(0, FETCH_AHEAD, lanes):
+                    _fetch(keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
             for start in range(0, num_keys, lanes):
+                if is_new:
+                    _fetch(keys, table, start + FETCH_AHEAD, num_keys, page_size, page_bytes, head_bytes, lanes)
+                    _fetch(values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 _locate(addresses, keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 score_block(group, head_dim, is_half, queries, addresses, scores + start * 4, score_bytes, tops)
             _soften(scores, score_bytes // 4, tops, num_keys, group, lanes, scale)
@@ -181,13 +196,10 @@ def _locate(
     head_bytes: int,
     lanes: int,
 ) -> None:
-    """Where the keys start .. start + lanes lie; behind the last one it is repeated (its weight is 0). Asks for the
-    next page's memory, which lies anywhere, where the processor would not look by itself."""
+    """Where the keys start .. start + lanes lie; behind the last one it is repeated (its weight is 0)."""
     pages, out = ints_at(table), longs_at(addresses)
     page, slot = start // page_size, start % page_size
     at = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
-    more = (page + 1) * page_size < num_keys
-    ahead = base + np.int64(pages[page + 1]) * page_bytes + slot * head_bytes if more else at
     for lane in range(lanes):
         if lane > 0 and start + lane < num_keys:
             slot += 1
@@ -196,8 +208,24 @@ def _locate(
                 page, slot = page + 1, 0
                 at = base + np.int64(pages[page]) * page_bytes
         out[lane] = at
+
+
+@inlined
+def _fetch(
+    base: int, table: int, start: int, num_keys: int, page_size: int, page_bytes: int, head_bytes: int, lanes: int
+) -> None:
+    """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
+    would not look before it needs them."""
+    if start >= num_keys:
+        return
+    pages, page, slot = ints_at(table), start // page_size, start % page_size
+    for _ in range(min(lanes, num_keys - start)):
+        if slot == page_size:
+            page, slot = page + 1, 0
+        key = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
         for line in range(0, head_bytes, CACHE_LINE):
-            prefetch(ahead + lane * head_bytes + line)
+            prefetch(key + line)
+        slot += 1
 
 
 @inlined

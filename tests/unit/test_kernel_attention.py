@@ -1,0 +1,145 @@
+"""The numba attention kernel: against plain arithmetic, and the same bits however a row is cut up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.attention_numba import FETCH_AHEAD, NumbaAttention
+from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.team import Team
+
+MAX_LEN = 200
+SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, eps=1e-5)
+SHAPES = {
+    "gqa": SHAPE,
+    "mha": AttentionShape(3, 3, 16, 1e-5),
+    "one kv head, odd group": AttentionShape(7, 1, 64, 1e-5),
+    "large group and head": AttentionShape(16, 2, 128, 1e-5),
+    "8 lanes": AttentionShape(4, 2, 24, 1e-5),
+    "4 lanes": AttentionShape(4, 2, 20, 1e-5),
+}
+
+
+def tables(shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    return rope_tables(inverse_frequencies(shape.head_dim, 10000.0), MAX_LEN)
+
+
+def numba_backend(shape: AttentionShape, dtype: torch.dtype = torch.float32, threads: int = 1) -> NumbaAttention:
+    return NumbaAttention(shape, dtype, tables(shape), Team(threads))
+
+
+@dataclass
+class Paged:
+    """Rows of random q, k, v of one layer in the middle of a pool, fed to a backend in steps."""
+
+    backend: AttentionBackend
+    shape: AttentionShape
+    page_size: int = 16
+    num_rows: int = 2
+    dtype: torch.dtype = torch.float32
+    layer: int = 1
+
+    def __post_init__(self) -> None:
+        per_row = -(-MAX_LEN // self.page_size)
+        plane = (3, 2, self.shape.num_kv_heads, self.page_size, self.shape.head_dim)
+        self.kv = torch.full((1 + self.num_rows * per_row, *plane), float("nan"), dtype=self.dtype)
+        order = torch.randperm(self.num_rows * per_row, generator=torch.Generator().manual_seed(3)) + 1
+        self.table = order.to(torch.int32).view(self.num_rows, per_row)
+        heads = self.shape.num_heads + 2 * self.shape.num_kv_heads
+        generator = torch.Generator().manual_seed(4)
+        data = torch.randn(self.num_rows, MAX_LEN, heads * self.shape.head_dim, generator=generator)
+        self.qkv = data.to(self.dtype)
+
+    def step(self, spans: dict[int, tuple[int, int]], norms: bool = False) -> torch.Tensor:
+        """Tokens [from, to) of each row."""
+        q_lens = torch.tensor([stop - start for start, stop in spans.values()])
+        inputs = AttentionInputs(
+            positions=torch.cat([torch.arange(*span) for span in spans.values()]),
+            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+            page_table=self.table[list(spans)],
+            max_q_len=int(q_lens.max()),
+            max_seq_len=max(stop for _, stop in spans.values()),
+        )
+        self.backend.begin(inputs, self.kv)
+        qkv = torch.cat([self.qkv[row, start:stop] for row, (start, stop) in spans.items()])
+        weights = (torch.linspace(0.5, 1.5, self.shape.head_dim),) * 2 if norms else (None, None)
+        return self.backend.attend(self.layer, qkv, *weights).clone()
+
+
+def by_hand(shape: AttentionShape, qkv: torch.Tensor) -> torch.Tensor:
+    """(n, heads * D) of one row: the textbook, in float64, with complex numbers for the rotation."""
+    heads = qkv.double().view(len(qkv), -1, shape.head_dim)
+    q, k, v = heads.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
+    angles = torch.outer(
+        torch.arange(len(qkv)).double(),
+        10000.0 ** -(torch.arange(0, shape.head_dim, 2).double() / shape.head_dim),
+    )
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        turned = torch.complex(*x.chunk(2, dim=-1)) * turn
+        return torch.cat((turned.real, turned.imag), dim=-1)
+
+    group = shape.num_heads // shape.num_kv_heads
+    q, k, v = rotate(q), rotate(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(shape.head_dim)
+    hidden = torch.ones(len(qkv), len(qkv)).triu(1).bool()
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v).flatten(1).float()
+
+
+@pytest.mark.parametrize("make", [numba_backend, lambda shape: TorchAttention(shape, tables(shape))])
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_the_textbook(name: str, make) -> None:
+    shape = SHAPES[name]
+    paged = Paged(make(shape), shape)
+    got = torch.cat([paged.step({1: (0, 50)}), paged.step({1: (50, 51)}), paged.step({1: (51, 90)})])
+    torch.testing.assert_close(got, by_hand(shape, paged.qkv[1, :90]), atol=2e-5, rtol=1e-4)
+
+
+def test_bfloat16_pool() -> None:
+    paged = Paged(numba_backend(SHAPE, torch.bfloat16), SHAPE, dtype=torch.bfloat16)
+    got = torch.cat([paged.step({0: (0, 40)}), paged.step({0: (40, 41)})])
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.float(), by_hand(SHAPE, paged.qkv[0, :41]), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_for_any_cut_batch_page_size_and_team(dtype: torch.dtype) -> None:
+    whole = Paged(numba_backend(SHAPE, dtype), SHAPE, dtype=dtype).step({0: (0, 100)})
+    for page_size, threads in ((16, 1), (1, 1), (64, 1), (16, 2), (4, 3)):
+        paged = Paged(numba_backend(SHAPE, dtype, threads), SHAPE, page_size, dtype=dtype)
+        parts = [paged.step({0: (0, 37), 1: (0, 5)})[:37]]
+        parts += [paged.step({1: (at - 32, at - 31), 0: (at, at + 1)})[1:] for at in range(37, 60)]
+        parts.append(paged.step({0: (60, 100), 1: (28, 30)})[:40])
+        assert torch.equal(torch.cat(parts), whole)
+
+
+def test_long_context_passes_the_prefetch_distance() -> None:
+    paged = Paged(numba_backend(SHAPE), SHAPE, page_size=4)
+    assert 2 * FETCH_AHEAD < MAX_LEN - 20
+    got = torch.cat([paged.step({0: (0, MAX_LEN - 1), 1: (0, 2)})[:-2], paged.step({0: (MAX_LEN - 1, MAX_LEN)})])
+    torch.testing.assert_close(got, by_hand(SHAPE, paged.qkv[0]), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_writes_what_the_reference_writes(page_size: int) -> None:
+    """Pages travel between nodes, so both backends must fill them alike; nothing else may be touched."""
+    reference = Paged(TorchAttention(SHAPE, tables(SHAPE)), SHAPE, page_size)
+    paged = Paged(numba_backend(SHAPE), SHAPE, page_size)
+    for spans in ({0: (0, 20)}, {1: (0, 3), 0: (20, 21)}):
+        want, got = reference.step(spans, norms=True), paged.step(spans, norms=True)
+        torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(paged.kv, reference.kv, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_a_huge_score_is_no_overflow() -> None:
+    paged = Paged(numba_backend(SHAPE), SHAPE)
+    paged.qkv *= 50.0
+    got = paged.step({0: (0, 30)})
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got, by_hand(SHAPE, paged.qkv[0, :30]), atol=1e-2, rtol=1e-3)
