@@ -126,7 +126,8 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
                 _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
                 source += head_bytes
             for head in range(num_kv_heads):
-                _rotate(source, cos, sin, words[K_NORM], eps, words[KEYS] + slot + head * block, head_dim, is_half, is_half)
+                target = words[KEYS] + slot + head * block
+                _rotate(source, cos, sin, words[K_NORM], eps, target, head_dim, is_half, is_half)
                 source += head_bytes
             for head in range(num_kv_heads):
                 _copy(source, words[VALUES] + slot + head * block, head_dim, is_half)

@@ -41,24 +41,41 @@ class PackedLinear:
     so that a token's result does not depend on how many others are in the step.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, double_one: bool = False) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._run = torch.ops.mkldnn._linear_pointwise.default
-        self._double_one = self._one_row_differs(weight.dtype)
+        self._double_one = double_one
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._double_one and len(x) == 1:
-            return self._product(x.repeat(2, 1))[:1]
-        return self._product(x)
+            return self.product(torch.cat((x, x)))[:1]
+        return self.product(x)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
-    def _one_row_differs(self, dtype: torch.dtype) -> bool:
-        probe = torch.sin(torch.arange(self.in_features, dtype=torch.float32) * 1.7)[None].to(dtype)
-        return not torch.equal(self._product(probe), self._product(probe.repeat(2, 1))[:1])
+
+class PackedFactory:
+    """Makes PackedLinears of one dtype; finds out once per shape whether a single row needs doubling."""
+
+    def __init__(self) -> None:
+        self._doubles: dict[tuple[int, ...], bool] = {}
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        key = tuple(weight.shape)
+        if key not in self._doubles:
+            self._doubles[key] = one_row_differs(PackedLinear(weight, bias), weight.dtype)
+        return PackedLinear(weight, bias, self._doubles[key])
+
+
+def one_row_differs(linear: PackedLinear, dtype: torch.dtype) -> bool:
+    """Rounding hides most differences of bfloat16 sums, so it takes more rows to see one."""
+    num_rows = 128 if dtype == torch.bfloat16 else 8
+    steps = torch.arange(num_rows * linear.in_features, dtype=torch.float32).view(num_rows, -1)
+    rows = torch.sin(steps * 1.7).to(dtype)
+    return not torch.equal(torch.cat([linear.product(row[None]) for row in rows]), linear.product(rows))
 
 
 def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
@@ -71,4 +88,4 @@ def pick_linear(device: torch.device, dtype: torch.dtype) -> LinearFactory:
         works = torch.equal(probe(torch.ones(2, 32, dtype=dtype)), torch.ones(2, 32, dtype=dtype))
     except (RuntimeError, AttributeError, NotImplementedError):
         works = False
-    return PackedLinear if works else PlainLinear
+    return PackedFactory() if works else PlainLinear

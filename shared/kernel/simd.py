@@ -26,7 +26,15 @@ def block_lanes(head_dim: int) -> int:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def score_block(
-    typing_context: Any, group: Any, head_dim: Any, is_half: Any, queries: Any, keys: Any, out: Any, stride: Any, tops: Any
+    typing_context: Any,
+    group: Any,
+    head_dim: Any,
+    is_half: Any,
+    queries: Any,
+    keys: Any,
+    out: Any,
+    stride: Any,
+    tops: Any,
 ) -> Any:
     """Products of a group's queries with one block of keys. Constants: group, head_dim, is_half. Addresses:
 

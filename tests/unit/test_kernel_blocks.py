@@ -11,7 +11,7 @@ import torch
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.blocks_numba import NumbaBlocks
 from shared.kernel.jit import compile_task, exp32, floats_at, next_ticket, store
-from shared.kernel.linear import PackedLinear, PlainLinear, pick_linear
+from shared.kernel.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
 from shared.kernel.rope import inverse_frequencies
 from shared.kernel.team import Team
 
@@ -33,7 +33,8 @@ def test_add_norm(rows: int, dtype: torch.dtype, threads: int) -> None:
     for change in (None, delta):
         changed, expected = residual.clone(), residual.clone()
         got = ours.add_norm(changed, change, weight)
-        torch.testing.assert_close(got, plain.add_norm(expected, change, weight), atol=2e-6, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
+        want = plain.add_norm(expected, change, weight)
+        torch.testing.assert_close(got, want, atol=2e-6, rtol=1e-2 if dtype.itemsize == 2 else 1e-5)
         assert got.dtype == dtype and torch.equal(changed, expected)
 
 
@@ -65,17 +66,18 @@ def test_linear_equals_torchs(dtype: torch.dtype, bias: bool) -> None:
 
 def test_one_row_has_the_bits_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the library's single-row kernel adds in another order, the row is doubled."""
-    if pick_linear(torch.device("cpu"), torch.float32) is not PackedLinear:
+    make = pick_linear(torch.device("cpu"), torch.float32)
+    if not isinstance(make, PackedFactory):
         pytest.skip("torch has no packed products here")
     seen: list[int] = []
-    real = PackedLinear._product
+    real = PackedLinear.product
 
     def fickle(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         seen.append(len(x))
         return real(self, x) + (1e-6 if len(x) == 1 else 0.0)
 
-    monkeypatch.setattr(PackedLinear, "_product", fickle)
-    linear = PackedLinear(torch.randn(32, 32))
+    monkeypatch.setattr(PackedLinear, "product", fickle)
+    linear = make(torch.randn(32, 32), None)
     x = torch.randn(3, 32)
     whole = linear(x)
     seen.clear()
