@@ -29,11 +29,16 @@ OUT = Path("bench-out")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One measuring process. `threads` also goes into its environment."""
+    """One measuring process. `threads` also goes into its environment. Two threads spin while they wait (the process
+    has the machine to itself, as transformers has beside it); what shares cores sleeps."""
 
     name: str
     threads: int
     command: tuple[str, ...]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return environment(CorePlan(threads=self.threads, wait_policy="active" if self.threads > 1 else "passive"))
 
 
 def parts(quick: bool, cores: int) -> list[Part]:
@@ -57,7 +62,7 @@ def measure(part: Part, console: Console) -> Any:
     console.print(f"[bold]{part.name}[/] ...", end=" ")
     start = time.monotonic()
     command = [sys.executable, *part.command, "--json", str(path)]
-    env = {**os.environ, **environment(CorePlan(threads=part.threads))}
+    env = {**os.environ, **part.environment}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     console.print(f"{time.monotonic() - start:.0f} s")
     if done.returncode:
@@ -93,6 +98,50 @@ def flat(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [(prefix.strip(), tree)]
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A figure that must reach `bound` (or stay under it)."""
+
+    what: str
+    got: float
+    bound: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        return self.got >= self.bound if self.at_least else self.got <= self.bound
+
+
+def needs(f: dict[str, Any]) -> list[Need]:
+    """What this project asks of itself on a 2-core machine; only parts that were measured."""
+    rows = []
+    if engine := f.get("engine"):
+        rows += [Need(f"decode tok/s, batch {b}, 2 cores", engine[f"decode_{b}"], n) for b, n in FLOORS.items()]
+    if one := f.get("engine_one_thread"):
+        rows.append(Need("overlap / plain, alone", one["overlap_alone"], 0.97))
+        rows.append(Need("overlap / plain, beside a busy process", one["overlap_busy"], 0.90))
+    for name in ("http_shm", "http_zmq"):
+        if http := f.get(name):
+            if one:
+                share = http["streams_8"]["steady_tok_s"] / one["decode_8"]
+                rows.append(Need(f"{name}: 8 streams / engine on the decode node's one core", share, 0.80))
+            rows.append(Need(f"{name}: last chunk to installed, median ms", http["handoff_p50_ms"], 15, at_least=False))
+            worst = http["interference"]["during_itl_p99_ms"]
+            rows.append(Need(f"{name}: ITL p99 ms while 1,500-token prompts arrive", worst, 100, at_least=False))
+    return rows
+
+
+FLOORS = {1: 65.0, 8: 370.0, 32: 690.0}
+
+
+def show_needs(rows: list[Need], console: Console) -> None:
+    table = Table("figure", "measured", "needed", "", title="what is asked of these figures", title_justify="left")
+    for row in rows:
+        sign = ">=" if row.at_least else "<="
+        table.add_row(row.what, f"{row.got:,.2f}", f"{sign} {row.bound:g}", "met" if row.met else "NOT MET")
+    console.print(table)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it runs")
@@ -108,6 +157,7 @@ def main() -> int:
         if not args.only or part.name in args.only:
             figures[part.name] = measure(part, console)
     show(figures, console)
+    show_needs(needs(figures), console)
     (OUT / "bench.json").write_text(json.dumps(figures, indent=1))
     return 1 if None in figures.values() else 0
 

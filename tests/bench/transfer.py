@@ -178,7 +178,7 @@ def wait_ready(links: NodeLinks) -> Ready:
     while True:
         for inbound in links.poll(1.0):
             if isinstance(inbound, Received) and isinstance(inbound.message, Ready):
-                links.send(inbound.peer, Drain("p"))
+                links.send(inbound.peer, Drain("p", ""))
                 return inbound.message
 
 
