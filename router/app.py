@@ -89,6 +89,7 @@ def make_gateway(
         max_open=config.limits.max_open_requests,
         max_attempts=config.timeouts.max_attempts,
         request_timeout_s=config.timeouts.request_timeout_s,
+        resume_wait_s=config.timeouts.resume_wait_s,
     )
     dispatcher = Dispatcher(identity, registry, placer, Journal(), limits)
     return Gateway(identity, registry, dispatcher, link, metrics, log)

@@ -1,8 +1,11 @@
 """Runs requests on nodes: attempts, tokens, aborts, lost nodes, deadlines. Sans-IO: every call returns Effects.
 
     open --Generate--> first node ... Tokens -> Update ... last SequenceEnd: forgotten
-      |                     |lost, refused or failed: next attempt with what was emitted, or Failure
+      |                     |lost, drained, refused or failed: the next attempt goes on behind the emitted tokens,
+      |                     |as soon as there is a node; when attempts or time run out: Failure
       '--client gone, stop string, deadline: Abort to every node that has a part in it
+
+One attempt lives at a time: the nodes of the one before get an Abort, and what they still send has an older key.
 """
 
 from __future__ import annotations
@@ -12,24 +15,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.effects import Alarm, Effects, Failure, Update
-from router.faults import error_of_end, is_node_fault
+from router.faults import can_resume, error_of_end, given_up, is_node_fault
 from router.journal import Journal, OpenRequest, SequenceJournal
+from router.occupancy import occupy, prompt_done, release
 from router.placement import Placer
 from router.registry import Node, Registry
-from shared.core.errors import BatonError, DeadlineExceeded, NodeLost, NoNodes, Overloaded
+from shared.core.errors import (
+    BatonError,
+    DeadlineExceeded,
+    HandoffFailed,
+    NodeDraining,
+    NodeLost,
+    NoNodes,
+    Overloaded,
+)
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import Abort, Generate, Key, Message, SequenceEnd, TokenRun, Tokens
+from shared.wire.messages import Abort, Drain, Generate, Key, Message, SequenceEnd, TokenRun, Tokens
 
 MAX_TOMBSTONES = 4096
+REPEAT_STOP_S = 1.0  # an Abort may have met a full queue, or have come before what it should stop
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchLimits:
+    """`max_attempts` counts those that failed; leaving a draining node is none. `resume_wait_s`: how long a broken
+    request waits while no node can take it."""
+
     max_open: int
     max_attempts: int
     request_timeout_s: float
+    resume_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        self._told_to_stop: OrderedDict[tuple[str, Key], None] = OrderedDict()  # (peer, key)
+        self._told_to_stop: OrderedDict[tuple[str, Key], float] = OrderedDict()  # (peer, key) -> when
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
@@ -59,23 +76,23 @@ class Dispatcher:
             raise Overloaded(f"{len(self._journal)} requests are open already; try again")
         if not self._placer.is_possible(now):
             raise NoNodes("no node can take requests now; try again")
-        effects = Effects()
+        effects = Effects(now)
         requests = [self._new_request(new, now) for new in news]
         for request in requests:
             self._journal.add(request)
             self._start_attempt(request, now, effects)
         return [request.rid for request in requests], effects
 
-    def cancel(self, rids: Iterable[str]) -> Effects:
+    def cancel(self, rids: Iterable[str], now: float) -> Effects:
         """The client is gone, or wants no more of any of it."""
-        effects = Effects()
+        effects = Effects(now)
         for request in filter(None, map(self._journal.find, rids)):
             self._abandon(request, effects)
         return effects
 
-    def close_sequence(self, rid: str, seq_index: int) -> Effects:
+    def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:
         """The router itself found the end of one sequence (a stop string)."""
-        effects = Effects()
+        effects = Effects(now)
         request = self._journal.find(rid)
         if request is None or request.sequences[seq_index].is_closed:
             return effects
@@ -88,7 +105,7 @@ class Dispatcher:
 
     def tokens(self, message: Tokens, now: float) -> Effects:
         """What a step of some node brought. Runs come before ends."""
-        effects = Effects()
+        effects = Effects(now)
         node = self._registry.find(message.node_id, message.epoch)
         if node is None:
             effects.alarms.append(Alarm("tokens of an unknown node", message.node_id))
@@ -102,36 +119,47 @@ class Dispatcher:
 
     def node_lost(self, node: Node, reason: str, now: float) -> Effects:
         """Its connection closed, it fell silent, or it restarted."""
-        effects = Effects()
+        effects = Effects(now)
         node.breaker.failed(now)
-        for request in self._journal.served_by(node):
-            if node is request.prefill and request.decode is not None and self._is_handed_over(request):
-                continue  # the decode node has everything
-            self._retry_or_fail(request, NodeLost(f"node {node.node_id} is lost: {reason}"), now, effects)
+        self._leave(node, NodeLost(f"node {node.node_id} is lost: {reason}"), effects)
+        return effects
+
+    def drain(self, node: Node, drain: Drain, move_after_s: float, now: float) -> Effects:
+        """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
+        effects = Effects(now)
+        node.is_draining = True
+        node.move_at = now + move_after_s
+        effects.sends.append((node.peer, drain))
         return effects
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:
         """A message found a full queue or no peer."""
-        effects = Effects()
+        effects = Effects(now)
         if isinstance(message, Generate):
             node = self._registry.by_peer(peer)
             if node is not None:
                 node.breaker.failed(now)
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
-                self._retry_or_fail(request, NodeLost(f"node {peer} takes no messages"), now, effects)
+                self._avoid(request, request.prefiller)
+                self._resume_or_fail(request, NodeLost(f"node {peer} takes no messages"), effects)
         return effects
 
     def tick(self, now: float) -> Effects:
-        """Deadlines. Called a few times a second."""
-        effects = Effects()
+        """Deadlines, drains that take too long, requests that wait for a node. Called a few times a second."""
+        effects = Effects(now)
         for request in self._journal.overdue(now):
             self._fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
+        for node in self._registry:
+            if node.is_draining and now >= node.move_at:
+                self._leave(node, NodeDraining(f"node {node.node_id} is drained"), effects)
+        for request in self._journal.parked():
+            self._start_attempt(request, now, effects)
         return effects
 
-    def fail_all(self, error: BatonError) -> Effects:
+    def fail_all(self, error: BatonError, now: float) -> Effects:
         """The router stops."""
-        effects = Effects()
+        effects = Effects(now)
         for request in self._journal.all():
             self._fail(request, error, effects)
         return effects
@@ -150,15 +178,19 @@ class Dispatcher:
         )
 
     def _start_attempt(self, request: OpenRequest, now: float, effects: Effects) -> None:
-        """Raises nothing: a request that can't be placed any more fails."""
+        """Raises nothing: a broken request that can't be placed now waits a while, a new one fails."""
         emitted = max(len(sequence.ids) for sequence in request.sequences)
         try:
-            placement = self._placer.place(len(request.prompt_ids) + emitted, now)
+            placement = self._placer.place(len(request.prompt_ids) + emitted, now, request.avoid)
         except NoNodes as error:
-            self._fail(request, error, effects)
+            if request.parked_until is None and request.attempt:
+                request.parked_until = now + self._limits.resume_wait_s
+            if request.parked_until is None or now >= request.parked_until:
+                self._fail(request, error, effects)
             return
+        request.parked_until = None
         request.prefill, request.decode = placement.prefill, placement.decode
-        self._occupy(request)
+        occupy(request)
         first = request.prefiller
         assert first is not None
         effects.sends.append((first.peer, self._generate(request, now)))
@@ -168,8 +200,9 @@ class Dispatcher:
         return Generate(
             key=to_wire(self._key(request, 0)),
             prompt_ids=request.prompt_ids,
-            output_ids=[sequence.ids.copy() for sequence in request.sequences],
+            output_ids=[[] if sequence.is_closed else sequence.ids.copy() for sequence in request.sequences],
             num_sequences=len(request.sequences),
+            ended=[index for index, sequence in enumerate(request.sequences) if sequence.is_closed],
             sampling=to_wire(request.sampling),
             seed=request.seed,
             decode_node=target.node_id if target else "",
@@ -178,19 +211,45 @@ class Dispatcher:
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
         )
 
-    def _retry_or_fail(self, request: OpenRequest, error: BatonError, now: float, effects: Effects) -> None:
-        """A request of which some sequence has already ended is not tried again: Generate starts all of them."""
-        tries_left = request.attempt + 1 < self._limits.max_attempts
-        if not tries_left or any(sequence.is_closed for sequence in request.sequences):
-            self._fail(request, error, effects)
+    def _leave(self, node: Node, error: BatonError, effects: Effects) -> None:
+        for request in self._journal.served_by(node):
+            if node is request.prefill and request.decode is not None and self._is_handed_over(request):
+                continue  # the decode node has everything
+            self._resume_or_fail(request, error, effects)
+
+    def _resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+        """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt."""
+        request.num_failed += not any(node.is_draining for node in request.nodes)
+        if not can_resume(error) or request.num_failed >= self._limits.max_attempts:
+            self._fail(request, given_up(error, request.num_failed), effects)
             return
         self._stop_everywhere(request, effects)
-        self._release(request)
+        for node in request.nodes:
+            node.breaker.abandoned()
+        release(request)
         request.attempt += 1
         request.begun_by_decode.clear()
-        for sequence in request.sequences:
+        effects.num_resumed += 1
+        self._restart_sequences(request, effects)
+        if request.is_done:
+            self._forget(request, effects.now)
+        else:
+            self._start_attempt(request, effects.now, effects)
+
+    def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
+        """One whose last token is here, and only the word that it was the last is missing, has ended."""
+        for index, sequence in enumerate(request.sequences):
+            if sequence.is_closed:
+                continue
             sequence.restart()
-        self._start_attempt(request, now, effects)
+            reason = sequence.reason_to_end(request.sampling)
+            if reason is not None:
+                sequence.is_closed = True
+                end = SequenceEnd(to_wire(self._key(request, index)), reason.value, len(sequence.ids), 0, "", "")
+                effects.news.append(Update(request.rid, index, (), (), end))
+
+    def _avoid(self, request: OpenRequest, *nodes: Node | None) -> None:
+        request.avoid.update(node.peer for node in nodes if node is not None)
 
     def _fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
         self._abandon(request, effects)
@@ -200,15 +259,15 @@ class Dispatcher:
         self._stop_everywhere(request, effects)
         for node in request.nodes:
             node.breaker.abandoned()
-        self._forget(request)
+        self._forget(request, effects.now)
 
-    def _forget(self, request: OpenRequest) -> None:
+    def _forget(self, request: OpenRequest, now: float) -> None:
         """Whatever a node still sends for it is dropped without a word."""
         for sequence in request.sequences:
             sequence.is_closed = True
         for node in request.nodes:
-            self._remember_stop(node.peer, to_wire(self._key(request, 0)))
-        self._release(request)
+            self._remember_stop(node.peer, to_wire(self._key(request, 0)), now)
+        release(request)
         self._journal.remove(request.rid)
 
     def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:
@@ -218,30 +277,7 @@ class Dispatcher:
 
     def _stop(self, node: Node, key: Key, effects: Effects, *, all_sequences: bool) -> None:
         effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
-        self._remember_stop(node.peer, key)
-
-    # ---- the work that nodes have before them
-
-    def _occupy(self, request: OpenRequest) -> None:
-        prefiller, runner = request.prefiller, request.runner
-        assert prefiller is not None and runner is not None
-        prefiller.open_prompt_tokens += len(request.prompt_ids)
-        runner.open_sequences += len(request.sequences)
-        request.waits_for_prefill = True
-        for node in request.nodes:
-            node.dispatched += 1
-            node.breaker.sent()
-
-    def _release(self, request: OpenRequest) -> None:
-        self._prompt_done(request)
-        if request.runner is not None:
-            request.runner.open_sequences -= len(request.sequences)
-        request.prefill = request.decode = None
-
-    def _prompt_done(self, request: OpenRequest) -> None:
-        if request.waits_for_prefill and request.prefiller is not None:
-            request.prefiller.open_prompt_tokens -= len(request.prompt_ids)
-        request.waits_for_prefill = False
+        self._remember_stop(node.peer, key, effects.now)
 
     # ---- what comes back
 
@@ -276,9 +312,7 @@ class Dispatcher:
             return
         error = error_of_end(end, node.node_id)
         if error is not None:
-            if is_node_fault(error):
-                node.breaker.failed(now)
-            self._retry_or_fail(request, error, now, effects)
+            self._ended_badly(request, node, end, error, effects)
             return
         node.breaker.succeeded()
         sequence.end = end
@@ -287,15 +321,32 @@ class Dispatcher:
             effects.news.append(Update(request.rid, end.key.seq_index, (), (), end))
             self._after_progress(request, effects)
 
+    def _ended_badly(
+        self, request: OpenRequest, node: Node, end: SequenceEnd, error: BatonError, effects: Effects
+    ) -> None:
+        """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
+        partner calls lost."""
+        if isinstance(error, NodeDraining):
+            node.is_draining = True  # its heartbeat will say so too
+        elif is_node_fault(end, error):
+            node.breaker.failed(effects.now)
+        if isinstance(error, HandoffFailed):
+            self._avoid(request, *request.nodes)
+        elif end.error_code == NodeLost.code:
+            self._avoid(request, *(other for other in request.nodes if other is not node))
+        else:
+            self._avoid(request, node)
+        self._resume_or_fail(request, error, effects)
+
     def _after_progress(self, request: OpenRequest, effects: Effects) -> None:
         if request.waits_for_prefill and request.has_started:
-            self._prompt_done(request)
+            prompt_done(request)
             if request.prefill is not None:
                 request.prefill.breaker.succeeded()
         if request.is_done:
             for node in request.nodes:
                 node.breaker.abandoned()
-            self._forget(request)
+            self._forget(request, effects.now)
 
     def _is_handed_over(self, request: OpenRequest) -> bool:
         return all(
@@ -303,7 +354,7 @@ class Dispatcher:
         )
 
     def _find(self, node: Node, wire_key: Key, effects: Effects) -> OpenRequest | None:
-        """The open request a key belongs to; who works on anything else is told to stop, once."""
+        """The open request a key belongs to; who works on anything else is told to stop, now and then."""
         request = self._journal.find(wire_key.rid)
         if (
             request is not None
@@ -312,14 +363,21 @@ class Dispatcher:
             and node in request.nodes
         ):
             return request
-        whole = key_of(wire_key).sibling(0)
-        if (node.peer, to_wire(whole)) not in self._told_to_stop and wire_key.router_id == self._router_id:
-            self._stop(node, to_wire(whole), effects, all_sequences=True)
-            effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
+        if wire_key.router_id == self._router_id:
+            self._stop_stray(node, to_wire(key_of(wire_key).sibling(0)), effects)
         return None
 
-    def _remember_stop(self, peer: str, key: Key) -> None:
-        self._told_to_stop[(peer, key)] = None
+    def _stop_stray(self, node: Node, whole: Key, effects: Effects) -> None:
+        told = self._told_to_stop.get((node.peer, whole))
+        if told is not None and effects.now - told < REPEAT_STOP_S:
+            return
+        if told is None:
+            effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
+        self._stop(node, whole, effects, all_sequences=True)
+
+    def _remember_stop(self, peer: str, key: Key, now: float) -> None:
+        self._told_to_stop[(peer, key)] = now
+        self._told_to_stop.move_to_end((peer, key))
         while len(self._told_to_stop) > MAX_TOMBSTONES:
             self._told_to_stop.popitem(last=False)
 

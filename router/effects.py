@@ -36,6 +36,8 @@ class Alarm:
 
 @dataclass(slots=True)
 class Effects:
+    now: float  # when it all happened
     sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
     news: list[Update | Failure] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
+    num_resumed: int = 0  # requests that were given another attempt

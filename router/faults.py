@@ -7,6 +7,7 @@ from shared.core.errors import (
     DeadlineExceeded,
     HandoffFailed,
     InvalidRequest,
+    NodeDraining,
     NodeLost,
     Overloaded,
     StepFailed,
@@ -15,7 +16,8 @@ from shared.core.request import FinishReason
 from shared.wire.messages import SequenceEnd
 
 _BY_CODE: dict[str, type[BatonError]] = {
-    error.code: error for error in (DeadlineExceeded, HandoffFailed, InvalidRequest, NodeLost, Overloaded, StepFailed)
+    error.code: error
+    for error in (DeadlineExceeded, HandoffFailed, InvalidRequest, NodeDraining, NodeLost, Overloaded, StepFailed)
 }
 _GOOD = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 MAX_MESSAGE_CHARS = 500
@@ -31,6 +33,19 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
     return kind(end.error_message[:MAX_MESSAGE_CHARS] or f"node {node_id} failed", subject=node_id)
 
 
-def is_node_fault(error: BatonError) -> bool:
-    """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health."""
-    return error.status >= 500 and not isinstance(error, DeadlineExceeded)
+def is_node_fault(end: SequenceEnd, error: BatonError) -> bool:
+    """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health, nor does
+    its word that another node is lost."""
+    return error.status >= 500 and not isinstance(error, DeadlineExceeded) and end.error_code != NodeLost.code
+
+
+def can_resume(error: BatonError) -> bool:
+    """Whether another node may do better: not with a request that is wrong, nor when its time is over."""
+    return not isinstance(error, InvalidRequest | DeadlineExceeded)
+
+
+def given_up(error: BatonError, num_attempts: int) -> BatonError:
+    """The last attempt's error, as the client gets it."""
+    if num_attempts < 2:
+        return error
+    return type(error)(f"{error.message}; given up after {num_attempts} attempts", subject=error.subject)

@@ -72,15 +72,15 @@ class Gateway:
 
     def close(self, mailbox: Mailbox) -> None:
         """The answer is complete or nobody wants it: what still runs of it is aborted. Idempotent."""
-        self._apply(self._dispatcher.cancel(mailbox.rids))
+        self._apply(self._dispatcher.cancel(mailbox.rids, time.monotonic()))
         for rid in mailbox.rids:
             self._mailboxes.pop(rid, None)
 
     def close_sequence(self, rid: str, seq_index: int) -> None:
-        self._apply(self._dispatcher.close_sequence(rid, seq_index))
+        self._apply(self._dispatcher.close_sequence(rid, seq_index, time.monotonic()))
 
     def fail_all(self, error: BatonError) -> None:
-        self._apply(self._dispatcher.fail_all(error))
+        self._apply(self._dispatcher.fail_all(error, time.monotonic()))
 
     @property
     def num_open(self) -> int:
@@ -156,10 +156,14 @@ class Gateway:
             self._lose(node, reason, now)
 
     def _lose(self, node: Node, reason: str, now: float) -> None:
-        self._log.warning("node is lost", node=node.node_id, role=node.role, reason=reason)
-        self._apply(self._dispatcher.node_lost(node, reason, now))
+        self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)
+        effects = self._dispatcher.node_lost(node, reason, now)
+        if effects.num_resumed:
+            self._log.info("requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
+        self._apply(effects)
 
     def _apply(self, effects: Effects) -> None:
+        self._metrics.resumed(effects.num_resumed)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

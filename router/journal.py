@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from router.registry import Node
 from shared.core.errors import IntegrityError
+from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import SequenceEnd, TokenLogprobs
 
@@ -64,6 +65,12 @@ class SequenceJournal:
         self._waiting.clear()
         self.end = None
 
+    def reason_to_end(self, sampling: SamplingParams) -> FinishReason | None:
+        """Why the emitted tokens are all there will be, whether or not the node's word for it has come."""
+        if self.ids and self.ids[-1] in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.ids) >= self.max_tokens else None
+
     def _close_gap(self) -> None:
         while (entry := self._waiting.pop(len(self.ids), None)) is not None:
             self.ids.append(entry[0])
@@ -87,6 +94,9 @@ class OpenRequest:
     deadline: float
     sequences: list[SequenceJournal]
     attempt: int = 0
+    num_failed: int = 0  # attempts; those that left a draining node do not count
+    avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
+    parked_until: float | None = None  # no node could take the next attempt
     prefill: Node | None = None
     decode: Node | None = None
     waits_for_prefill: bool = False  # whether its prompt counts as work before `prefiller`
@@ -142,6 +152,9 @@ class Journal:
 
     def overdue(self, now: float) -> list[OpenRequest]:
         return [request for request in self._open.values() if now >= request.deadline]
+
+    def parked(self) -> list[OpenRequest]:
+        return [request for request in self._open.values() if request.parked_until is not None]
 
     def all(self) -> list[OpenRequest]:
         return list(self._open.values())

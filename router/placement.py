@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from router.policy.interface import Policy
@@ -28,16 +29,18 @@ class Placer:
         self._policy = policy
         self._local_tokens = local_tokens
 
-    def place(self, num_tokens: int, now: float) -> Placement:
+    def place(self, num_tokens: int, now: float, avoid: Collection[str] = ()) -> Placement:
+        """`avoid`: peers that get it only if there is no other node, and then without a hand-off."""
         usable = self._registry.usable(now)
-        prefills = [node for node in usable if node.role == "prefill"]
-        decodes = [node for node in usable if node.role == "decode"]
+        others = [node for node in usable if node.peer not in avoid]
+        prefills = [node for node in others or usable if node.role == "prefill"]
+        decodes = [node for node in others or usable if node.role == "decode"]
         if not decodes:
             if not prefills:
                 raise NoNodes("no node can take requests now; try again")
             return Placement(prefill=self._policy.pick(prefills), decode=None)
         decode = self._policy.pick(decodes)
-        partners = fitting(prefills, decode) if num_tokens > self._local_tokens else []
+        partners = fitting(prefills, decode) if num_tokens > self._local_tokens and others else []
         return Placement(prefill=self._policy.pick(partners) if partners else None, decode=decode)
 
     def is_possible(self, now: float) -> bool:

@@ -29,6 +29,7 @@ class Node:
     breaker: Breaker = field(default_factory=Breaker)
     load: NodeLoad | None = None
     is_draining: bool = False
+    move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
     is_silent: bool = False
     open_sequences: int = 0
     open_prompt_tokens: int = 0

@@ -173,7 +173,13 @@ class TimeoutsConfig:
     node_silence_s: float = option(5.0, "a node silent for so long counts as dead", low=0.5, high=600.0)
     slow_reader_s: float = option(30.0, "a client that reads nothing for so long is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "Retry-After of a 503 or 429", low=1, high=3600)
-    max_attempts: int = option(1, "attempts at one request; 1: a lost node is an error for the client", low=1, high=8)
+    max_attempts: int = option(3, "attempts at one request; 1: a lost node is an error for the client", low=1, high=8)
+    resume_wait_s: float = option(
+        10.0, "a stream whose node is gone waits so long for one that goes on with it", low=0.0, high=600.0
+    )
+    move_after_s: float = option(
+        30.0, "requests of a drained node get so long to finish before they are moved", low=0.0, high=3600.0
+    )
     shutdown_s: float = option(10.0, "seconds open requests get to finish after SIGTERM", low=0.0, high=3600.0)
 
     def __post_init__(self) -> None:

@@ -61,6 +61,13 @@ class NodeLost(BatonError):
     status = 502
 
 
+class NodeDraining(NodeLost):
+    """The node takes nothing new, or gives up what it did not finish in time: any other one may go on with it."""
+
+    code = "node_draining"
+    status = 503
+
+
 class DeadlineExceeded(BatonError):
     code = "deadline_exceeded"
     status = 504

@@ -18,7 +18,7 @@ from shared.wire.messages import Generate, Offer, Prebuilt, SequenceEnd, TokenLo
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
-    """One request per sequence, with neighbouring seniority."""
+    """One request per sequence that has not ended, with neighbouring seniority."""
     leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
     prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
     return [
@@ -33,6 +33,7 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
             deadline=now + generate.remaining_ms / 1000,
         )
         for index in range(generate.num_sequences)
+        if index not in generate.ended
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.core.errors import BatonError, IntegrityError, InvalidRequest, NodeLost, Overloaded
+from shared.core.errors import BatonError, IntegrityError, InvalidRequest, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.handoff.context import NodeContext
@@ -101,9 +101,9 @@ class Node:
         """The end of a drain: whoever is left gets a typed error with the next tick."""
         for req in self.side.outside():
             self.side.abort(req.key)
-            self.ctx.end(req.key, NodeLost(reason))
+            self.ctx.end(req.key, NodeDraining(reason))
         for key in list(self.ctx.core.scheduler.requests):
-            self.ctx.core.scheduler.fail(key, NodeLost(reason))
+            self.ctx.core.scheduler.fail(key, NodeDraining(reason))
 
     def goodbye(self) -> list[Dial | Outgoing | HangUp]:
         facts = self.ctx.facts
@@ -254,9 +254,9 @@ class Node:
             for req in self.side.hand_over(generate, requests, now) if generate.decode_node else requests:
                 self._submit(req, now)
 
-    def _refusal(self, requests: Sequence[Request]) -> NodeLost | Overloaded | InvalidRequest | None:
+    def _refusal(self, requests: Sequence[Request]) -> NodeDraining | Overloaded | InvalidRequest | None:
         if self.ctx.draining:
-            return NodeLost(f"{self.ctx.facts.node_id} is shutting down")
+            return NodeDraining(f"{self.ctx.facts.node_id} takes nothing new")
         if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
         bad = next(filter(None, map(self.ctx.bad_ids, requests)), "")

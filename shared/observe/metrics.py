@@ -96,8 +96,13 @@ class ClusterMetrics:
             short: latency(registry, name, help, ["node"]) for short, (name, help) in NODE_HISTOGRAMS.items()
         }
         self._queues = latency(registry, *QUEUE_METRIC, ["stage"])
+        self._resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
         self._totals: dict[str, tuple[int, dict[str, float]]] = {}  # node -> (epoch, last totals)
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
+
+    def resumed(self, count: int) -> None:
+        """So many requests went on elsewhere."""
+        self._resumed.inc(count)
 
     def update(self, report: NodeReport) -> None:
         if self._shown.get(report.node, report.role) != report.role:

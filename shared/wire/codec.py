@@ -96,6 +96,8 @@ def _check(message: AnyMessage, limits: WireLimits) -> None:
     if isinstance(message, Generate):
         if len(message.output_ids) != message.num_sequences:
             raise WireError(f"Generate: {message.num_sequences} sequences, {len(message.output_ids)} outputs")
+        if len(set(message.ended)) >= message.num_sequences or max(message.ended, default=0) >= message.num_sequences:
+            raise WireError(f"Generate: {len(message.ended)} of {message.num_sequences} sequences have ended")
         _check_ids([message.prompt_ids, *message.output_ids], limits)
         sampling_of(message.sampling)
     elif isinstance(message, Offer):

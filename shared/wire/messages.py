@@ -10,7 +10,7 @@ Tensors never travel inside a message: they are separate, length-checked frames 
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -114,14 +114,18 @@ class Goodbye(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
+    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes."""
+
     node_id: Name
+    then: Literal["", "stop", "restart", "prefill", "decode"]
 
 
 class Generate(Message, frozen=True):
     """`num_sequences` sequences of one prompt; keys are key.sibling(i), seeds sequence_seed(seed, i).
 
-    output_ids[i] holds what sequence i has emitted already (all empty on a first attempt). With a decode endpoint
-    the receiver prefills and hands over; without one it runs the request to its end.
+    output_ids[i] holds what sequence i has emitted already (all empty on a first attempt); those listed in `ended`
+    need no running any more. With a decode endpoint the receiver prefills and hands over; without one it runs the
+    request to its end.
     """
 
     key: Key
@@ -134,6 +138,7 @@ class Generate(Message, frozen=True):
     decode_epoch: Unsigned
     decode_endpoint: Text
     remaining_ms: int
+    ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
 
 
 class Abort(Message, frozen=True):

@@ -131,6 +131,7 @@ class Cluster:
                 decode_epoch=facts.epoch if relayed else 0,
                 decode_endpoint=facts.endpoint if relayed else "",
                 remaining_ms=3_600_000,
+                ended=[],
             ),
         )
 

@@ -169,6 +169,7 @@ class Net:
             decode_epoch=facts.epoch if facts else 0,
             decode_endpoint=(endpoint or facts.endpoint) if facts else "",
             remaining_ms=remaining_ms,
+            ended=[],
         )
         self.to_node(name_of(node), message)
         return key

@@ -87,6 +87,7 @@ class RouterStub:
                 decode_epoch=hello.epoch if hello else 0,
                 decode_endpoint=hello.node_endpoint if hello else "",
                 remaining_ms=remaining_ms,
+                ended=[],
             ),
         )
         return key
@@ -95,7 +96,7 @@ class RouterStub:
         self.send(node_id, Abort(key, all_sequences=True))
 
     def drain(self, node_id: str) -> None:
-        self.send(node_id, Drain(node_id))
+        self.send(node_id, Drain(node_id, ""))
 
     def wait_ends(self, keys: Sequence[Key]) -> None:
         self.until(lambda: all(self.book.ends[key] for key in keys), "ends of requests")

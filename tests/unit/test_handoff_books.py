@@ -155,6 +155,7 @@ def generate(**changes: object) -> Generate:
         decode_epoch=1,
         decode_endpoint="tcp://127.0.0.1:1",
         remaining_ms=1500,
+        ended=[],
     )
     return Generate(**(fields | changes))
 
@@ -168,6 +169,11 @@ def test_a_generate_becomes_one_request_per_sequence() -> None:
     assert (first.output_ids, second.output_ids) == ([], [9])
     assert first.prompt_ids.tolist() == [1, 2, 3] and first.sampling == SAMPLING
     assert first.deadline == 11.5 and first.handoff_to == "tcp://127.0.0.1:1"
+
+
+def test_sequences_that_have_ended_are_not_run_again() -> None:
+    (second,) = requests_of(generate(ended=[0]), lambda: 4, now=10.0)
+    assert second.key == KEY.sibling(1) and second.seed == sequence_seed(11, 1) and second.output_ids == [9]
 
 
 def test_a_generate_without_decode_node_stays_here() -> None:

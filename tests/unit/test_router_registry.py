@@ -161,5 +161,5 @@ def test_abandoned_requests_say_nothing_about_a_node() -> None:
     rig = RouterRig()
     node = rig.join("decode", "d")
     for _ in range(10):
-        rig.dispatcher.cancel([rig.open()[0].key.rid])
+        rig.dispatcher.cancel([rig.open()[0].key.rid], rig.now)
     assert node.breaker == replace(Breaker())

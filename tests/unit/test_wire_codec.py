@@ -57,12 +57,13 @@ LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
+    ended=[],
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
 MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"]),
-    Welcome("router", 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d"), GENERATE,
+    Welcome("router", 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"]),
@@ -107,7 +108,7 @@ def test_an_unknown_or_missing_field_is_an_error(message: Message) -> None:
     [
         b"", b"\xc1", b"\xc0", b"\x80", b"\x90", msgpack.packb({"t": "Nobody"}), msgpack.packb({"t": 5}),
         msgpack.packb({"t": ["Hello"]}), msgpack.packb(["Drain", "d"]), msgpack.packb({"t": "Message"}),
-        encode(Drain("d")) + b"\x00", b"\x91" * 100_000, b"\x81\xa1t" * 2000, b"\xdd\xff\xff\xff\xff",
+        encode(Drain("d", "")) + b"\x00", b"\x91" * 100_000, b"\x81\xa1t" * 2000, b"\xdd\xff\xff\xff\xff",
         b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81\xa1t\xd6\xff\x00\x00\x00\x00",
         b"\x81\xa1t\xa1\xff", b"\x82\xa1t\xa5Drain\x01\x02", b"\x82\xa1t\xa5Drain\x90\x02",
     ],
@@ -123,10 +124,11 @@ def test_malformed_bytes_are_wire_errors(data: bytes) -> None:
     [
         (GENERATE, {"prompt_ids": []}), (GENERATE, {"prompt_ids": [-1]}), (GENERATE, {"prompt_ids": [1 << 31]}),
         (GENERATE, {"prompt_ids": ["1"]}), (GENERATE, {"prompt_ids": [1.0]}), (GENERATE, {"prompt_ids": [True]}),
-        (GENERATE, {"num_sequences": 3}), (GENERATE, {"num_sequences": 0}), (GENERATE, {"seed": -1}),
+        (GENERATE, {"ended": [2]}), (GENERATE, {"ended": [0, 1]}), (GENERATE, {"ended": [-1]}),
+        (Drain("d", ""), {"then": "dance"}), (GENERATE, {"num_sequences": 3}), (GENERATE, {"num_sequences": 0}), (GENERATE, {"seed": -1}),
         (GENERATE, {"key": ["r", 1, "x", 0]}), (GENERATE, {"key": ["r", 1, "x", 0, -1]}), (GENERATE, {"key": None}),
         (READY, {"pages": [1]}), (READY, {"inline": True}), (READY, {"pool": None}), (READY, {"digests": [1, -1]}),
-        (Drain("d"), {"node_id": ""}), (Drain("d"), {"node_id": "x" * 300}),
+        (Drain("d", ""), {"node_id": ""}), (Drain("d", ""), {"node_id": "x" * 300}),
         (Prebuilt(WIRE_KEY, 7, 11, [], 3, 0, b""), {"committed": 0}),
     ],
 )  # fmt: skip
@@ -151,14 +153,14 @@ def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> No
 
 
 def test_limits_are_limits() -> None:
-    small = WireLimits(max_prompt_tokens=4, max_control_bytes=400, max_string=64)
+    small = WireLimits(max_prompt_tokens=4, max_control_bytes=420, max_string=64)
     assert decode(raw(GENERATE, prompt_ids=[1, 2, 3]), small)
     with pytest.raises(WireError, match="tokens"):
         decode(raw(GENERATE, prompt_ids=[1, 2, 3, 4]), small)
-    with pytest.raises(WireError, match="400"):
+    with pytest.raises(WireError, match="420"):
         decode(raw(GENERATE, prompt_ids=[1] * 1000), small)
     with pytest.raises(WireError):
-        decode(raw(Drain("d"), node_id="x" * 65), small)
+        decode(raw(Drain("d", ""), node_id="x" * 65), small)
 
 
 def test_a_prompt_of_a_million_tokens_passes() -> None:
@@ -170,7 +172,7 @@ def test_page_frames_must_fit_the_message() -> None:
     pages = [b"a" * 8, b"b" * 8]
     message, frames = decode_parts([encode(INLINE), *pages])
     assert message == INLINE and [bytes(frame) for frame in frames] == pages
-    wrong = ([], [encode(INLINE)], [encode(INLINE), *pages, b"c"], [encode(READY), *pages], [encode(Drain("d")), b""])
+    wrong = ([], [encode(INLINE)], [encode(INLINE), *pages, b"c"], [encode(READY), *pages], [encode(Drain("d", "")), b""])
     for parts in wrong:
         with pytest.raises(WireError):
             decode_parts(parts)

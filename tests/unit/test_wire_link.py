@@ -107,10 +107,10 @@ def test_a_dialled_peer_that_is_not_there_is_reported_once_and_found_later(tmp_p
     for _ in range(5):
         inbox.seen.extend(prefill.poll(0.02))
     assert inbox.seen == []
-    prefill.send("d@2", Drain("d"))
+    prefill.send("d@2", Drain("d", ""))
     decode = NodeLinks("d", 2, endpoint)
     assert inbox.next(PeerUp).peer == "d@2"
-    assert Inbox(decode).next(Received).message == Drain("d")
+    assert Inbox(decode).next(Received).message == Drain("d", "")
     prefill.close(), decode.close()
 
 
@@ -131,7 +131,7 @@ def test_sends_are_refused_not_blocked_when_the_queue_is_full() -> None:
 
 def test_an_unknown_peer_is_refused() -> None:
     links = NodeLinks("p", 1)
-    assert not links.send("nobody@1", Drain("d"))
+    assert not links.send("nobody@1", Drain("d", ""))
     links.close()
 
 
@@ -153,9 +153,9 @@ def test_a_stranger_is_dropped(identity: bytes | None) -> None:
     links = NodeLinks("d", 1)
     inbox = Inbox(links)
     with raw_dealer(links.endpoint, identity) as stranger, raw_dealer(links.endpoint, b"p@1") as friend:
-        stranger.send(encode(Drain("d")))
+        stranger.send(encode(Drain("d", "")))
         wait_for_count(inbox, 1)
-        friend.send(encode(Drain("d")))
+        friend.send(encode(Drain("d", "")))
         assert inbox.next(Received).peer == "p@1"
     links.close()
 
@@ -171,8 +171,8 @@ def test_malformed_frames_are_dropped_counted_and_logged_once(caplog: pytest.Log
     links = NodeLinks("d", 1, options=LinkOptions(limits=WireLimits(max_control_bytes=1000)))
     inbox = Inbox(links)
     bad: list[list[bytes]] = [
-        [b""], [b"\xc1"], [b"junk"], [b"junk"], [b"junk"], [encode(Drain("d"))[:-1]], [b"\x00" * 2000],
-        [encode(Drain("d")), b"extra"], [encode(inline_ready(2)), b"one"], [encode(Heartbeat("other", 1, LOAD, False))],
+        [b""], [b"\xc1"], [b"junk"], [b"junk"], [b"junk"], [encode(Drain("d", ""))[:-1]], [b"\x00" * 2000],
+        [encode(Drain("d", "")), b"extra"], [encode(inline_ready(2)), b"one"], [encode(Heartbeat("other", 1, LOAD, False))],
         [encode(Heartbeat("p", 2, LOAD, False))],
     ]  # fmt: skip
     with raw_dealer(links.endpoint, b"p@1") as peer, caplog.at_level(logging.WARNING):
@@ -189,11 +189,11 @@ def test_malformed_frames_are_dropped_counted_and_logged_once(caplog: pytest.Log
 
 def test_a_malformed_answer_is_dropped_too(pair: tuple[NodeLinks, NodeLinks]) -> None:
     prefill, decode = pair
-    prefill.send("d@8", Drain("d"))
+    prefill.send("d@8", Drain("d", ""))
     Inbox(decode).next(Received)
     decode._router.socket.send_multipart([b"p@7", b"junk"])
-    decode.send("p@7", Drain("p"))
-    assert Inbox(prefill).next(Received).message == Drain("p")
+    decode.send("p@7", Drain("p", ""))
+    assert Inbox(prefill).next(Received).message == Drain("p", "")
     assert prefill.counts["wire_dropped"] == 1
 
 
@@ -202,11 +202,11 @@ def test_an_oversized_frame_closes_the_connection_and_nothing_else() -> None:
     links = NodeLinks("d", 1, options=LinkOptions(limits=limits))
     inbox = Inbox(links)
     with raw_dealer(links.endpoint, b"big@1") as big, raw_dealer(links.endpoint, b"p@1") as peer:
-        big.send(encode(Drain("d")))
+        big.send(encode(Drain("d", "")))
         assert inbox.next(Received).peer == "big@1"
         big.send(bytes(20_000))
         assert inbox.next(PeerClosed).peer == "big@1"
-        peer.send(encode(Drain("d")))
+        peer.send(encode(Drain("d", "")))
         assert inbox.next(Received).peer == "p@1"
     links.close()
 
@@ -216,11 +216,11 @@ def test_descriptors_are_reused_without_mixing_up_peers() -> None:
     links, closed = NodeLinks("d", 1), list[str]()
     inbox = Inbox(links)
     with raw_dealer(links.endpoint, b"stays@1") as stays:
-        stays.send(encode(Drain("d")))
+        stays.send(encode(Drain("d", "")))
         inbox.next(Received)
         for i in range(30):
             with raw_dealer(links.endpoint, f"p{i}@1".encode()) as peer:
-                peer.send(encode(Drain("d")))
+                peer.send(encode(Drain("d", "")))
                 assert inbox.next(Received).peer == f"p{i}@1"
             if i % 3 == 0:  # sometimes at once, sometimes only when the next peer is there already
                 while f"p{i}@1" not in closed:
@@ -228,7 +228,7 @@ def test_descriptors_are_reused_without_mixing_up_peers() -> None:
         while len(closed) < 30:
             closed.append(inbox.next(PeerClosed).peer)
         assert sorted(closed) == sorted(f"p{i}@1" for i in range(30))
-        assert links.send("stays@1", Drain("x"))
+        assert links.send("stays@1", Drain("x", ""))
         assert [inbound for inbound in links.poll(0.05) if isinstance(inbound, PeerClosed)] == []
     assert inbox.next(PeerClosed).peer == "stays@1"
     links.close()
@@ -239,7 +239,7 @@ def test_a_flood_comes_in_shares_and_the_report_of_its_end_comes_last() -> None:
     inbox = Inbox(links)
     with raw_dealer(links.endpoint, b"p@1") as peer:
         for _ in range(flood):
-            peer.send(encode(Drain("d")))
+            peer.send(encode(Drain("d", "")))
         inbox.next(Received)
         end = time.monotonic() + DEADLINE_S
         while len(inbox.seen) < flood - 1 and time.monotonic() < end:
@@ -350,8 +350,8 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
         def pongs() -> None:
             inbox = Inbox(node)
             for _ in range(rounds):
-                node.send("router", Drain("d"))
-                while inbox.next(Received).message != Drain("d"):
+                node.send("router", Drain("d", ""))
+                while inbox.next(Received).message != Drain("d", ""):
                     pass
 
         async def noise() -> None:
@@ -364,7 +364,7 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
         thread, noisy = asyncio.create_task(asyncio.to_thread(pongs)), asyncio.create_task(noise())
         async for inbound in link:
             seen.append(inbound)
-            link.send("d@1", Drain("d"))
+            link.send("d@1", Drain("d", ""))
             if len(seen) == rounds:
                 break
         await asyncio.wait_for(thread, DEADLINE_S)
@@ -380,7 +380,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.messages import Drain
 links = NodeLinks("p", 1)
 links.dial("d", sys.argv[1])
-links.send("d", Drain("d"))
+links.send("d", Drain("d", ""))
 while True:
     links.poll(1.0)
 """
