@@ -20,6 +20,7 @@ from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
 CLOSE_TIMEOUT_S = 2
+KEEP_ALIVE_S = 75  # longer than clients keep an idle connection, so that they never send into one just closed
 BACKLOG = 1024
 POLL_S = 0.05
 
@@ -60,6 +61,7 @@ def make_http_server(app: ASGIApp) -> HttpServer:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     return HttpServer(config)
 

@@ -177,6 +177,8 @@ class FakeNode:
         self.peer.install(generate)
 
     def _admit(self, generate: Generate) -> None:
+        if any(abort.key == generate.key for abort in self.aborts):
+            return  # the Abort came first
         text = prompt_text(generate)
         fail_after = None
         for word, count in (("fail:", 0), ("late:", 3)):
@@ -191,32 +193,33 @@ class FakeNode:
                 self._running[key] = Running(key, generate, source, done, fail_after)
 
     def _step(self, links: NodeLinks) -> None:
+        """One run of up to `burst` tokens for every sequence, as a step with accepted drafts brings."""
         runs: list[TokenRun] = []
         ends: list[SequenceEnd] = []
         for running in list(self._running.values()):
-            for _ in range(self.burst):
-                if self._advance(running, runs, ends):
-                    del self._running[running.key]
-                    break
+            first, end = running.position, None
+            ids: list[int] = []
+            while end is None and len(ids) < self.burst:
+                end = self._advance(running, ids)
+            if ids:
+                runs.append(self._token_run(running.generate, running.key, first, ids))
+            if end is not None:
+                ends.append(end)
+                del self._running[running.key]
         if runs or ends:
             self._send(links, runs, ends)
 
-    def _advance(self, running: Running, runs: list[TokenRun], ends: list[SequenceEnd]) -> bool:
-        """One token of one sequence; whether it was the last."""
+    def _advance(self, running: Running, ids: list[int]) -> SequenceEnd | None:
+        """One token of one sequence; its end when that was the last."""
         sampling = running.generate.sampling
         if running.fail_after is not None and running.position >= running.fail_after[0]:
-            ends.append(self._end(running, "error", running.fail_after[1]))
-            return True
+            return self._end(running, "error", running.fail_after[1])
         token = next(running.source)
-        runs.append(self._token_run(running.generate, running.key, running.position, [token]))
+        ids.append(token)
         running.position += 1
         if token in sampling.stop_token_ids and running.position > sampling.min_tokens:
-            ends.append(self._end(running, "stop", ""))
-            return True
-        if running.position >= sampling.max_tokens:
-            ends.append(self._end(running, "length", ""))
-            return True
-        return False
+            return self._end(running, "stop", "")
+        return self._end(running, "length", "") if running.position >= sampling.max_tokens else None
 
     def _end(self, running: Running, reason: str, code: str) -> SequenceEnd:
         message = f"made up: {code}" if code else ""

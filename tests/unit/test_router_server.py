@@ -1,0 +1,163 @@
+"""The listening socket, the key, and the pieces around an exchange that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from router.api.connection import ClientGone, Connection
+from router.api.endpoint import check_key, until_hang_up
+from router.api.errors import Unauthorized, error_headers, error_type
+from router.app import new_epoch, read_api_key
+from router.mailbox import Mailbox
+from router.server import bind_http
+from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded
+
+
+def test_accepted_sockets_send_small_writes_at_once() -> None:
+    listener = bind_http("127.0.0.1", 0)
+    try:
+        with socket.create_connection(listener.getsockname()) as _:
+            listener.setblocking(True)
+            accepted, _address = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        listener.close()
+
+
+def test_a_taken_port_names_itself() -> None:
+    listener = bind_http("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    try:
+        with pytest.raises(ConfigError, match=str(port)):
+            bind_http("127.0.0.1", port)
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("header", [None, "", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer sécret"])
+def test_a_wrong_key(header: str | None) -> None:
+    with pytest.raises(Unauthorized):
+        check_key(header, "secret")
+
+
+def test_a_right_key() -> None:
+    check_key("Bearer secret", "secret")
+    check_key("bearer  secret ", "secret")
+
+
+def test_where_the_key_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    assert read_api_key("") == ""
+    file.write_text(" abc \n")
+    assert read_api_key(str(file)) == "abc"
+    file.write_text("\n")
+    for bad in (file, tmp_path / "none"):
+        with pytest.raises(ConfigError, match="--api-key-file"):
+            read_api_key(str(bad))
+
+
+def test_an_epoch_rises_with_every_start() -> None:
+    assert new_epoch().bit_length() < 63 and new_epoch() >> 16 <= new_epoch() >> 16
+
+
+def test_what_may_be_tried_again_says_when() -> None:
+    for error in (NoNodes("x"), Overloaded("x")):
+        assert (b"retry-after", b"7") in error_headers(error, 7)
+    assert error_type(429) == "rate_limit_error" and error_type(500) == "server_error"
+
+
+def connection(messages: list[dict[str, object]], sent: list[str], *, blocks: bool = False) -> Connection:
+    queue = list(messages)
+
+    async def receive() -> dict[str, object]:
+        if not queue:
+            await asyncio.get_running_loop().create_future()
+        return queue.pop(0)
+
+    async def send(message: object) -> None:
+        if blocks:
+            await asyncio.get_running_loop().create_future()
+        sent.append(str(message))
+
+    return Connection({"type": "http", "headers": []}, receive, send, slow_reader_s=0.01)
+
+
+def part(data: bytes, more: bool = True) -> dict[str, object]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+GONE: dict[str, object] = {"type": "http.disconnect"}
+
+
+def test_a_body_is_read_up_to_its_limit() -> None:
+    assert asyncio.run(connection([part(b"ab"), part(b"c", False)], []).body(3)) == b"abc"
+    with pytest.raises(BodyTooLarge):
+        asyncio.run(connection([part(b"ab"), part(b"cd")], []).body(3))
+    with pytest.raises(ClientGone):
+        asyncio.run(connection([part(b"ab"), GONE], []).body(3))
+
+
+def test_a_client_that_reads_nothing_is_given_up() -> None:
+    with pytest.raises(ClientGone):
+        asyncio.run(connection([], [], blocks=True).answer(200, b"x"))
+
+
+def test_work_ends_when_the_client_goes() -> None:
+    async def work() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        with pytest.raises(ClientGone):
+            await until_hang_up(connection([GONE], []), work())
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_from_elsewhere_is_not_a_hang_up() -> None:
+    async def main() -> None:
+        task = asyncio.ensure_future(until_hang_up(connection([], []), asyncio.sleep(60)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_work_that_is_done_stays_done() -> None:
+    """uvicorn reports a disconnect after each complete answer; that is no hang-up."""
+
+    async def main() -> None:
+        sent: list[str] = []
+        mine = connection([GONE], sent)
+
+        async def work() -> None:
+            await mine.answer(200, b"x")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        await until_hang_up(mine, work())
+        assert len(sent) == 2
+
+    asyncio.run(main())
+
+
+def test_a_mailbox_gives_everything_at_once() -> None:
+    async def main() -> None:
+        mailbox = Mailbox()
+        waiting = asyncio.ensure_future(mailbox.take())
+        await asyncio.sleep(0)
+        for news in ("a", "b"):
+            mailbox.put(news)  # type: ignore[arg-type]
+        assert await waiting == ["a", "b"]
+        mailbox.put("c")  # type: ignore[arg-type]
+        assert await mailbox.take() == ["c"]
+
+    asyncio.run(main())
