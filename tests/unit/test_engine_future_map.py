@@ -70,7 +70,10 @@ def test_an_empty_index_neither_writes_nor_records() -> None:
 def test_token_ids_of_any_integer_shape_are_stored_flat(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Regression (i): a sampler may give (bs, 1) int32."""
     future_map = FutureMap(6, 32)
-    future_map.stash(rows(3, 5), torch.tensor([70, 71], dtype=dtype).reshape(shape), step=1)
+    try:
+        future_map.stash(rows(3, 5), torch.tensor([70, 71], dtype=dtype).reshape(shape), step=1)
+    except RuntimeError as error:
+        raise AssertionError(f"{dtype} of shape {shape} was not taken: {error}") from error
     tokens, _ = future_map.gather(rows(3, 5), tensor(1, 1))
     assert tokens.dtype == torch.int64 and tokens.tolist() == [70, 71]
 

@@ -13,7 +13,8 @@ from rig import CoreKnobs, Job, Outcome, assert_whole, draw_jobs, make_core, run
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
-from shared.engine.plan import Admission
+from shared.engine.lease import StepLease
+from shared.engine.plan import Admission, StepPlan
 from shared.sched.assemble import NodeCore
 
 BACKENDS = ("inline", "cpu", "simulated")
@@ -187,3 +188,35 @@ def test_an_admission_that_raises_fails_its_own_requests_only(backend: str) -> N
     assert_whole(pair.prefill)
     assert_whole(pair.decode)
     pair.close()
+
+
+def test_lengths_that_were_not_made_fail_their_step() -> None:
+    """What the schedule stream should have filled is memory that nobody wrote: the forward must not look at it."""
+    core = make_core(CoreKnobs("simulated", page_size=4, seed=1))
+    jobs = [long_job(0, tuple(range(20))), long_job(1, tuple(range(30)))]
+    for job in jobs:
+        core.scheduler.submit(job.request())
+    while not all(req.output_ids for req in core.scheduler.running.reqs) or len(core.scheduler.running) < 2:
+        core.loop.step(block=True)
+    broken, ran = [], []
+    launch, forward = core.streams.schedule.launch, core.engine.worker.forward
+
+    def break_lengths(fn: Callable, *args: object, **kwargs: object) -> object:
+        if kwargs.get("label") == "seq_lens" and not broken:
+            broken.append(True)
+            fn = _raise
+        return launch(fn, *args, **kwargs)  # type: ignore[arg-type]
+
+    def watch(plan: StepPlan, lease: StepLease) -> object:
+        ran.append(plan.step)
+        if broken and core.loop.num_failed_steps == 0:
+            raise Fault("the forward ran on lengths that were not made")
+        return forward(plan, lease)
+
+    core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
+    core.engine.worker.forward = watch  # type: ignore[method-assign, assignment]
+    outcome = run_local(core, [])
+    assert broken and {end.error_code for end in outcome.ends.values()} == {"step_failed"}
+    assert all("its lengths were not made" in end.error_message for end in outcome.ends.values())
+    assert_whole(core)
+    core.close()
