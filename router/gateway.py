@@ -136,9 +136,10 @@ class Gateway:
         if node is None:
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
-        if replaced is not None:
-            self._lose(replaced, "it has restarted", now)
+        # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
         self._link.send(peer, Welcome(router_id=self._identity[0], router_epoch=self._identity[1]))
+        if replaced is not None:
+            self._lose(replaced, "it has started anew", now)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for first, second, name in self._registry.misfits():
             self._log_once.warning((first, second), "nodes do not fit together", a=first, b=second, differs=name)
