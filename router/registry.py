@@ -74,14 +74,15 @@ class Registry:
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[Node | None, Node | None]:
         """(the node, the one it replaces). (None, None) for an older epoch than known, or a role we don't have.
 
-        The same epoch again is a reconnect: the node keeps its counts.
+        The same epoch again is a reconnect: the node keeps its counts and replaces itself, for it has dropped what it
+        had of us when it saw the connection break, and what was on its way is lost.
         """
         known = self._nodes.get(hello.node_id)
         if hello.role not in ROLES or (known is not None and known.hello.epoch > hello.epoch):
             return None, None
         if known is not None and known.hello.epoch == hello.epoch:
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
-            return known, None
+            return known, known
         node = Node(peer=peer, hello=hello, last_seen=now)
         self._nodes[hello.node_id] = node
         return node, known

@@ -40,13 +40,13 @@ def test_only_the_newest_epoch_counts() -> None:
     assert registry.hello("x@1", hello("cook", "x"), 0.0) == (None, None)
 
 
-def test_the_same_epoch_again_keeps_its_counts() -> None:
+def test_the_same_epoch_again_keeps_its_counts_and_replaces_itself() -> None:
     registry = Registry(5.0)
     node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
     assert node is not None
     node.open_sequences = 3
     again, replaced = registry.hello("d@1", hello("decode", "d"), 1.0)
-    assert again is node and replaced is None and node.open_sequences == 3
+    assert again is node and replaced is node and node.open_sequences == 3
 
 
 def test_silence_is_told_once_and_speech_ends_it() -> None:
