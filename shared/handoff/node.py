@@ -35,6 +35,9 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 
 
+HELLO_AGAIN_S = 2.0  # without a Welcome: one got lost, or the router still knows another life of this node
+
+
 class Side(Protocol):
     """What a prefill node and a decode node do differently. All calls come from `Node.tick`."""
 
@@ -77,6 +80,7 @@ class Node:
         self._waiting_since: dict[RequestKey, tuple[Request, float]] = {}
         self._runs: dict[str, list[TokenRun]] = {}
         self._ends: dict[str, list[SequenceEnd]] = {}
+        self._hello_due: dict[str, float] = {}  # routers that are up and have not said Welcome
         self._wire_dropped = 0
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -173,7 +177,7 @@ class Node:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer)
         elif isinstance(inbound, PeerUp):
-            self._say_hello(inbound.peer)
+            self._say_hello(inbound.peer, now)
         else:
             self._router_closed(inbound.peer)
 
@@ -193,8 +197,9 @@ class Node:
         else:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router")
 
-    def _say_hello(self, peer: str) -> None:
+    def _say_hello(self, peer: str, now: float) -> None:
         facts = self.ctx.facts
+        self._hello_due[peer] = now + HELLO_AGAIN_S
         self.ctx.outbox.send(
             peer,
             Hello(
@@ -211,6 +216,7 @@ class Node:
         )
 
     def _welcomed(self, peer: str, message: Welcome) -> None:
+        self._hello_due.pop(peer, None)
         for over in self.ctx.routers.welcome(peer, RouterLife(message.router_id, message.router_epoch)):
             self._router_over(over)
         self.next_heartbeat = 0.0  # the router needs our load before it can choose us
@@ -227,6 +233,7 @@ class Node:
 
     def _router_closed(self, peer: str) -> None:
         life = self.ctx.routers.closed(peer)
+        self._hello_due.pop(peer, None)
         if life is None:
             return  # it was not up yet; the link keeps trying
         self._router_over(life)
@@ -299,6 +306,8 @@ class Node:
         if now < self.next_heartbeat:
             return
         self.next_heartbeat = now + self.ctx.facts.heartbeat_s
+        for peer in [peer for peer, due in self._hello_due.items() if due <= now]:
+            self._say_hello(peer, now)
         peers = self.ctx.routers.welcomed()
         if not peers:
             return

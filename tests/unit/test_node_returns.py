@@ -1,0 +1,87 @@
+"""A node that dials in anew, seen from both sides: what it ran before is started again, and it is told so first."""
+
+from __future__ import annotations
+
+import io
+
+from pair import ROUTER, Net, make_node
+from prometheus_client import CollectorRegistry
+from rig import CoreKnobs
+from router_rig import RouterRig, hello
+
+from router.dispatch import NewRequest
+from router.gateway import Gateway
+from shared.core.sampling_params import SamplingParams
+from shared.handoff.node import HELLO_AGAIN_S
+from shared.observe.log import Logger
+from shared.observe.metrics import ClusterMetrics
+from shared.wire.messages import Generate, Hello, Message, Welcome
+from shared.wire.peers import PeerUp, Received, peer_name
+
+
+class FakeLink:
+    endpoint = "tcp://127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+
+    def send(self, peer: str, message: Message) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    async def receive(self) -> list[Received]:
+        return []
+
+
+def gateway_of(rig: RouterRig) -> tuple[Gateway, FakeLink]:
+    link, log = FakeLink(), Logger("r", io.StringIO())
+    metrics = ClusterMetrics(CollectorRegistry())
+    return Gateway(("r", 9), rig.registry, rig.dispatcher, link, metrics, log, lambda: rig.now), link
+
+
+def say_hello(gateway: Gateway, epoch: int) -> None:
+    gateway.handle(Received(peer_name("d", epoch), hello("decode", "d", epoch)))
+
+
+def request() -> NewRequest:
+    return NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7)
+
+
+def kinds(link: FakeLink, peer: str) -> list[type[Message]]:
+    return [type(message) for name, message in link.sent if name == peer and isinstance(message, Welcome | Generate)]
+
+
+def test_a_restarted_node_is_welcomed_before_it_gets_the_requests_of_its_last_life() -> None:
+    gateway, link = gateway_of(RouterRig(max_attempts=3))
+    say_hello(gateway, 1)
+    gateway.open([request()])
+    say_hello(gateway, 2)
+    assert kinds(link, peer_name("d", 2)) == [Welcome, Generate]
+
+
+def test_a_node_that_connects_anew_gets_its_requests_anew() -> None:
+    """It has dropped them when the connection broke, and the router may never have seen that break."""
+    gateway, link = gateway_of(RouterRig(max_attempts=3))
+    say_hello(gateway, 1)
+    gateway.open([request()])
+    say_hello(gateway, 1)
+    assert kinds(link, peer_name("d", 1)) == [Welcome, Generate, Welcome, Generate]
+
+
+def test_a_hello_without_welcome_is_said_again() -> None:
+    """Its router still knew another life of this node, say, with a later epoch."""
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = next(iter(net.nodes))
+    net.inboxes[name].clear()
+    net.inboxes[name].append(PeerUp(ROUTER))
+    for now in (0.0, HELLO_AGAIN_S / 2, HELLO_AGAIN_S, 1.5 * HELLO_AGAIN_S):
+        net.now = now
+        net.tick(name)
+    assert len([m for m in net.messages(Hello)]) == 2
+    net.to_node(name, Welcome("test", 1))
+    net.at(10 * HELLO_AGAIN_S)
+    net.tick(name)
+    net.at(10 * HELLO_AGAIN_S)
+    net.tick(name)
+    assert len(net.messages(Hello)) == 2
