@@ -133,7 +133,7 @@ def test_sigterm_drains(router: RouterStub, spawn: Spawn) -> None:
     late = router.generate("d0", short(1))
     router.wait_ends([key, late])
     assert router.book.streams[key] == expected(running)
-    assert router.book.end(late).error_code == "node_lost"
+    assert router.book.end(late).error_code == "node_draining"
     router.until(lambda: "d0" in router.book.goodbyes, "Goodbye")
     assert d0.process.wait(30) == 0, d0.log
     router.wait_at_rest("p0")
@@ -146,7 +146,7 @@ def test_a_drain_has_an_end(router: RouterStub, spawn: Spawn) -> None:
     started(router, "d0", key)
     d0.process.terminate()
     router.wait_ends([key])
-    assert router.book.end(key).error_code == "node_lost"
+    assert router.book.end(key).error_code == "node_draining"
     assert d0.process.wait(30) == 0, d0.log
     assert "add up" not in d0.log
 

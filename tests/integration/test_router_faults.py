@@ -27,6 +27,7 @@ from shared.wire.messages import Goodbye, Hello, TokenRun, Tokens
 
 MODEL = "hashlm"
 FLAGS = ("--node-silence-s", "1", "--local-prefill-tokens", "0", "--max-open-requests", "4", "--shutdown-s", "1")
+FLAGS += ("--max-attempts", "1")  # what a fault means for the request it hits; test_resume.py has the rest
 
 
 @pytest.fixture
