@@ -1,4 +1,4 @@
-"""Random lives of two prefill and two decode nodes: small pools, late and interleaved messages, aborts, deaths, restarts.
+"""Random lives of two prefill and two decode nodes: small pools, late messages, aborts, deaths, restarts.
 
 A router in the test keeps a journal and begins another attempt (prompt + what was said) whenever one fails. So every
 request that is not aborted must end with the reference's stream, whoever died meanwhile, and all nodes must be clean.

@@ -3,59 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from hand_driven import HandDriven
 from pair import Net, assert_clean, expected, make_node, name_of
 from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.device.events import Event, Ticket
-from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
+from shared.device.events import Event
 from shared.handoff.node import Node
 from shared.wire.messages import Failed, Grant, Installed, Key, Prebuilt, Ready
 
 LONG = SamplingParams(max_tokens=40, temperature=0.0)
-
-
-class HandDriven:
-    """A stream that runs a closure when the test says so, and never before the events that it waits for."""
-
-    def __init__(self) -> None:
-        self.name, self.epoch = "transfer", 0
-        self.open = True  # run as soon as the waits allow
-        self.items: list[Work[Any] | Event] = []
-        self.log: list[str] = []
-        self._epochs = StreamEpochs()
-
-    def launch(self, fn: Closure[Any], arms: Sequence[Event] = (), label: str = "") -> Ticket[Any]:
-        work = make_work(fn, arms, label, self.name, 0)
-        self.items.append(work)
-        if self.open:
-            self.run()
-        return work.ticket
-
-    def run(self) -> None:
-        while self.items:
-            item = self.items[0]
-            if isinstance(item, Event):
-                if not item.peek():
-                    return
-            else:
-                self.log.append(item.label)
-                run_work(item, self._epochs)
-            self.items.pop(0)
-
-    def wait(self, event: Event) -> None:
-        self.items.append(event)
-
-    def reset(self) -> None:
-        self._epochs.open_next()
-
-    def stop(self) -> None:
-        self.items.clear()
 
 
 def job(rid: int, length: int = 70) -> Job:
