@@ -8,7 +8,9 @@ the caller holds the tensors until the call returns, and nothing checks bounds.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,8 +49,10 @@ def compile_task(function: Callable[[Any], None]) -> Any:
 
     Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
     Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
-    disk cache is made of them).
+    disk cache is made of them). numba would notice a change of the function's own file, not of the parts it inlines
+    from others: so its name there carries a stamp of this folder.
     """
+    function.__qualname__ += f"_{sources_stamp():08x}"
     make = cfunc(types.void(WORDS), cache=True, fastmath=FAST_MATH, error_model="numpy")
     try:
         compiled = make(function)
@@ -56,6 +60,13 @@ def compile_task(function: Callable[[Any], None]) -> Any:
         logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
         compiled = cfunc(types.void(WORDS), fastmath=FAST_MATH, error_model="numpy")(function)
     return compiled
+
+
+def sources_stamp() -> int:
+    stamp = 0
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        stamp = zlib.crc32(path.read_bytes(), stamp)
+    return stamp
 
 
 def inlined(function: F) -> F:

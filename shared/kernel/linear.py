@@ -57,6 +57,16 @@ class PackedLinear:
         return self._run(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
+class FloatHead:
+    """x (M, in) of any float dtype -> (M, out) float32, through a float32 product."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.float())
+
+
 class PackedFactory:
     """Makes PackedLinears of one dtype; finds out once per shape whether a single row needs doubling."""
 

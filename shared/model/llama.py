@@ -65,7 +65,7 @@ class LlamaModel:
             return ModelOutput(logits=empty, hidden=residual.to(self._weights.embed.dtype))
         delta = self._mlp(last, residual, last.out(attended))
         hidden = self._blocks.add_norm(residual, delta, self._weights.norm)
-        return ModelOutput(logits=self._weights.head(hidden.float()), hidden=hidden.clone())
+        return ModelOutput(logits=self._weights.head(hidden), hidden=hidden)
 
     def _attend(
         self, index: int, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor | None

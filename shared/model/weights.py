@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +21,10 @@ class TensorSource(Protocol):
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> torch.Tensor: ...
     def content_hash(self) -> str: ...
+
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+HeadFactory = Callable[[torch.Tensor], Head]  # from the weight (vocab, H)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +46,23 @@ class LlamaWeights:
     embed: torch.Tensor  # (vocab, H) in the dtype
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # (H,) float32
-    head: Linear  # H -> vocab; takes and gives float32
+    head: Head  # (M, H) in the dtype -> (M, vocab) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
 
 
 def load_weights(
-    source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int
+    source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int, make_head: HeadFactory
 ) -> LlamaWeights:
     """Reads every tensor once. Peak memory is the result plus one layer, as each layer's source is dropped at once."""
     config = source.config
     make = pick_linear(device, dtype)
-    make_head = pick_linear(device, torch.float32)
     embed = source.tensor("embed").to(device, dtype)
     head = source.tensor("head").to(device, dtype) if not config.tie_embeddings else embed
     return LlamaWeights(
         embed=embed,
         layers=tuple(_load_layer(source, n, dtype, device, make) for n in range(config.num_layers)),
         norm=source.tensor("norm").to(device, torch.float32),
-        head=make_head(head.float(), None),
+        head=make_head(head),
         rope=tuple(table.to(device) for table in _rope(source, max_context)),
     )
 
@@ -103,10 +107,8 @@ def _rope(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.T
 
 
 def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int) -> int:
-    """What load_weights keeps: parameters, the embedding a second time as float32 head, and the rotary tables.
-
-    An untied model's head is counted among the parameters already; it is kept as float32 only.
-    """
+    """What load_weights keeps at most: parameters, the head's own copy (tied to the embedding or not) as if it were
+    float32, and the rotary tables."""
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)
     tables = max_context * config.head_dim * 4

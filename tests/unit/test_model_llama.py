@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def reference(network: transformers.PreTrainedModel, ids: list[int]) -> torch.Te
         return network(torch.tensor([ids])).logits[0]
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family: str, kernels: str, tmp_path: Path) -> None:
     network = save_random(family, tmp_path)
@@ -129,7 +130,7 @@ def test_logits_equal_transformers(family: str, kernels: str, tmp_path: Path) ->
     torch.testing.assert_close(ours, reference(network, ids), atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 def test_ragged_steps_equal_transformers(
     llama: tuple[transformers.PreTrainedModel, Path], kernels: str, page_size: int
@@ -147,7 +148,7 @@ def test_ragged_steps_equal_transformers(
         torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_chunks_equal_whole_prompt(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
     model = load(llama[1], kernels)
     ids = prompt(50)
@@ -160,7 +161,7 @@ def test_chunks_equal_whole_prompt(llama: tuple[transformers.PreTrainedModel, Pa
         torch.testing.assert_close(torch.cat(parts), whole, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_only_the_logits_asked_for(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
     model = load(llama[1], kernels)
     ids = prompt(20)
@@ -172,7 +173,7 @@ def test_only_the_logits_asked_for(llama: tuple[transformers.PreTrainedModel, Pa
     torch.testing.assert_close(silent.step({0: ids[-1:]}), whole[-1:], atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_bfloat16_stays_near_float32(llama: tuple[transformers.PreTrainedModel, Path], kernels: str) -> None:
     ids = prompt(40)
     exact = Rows(load(llama[1]), 1, 16).step({0: ids})
@@ -180,6 +181,16 @@ def test_bfloat16_stays_near_float32(llama: tuple[transformers.PreTrainedModel, 
     ours = torch.cat([rows.step({0: ids[:30]}), *(rows.step({0: [i]}) for i in ids[30:])])
     assert ours.dtype == torch.float32
     assert (ours - exact).abs().mean() < 0.03 * exact.abs().mean()
+
+
+def test_without_numba_it_says_so_once_and_works(
+    llama: tuple[transformers.PreTrainedModel, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    model = load(llama[1], "auto", "bfloat16")
+    assert [record.message for record in caplog.records if "numba" in record.message][1:] == []
+    assert "numba can't be used" in caplog.text
+    assert Rows(model, 1, 16).step({0: prompt(5)}).shape == (5, VOCAB)
 
 
 def test_spec_and_planes(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
