@@ -34,7 +34,6 @@ from shared.wire.messages import (
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 
-
 HELLO_AGAIN_S = 2.0  # without a Welcome: one got lost, or the router still knows another life of this node
 
 
@@ -192,7 +191,7 @@ class Node:
         elif isinstance(message, Generate):
             self._generate(received.peer, message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
-            self.ctx.draining = True
+            self.ctx.draining, self.ctx.then = True, message.then
             self.next_heartbeat = now
         else:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router")
