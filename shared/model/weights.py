@@ -63,7 +63,7 @@ def load_weights(
         layers=tuple(_load_layer(source, n, dtype, device, make) for n in range(config.num_layers)),
         norm=source.tensor("norm").to(device, torch.float32),
         head=make_head(head),
-        rope=tuple(table.to(device) for table in _rope(source, max_context)),
+        rope=tuple(table.to(device) for table in rope_of(source, max_context)),
     )
 
 
@@ -90,7 +90,8 @@ def _load_layer(
     )
 
 
-def _rope(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, (max_context, D // 2) float32 each."""
     rope = source.config.rope
     inverse = inverse_frequencies(
         source.config.head_dim,

@@ -12,8 +12,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from shared.core.errors import ConfigError
+from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.model.gguf_file import GgufFile
 from shared.model.load import open_model
+from shared.model.weights import rope_of
 
 HIDDEN, HEADS, KV_HEADS, VOCAB, INNER = 256, 4, 2, 11, 256
 ByHand = Callable[[np.ndarray], list[float]]
@@ -133,6 +135,16 @@ def test_rotary_layout(arch: str, pairwise: bool, tmp_path: Path) -> None:
     source = open_model(write(tmp_path / "m.gguf", tensors, arch))
     for name, want in (("q", q), ("k", k), ("v", v)):
         np.testing.assert_array_equal(source.tensor(f"layers.0.{name}").numpy(), want)
+
+
+def test_llama3_rope_comes_as_one_divisor_per_frequency(tmp_path: Path) -> None:
+    divisors = np.linspace(1.0, 8.0, HIDDEN // HEADS // 2, dtype=np.float32)
+    plain = open_model(write(tmp_path / "a.gguf", embedding()))
+    stretched = open_model(write(tmp_path / "b.gguf", embedding() | {"rope_freqs.weight": (divisors, Kind.F32)}))
+    want = inverse_frequencies(64, 10000.0) / torch.from_numpy(divisors)
+    for got, table in zip(rope_of(stretched, 64), rope_tables(want, 64), strict=True):
+        assert torch.equal(got, table)
+    assert not torch.equal(rope_of(plain, 64)[0], rope_of(stretched, 64)[0])
 
 
 def test_header(tmp_path: Path) -> None:
