@@ -1,4 +1,4 @@
-"""Takes a rule out of the code, one patch at a time, and requires that the test named for it fails, and fails by an
+"""Takes a rule out of the code, one patch at a time, and requires that the tests named for it fail, and fail by an
 assertion or an oracle, not by breaking.
 
     python tests/mutants/run.py [NAME ...]        # all patches, or those whose name contains one of these
@@ -9,6 +9,7 @@ tree, which keeps its compiled kernels from patch to patch.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -111,15 +112,17 @@ def run_tests(root: Path, tests: tuple[str, ...]) -> list[tuple[str, str]]:
     return failures
 
 
-def judge(failures: list[tuple[str, str]]) -> tuple[bool, str]:
-    """Killed when a test failed and every failure came from an assertion or an oracle."""
-    if not failures:
-        return False, "SURVIVED: all its tests passed"
+def judge(kills: tuple[str, ...], failures: list[tuple[str, str]]) -> tuple[bool, str]:
+    """Killed when every test named failed, and every failure came from an assertion or an oracle."""
+    failed = {name.partition("[")[0] for name, _ in failures}
     for name, message in failures:
         error = message.split(":")[0].split("\n")[0].rpartition(".")[2].strip()
         is_oracle = message.startswith("assert ") or error in ORACLES
         if not is_oracle or TIMED_OUT in message[:60]:
             return False, f"{name} broke: {message[:120]!r}"
+    passed = [test for test in kills if test.partition("::")[2] not in failed]
+    if passed:
+        return False, f"SURVIVED: {', '.join(passed)} passed"
     name, message = failures[0]
     return True, f"{name}: {' '.join(message.split())[:100]}"
 
@@ -134,18 +137,12 @@ def try_mutant(root: Path, mutant: Mutant) -> Verdict:
     try:
         for path, text in texts.items():
             path.write_text(text)
-        killed, why = judge(run_tests(root, mutant.kills))
+        killed, why = judge(mutant.kills, run_tests(root, mutant.kills))
     finally:
         for path, (text, stat) in originals.items():
             path.write_text(text)
-            _set_times(path, stat.st_atime_ns, stat.st_mtime_ns)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     return Verdict(killed, why, time.monotonic() - start)
-
-
-def _set_times(path: Path, atime_ns: int, mtime_ns: int) -> None:
-    import os
-
-    os.utime(path, ns=(atime_ns, mtime_ns))
 
 
 def main(wanted: list[str]) -> int:

@@ -81,6 +81,7 @@ def test_token_ids_of_any_integer_shape_are_stored_flat(dtype: torch.dtype, shap
 def test_extras_exist_from_the_start_and_may_be_absent_in_a_payload() -> None:
     """Regression (j): no buffer is made by looking at the first payload, so a later one may be the first with it."""
     future_map = FutureMap(6, 32, (HIDDEN,))
+    assert set(future_map.extras) == {"hidden_states"}
     assert future_map.extras["hidden_states"].shape == (6, 3)
     future_map.stash(rows(2), tensor(20), step=1)
     assert future_map.extras["hidden_states"].any() == torch.tensor(False)

@@ -127,25 +127,24 @@ def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
 
 
 def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
-    """S8, I1: bit-identical before and after the forward, tensors by reference included."""
-    core = make_core(CoreKnobs(width=4, chunk_size=8))
-    checked = 0
+    """S8, I1: bit-identical from its freezing to the end, tensors by reference included. The lengths of what is in
+    flight are not known when it is frozen, so a forward that wrote them into the plan would change it."""
+    core = make_core(CoreKnobs("simulated", width=4, chunk_size=8, seed=3))
+    plans, frozen = record_plans(core), []
     launch = core.engine.launch
 
-    def watch(plan: StepPlan):  # noqa: ANN202
-        nonlocal checked
-        before = [(path, _copied(value)) for path, value in walk(plan, "plan")]
-        lease = launch(plan)
-        for (path, old), (_, new) in zip(before, walk(plan, "plan"), strict=True):
-            same = np.array_equal(old, new) if isinstance(old, np.ndarray | torch.Tensor) else old is new or old == new
-            assert same, f"{path} changed while its step ran"
-        checked += 1
-        return lease
+    def freeze(plan: StepPlan):  # noqa: ANN202
+        core.engine.streams.schedule.launch(lambda: frozen.append([(p, _copied(v)) for p, v in walk(plan, "plan")]))
+        return launch(plan)
 
-    core.engine.launch = watch  # type: ignore[method-assign]
+    core.engine.launch = freeze  # type: ignore[method-assign]
     run_local(core, draw_jobs(random.Random(8), 6))
     core.close()
-    assert checked > 10
+    assert len(frozen) == len(plans) > 10
+    for plan, before in zip(plans, frozen, strict=True):
+        for (path, old), (_, new) in zip(before, walk(plan, "plan"), strict=True):
+            same = np.array_equal(old, new) if isinstance(old, np.ndarray | torch.Tensor) else old is new or old == new
+            assert same, f"{path} of step {plan.step} changed"
 
 
 def _copied(value: object) -> object:
@@ -167,3 +166,18 @@ def test_mixed_steps_list_chunks_first_and_name_their_decode_tail() -> None:
         assert plan.prefill_input_ids_cpu is not None
         assert plan.prefill_input_ids_cpu.numel() == plan.q_lens[: plan.num_prefill].sum()
         assert int((plan.q_lens + plan.seq_lens.numpy()).max()) <= plan.max_seq_len
+
+
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_every_mode_takes_the_same_path(overlap: bool, width: int) -> None:
+    """S10: relay, plans and the forward stream are there without overlap and without speculation too."""
+    core = make_core(CoreKnobs(overlap=overlap, width=width))
+    labels = []
+    launch = core.streams.forward.launch
+    core.streams.forward.launch = lambda fn, arms=(), label="": (labels.append(label), launch(fn, arms, label))[1]  # type: ignore[method-assign]
+    plans = record_plans(core)
+    run_local(core, draw_jobs(random.Random(2), 3))
+    assert labels == [f"{what}({plan.step})" for plan in plans for what in ("forward", "sample")]
+    assert (core.future_map.written_by >= 0).any() and all(plan.emits[plan.num_prefill :].all() for plan in plans)
+    core.close()
