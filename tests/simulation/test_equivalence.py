@@ -11,13 +11,16 @@ import pytest
 from cells import Watch, all_pairs, run_cell
 
 BLOCK = 10  # seeds per test: a failing seed is named in the message
+FAST_BLOCKS = 3  # what --fast keeps
 CI_SEEDS, CI_DECODE_STEPS = 120, 20_000
 LONG_SEEDS, LONG_DECODE_STEPS = 600, 100_000
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "block" in metafunc.fixturenames:
-        metafunc.parametrize("block", range(-(-metafunc.config.getoption("--seeds") // BLOCK)))
+        blocks = range(-(-metafunc.config.getoption("--seeds") // BLOCK))
+        marks = [pytest.mark.slow] if metafunc.config.getoption("--fast") else []
+        metafunc.parametrize("block", [pytest.param(n, marks=marks if n >= FAST_BLOCKS else []) for n in blocks])
 
 
 @pytest.fixture(scope="module")
