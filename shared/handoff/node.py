@@ -257,8 +257,16 @@ class Node:
             for req in requests:
                 self.ctx.end(req.key, refusal)
         else:
-            for req in self.side.hand_over(generate, requests, now) if generate.decode_node else requests:
+            for req in self._hand_over(generate, requests, now) if generate.decode_node else requests:
                 self._submit(req, now)
+
+    def _hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        try:
+            return self.side.hand_over(generate, requests, now)
+        except BatonError as error:  # a decode node whose name can't be one
+            for req in requests:
+                self.ctx.end(req.key, error)
+            return ()
 
     def _refusal(self, requests: Sequence[Request]) -> NodeDraining | Overloaded | InvalidRequest | None:
         if self.ctx.draining:

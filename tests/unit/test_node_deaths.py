@@ -1,0 +1,265 @@
+"""Two nodes, one of which dies at any message; routers that restart or vanish; deadlines, leases and strays.
+
+Each test ends with the same two questions: has every request that can still be heard ended once and rightly, and is
+every page, row and book of the living nodes as before?
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of
+from rig import CoreKnobs, Job
+
+from shared.core.sampling_params import SamplingParams
+from shared.handoff.mail import Dial, HangUp
+from shared.handoff.node import Node
+from shared.wire.messages import (
+    Abort,
+    Failed,
+    Grant,
+    Installed,
+    Key,
+    Offer,
+    Prebuilt,
+    Ready,
+    Refuse,
+    Wait,
+    Welcome,
+)
+from shared.wire.peers import PeerClosed, PeerUp, Received
+
+LONG = SamplingParams(max_tokens=12, temperature=0.0)
+RELAY = (Offer, Grant, Ready, Prebuilt, Installed)
+
+
+def job(rid: int = 0, length: int = 70, sampling: SamplingParams = LONG) -> Job:
+    rng = random.Random(rid)
+    return Job(rid, tuple(rng.randrange(95) for _ in range(length)), sampling, rid + 7)
+
+
+def pair(**changes: object) -> tuple[Node, Node]:
+    knobs = replace(CoreKnobs(chunk_size=32), **changes)
+    return make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
+
+
+def counters(node: Node) -> dict[str, float]:
+    return node.ctx.metrics.counters()
+
+
+def ends_of(net: Net, key: Key) -> list[tuple[str, str]]:
+    return [(end.reason, end.error_code) for end in net.router.ends[key]]
+
+
+# ---- deaths
+
+
+def handoff_messages() -> int:
+    p, d = pair()
+    net = Net([p, d])
+    for rid in range(3):
+        net.generate(p, job(rid), d)
+    net.run()
+    return sum(isinstance(message, RELAY) for message in [m for _, _, m in net.seen])
+
+
+NUM_MESSAGES = 25  # of three hand-offs, checked below
+
+
+def test_the_number_of_messages_to_die_at() -> None:
+    assert handoff_messages() == NUM_MESSAGES
+
+
+@pytest.mark.parametrize("when", range(NUM_MESSAGES))
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_death_at_every_message(when: int, who: str) -> None:
+    p, d = pair()
+    net = Net([p, d])
+    victim, survivor = (p, d) if who == "prefill" else (d, p)
+    seen = 0
+
+    def strike(src: str, dst: str, message: object) -> None:
+        nonlocal seen
+        seen += isinstance(message, RELAY)
+        if seen == when + 1 and name_of(victim) not in net.dead:
+            net.kill(victim)
+
+    net.on_message = strike
+    keys = [net.generate(p, job(rid), d) for rid in range(3)]
+    net.run()
+    assert net.dead
+    for rid, key in enumerate(keys):
+        assert expected(job(rid))[: len(net.router.streams[key])] == net.router.streams[key]
+        for end in net.router.ends[key]:
+            assert (end.reason, end.error_code) in (("length", ""), ("error", "node_lost"))
+            if end.reason == "length":
+                assert net.router.streams[key] == expected(job(rid))
+    if who == "decode":
+        assert all(net.router.ends[key] for key in keys if not handed_over(net, key)), "each gets a clear error"
+    assert_clean(survivor)
+
+
+def handed_over(net: Net, key: Key) -> bool:
+    return any(message.key == key for message in net.messages(Installed))
+
+
+def test_requests_that_are_installed_survive_their_prefill_node() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    key = net.generate(p, job(), d)
+    net.run(until=lambda: bool(net.messages(Installed)))
+    net.kill(p)
+    net.run()
+    assert net.router.streams[key] == expected(job())
+    assert_clean(d)
+
+
+def test_a_peer_that_came_back_is_dialled_again() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.inboxes[name_of(p)].append(PeerClosed(name_of(d)))
+    key = net.generate(p, job(), d)
+    net.run()
+    assert net.router.streams[key] == expected(job())
+    assert_clean(p, d)
+
+
+# ---- routers
+
+
+def test_a_new_life_of_the_router_ends_the_requests_of_the_old_one() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.generate(p, job(0), d)
+    net.run(until=lambda: bool(net.messages(Installed)))
+    net.generate(p, job(1), d)
+    for node in (p, d):
+        net.to_node(name_of(node), Welcome(ROUTER_ID, 2))
+    net.run()
+    assert not net.router.ends
+    late = net.generate(p, job(2), d)  # of epoch 1
+    net.run()
+    assert not net.router.streams[late] and counters(p)["wire_errors"] == 1
+    assert_clean(p, d)
+
+
+def test_an_offer_of_an_old_life_of_the_router_is_refused() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.tick(name_of(d))
+    net.to_node(name_of(d), Welcome(ROUTER_ID, 2))
+    net.generate(p, job(), d)
+    net.run()
+    assert not net.messages(Grant) and "restarted" in net.messages(Refuse)[0].reason
+    assert_clean(p, d)
+
+
+def test_a_closed_link_to_the_router_frees_everything() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.hold = lambda src, dst, message: isinstance(message, Prebuilt)
+    net.generate(p, job(), d, num_sequences=2)
+    net.generate(d, job(3))
+    net.run(until=lambda: bool(net.kept))
+    for node in (p, d):
+        net.inboxes[name_of(node)].append(PeerClosed(ROUTER))
+    net.run()
+    assert_clean(p, d)
+
+
+def test_what_is_queued_for_a_closed_router_is_not_sent_to_the_next() -> None:
+    p, _ = pair()
+    assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
+    p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))], 0.0)
+    assert p.tick([PeerClosed(ROUTER)], 0.0) == [HangUp(ROUTER), Dial(ROUTER, ROUTER)]
+
+
+def test_an_offer_waits_for_its_router_to_say_welcome_here() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    welcome = net.inboxes[name_of(d)].pop()
+    key = net.generate(p, job(), d)
+    net.run()
+    assert not net.messages(Grant)
+    net.inboxes[name_of(d)].append(welcome)
+    net.run()
+    assert net.router.streams[key] == expected(job())
+    assert_clean(p, d)
+
+
+def test_hello_goes_out_with_every_connection() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.run()
+    net.inboxes[name_of(p)].extend([PeerClosed(ROUTER), PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))])
+    net.run()
+    assert [hello.node_id for hello in net.router.hellos] == ["p0", "d0", "p0"]
+
+
+# ---- time
+
+
+def test_a_deadline_ends_a_request_on_both_nodes() -> None:
+    for at in RELAY[:4]:
+        p, d = pair()
+        net = Net([p, d])
+        net.hold = lambda src, dst, message, at=at: isinstance(message, at)
+        key = net.generate(p, job(), d, remaining_ms=5_000)
+        net.run()
+        net.at(6.0)
+        net.run()
+        assert ("error", "deadline_exceeded") in ends_of(net, key)
+        net.release_held()
+        net.run()
+        assert_clean(p, d)
+
+
+@pytest.mark.parametrize("lost", RELAY)
+def test_a_hand_off_that_stalls_is_given_up(lost: type) -> None:
+    """One message is lost for good; the lease ends what it would have gone on with."""
+    p, d = pair()
+    net = Net([p, d])
+    net.drop = lambda src, dst, message: isinstance(message, lost)
+    key = net.generate(p, job(), d)
+    net.run()
+    for _ in range(12):
+        net.at(LEASE_S / 4)
+        net.run()
+    if lost is not Installed:
+        assert ("error", "handoff_failed") in ends_of(net, key)
+    assert_clean(p, d)
+
+
+def test_a_long_queue_at_the_prefill_node_is_no_stall() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    slow = p.ctx.core.loop.step
+    p.ctx.core.loop.step = lambda block=False: False  # type: ignore[method-assign]
+    key = net.generate(p, job(), d)
+    for _ in range(20):
+        net.at(LEASE_S / 5)
+        net.run()
+    p.ctx.core.loop.step = slow  # type: ignore[method-assign]
+    net.run()
+    assert net.router.streams[key] == expected(job())
+    assert not net.router.end(key).error_code
+    assert_clean(p, d)
+
+
+def test_nonsense_is_dropped_and_counted() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    net.run()
+    stray = Key(ROUTER_ID, 1, "r99", 0, 0)
+    for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "?"), Offer):
+        if not isinstance(message, type):
+            net.to_node(name_of(p), message, name_of(d))
+    net.to_node(name_of(p), Wait(stray, "?"), name_of(d))
+    net.to_node(name_of(d), Grant(stray, 0, 1, "zmq"), name_of(p))
+    net.to_node(name_of(d), Prebuilt(stray, 5, 1, [], 3, 0, b""), name_of(p))
+    net.run()
+    assert counters(p)["wire_errors"] == 3 and counters(d)["wire_errors"] == 2
+    assert [message.key for message in net.messages(Abort)] == [stray], "an unknown grant is given back"
+    assert_clean(p, d)
