@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from shared.config import core_plan
 from shared.config.settings import CorePlan
+
+if TYPE_CHECKING:
+    from hazards.attach import Hazards
 
 core_plan.apply(CorePlan(threads=1))
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -41,3 +46,12 @@ def has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture
+def hazards() -> Iterator[Hazards]:
+    """Watch any core: `core = hazards.watch(make_core(...))`. Unordered or foreign accesses fail the test."""
+    from hazards.attach import watching
+
+    with watching() as watched:
+        yield watched
