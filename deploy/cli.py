@@ -6,12 +6,13 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy import local
+from deploy import admin, local
+from deploy.again import start_again
 from deploy.orphan_guard import die_with_parent
 from deploy.restarts import EXIT_CONFIG
 from shared.config import core_plan
@@ -20,6 +21,7 @@ from shared.config.load import load
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
+from shared.core.exit_codes import start_again_as
 
 OVERVIEW = """\
 Serves a language model with prefill and decode on separate nodes, over an OpenAI-compatible API.
@@ -87,6 +89,23 @@ COMMANDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A word after `baton` that is no process of a cluster."""
+
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+TOOLS = {
+    "admin": Tool(
+        "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
+    ),
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 stopped on purpose, 2 a configuration that can't work, 1 anything else."""
     args = make_parser().parse_args(argv)
@@ -113,23 +132,31 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, command in COMMANDS.items():
         add_command(commands, name, command)
+    for name, tool in TOOLS.items():
+        tool.add_arguments(add_parser(commands, name, tool.help, tool.description))
     return parser
 
 
-def add_command(commands: Any, name: str, command: Command) -> None:
-    parser = commands.add_parser(
+def add_parser(commands: Any, name: str, help: str, description: str) -> Any:
+    return commands.add_parser(
         name,
-        help=command.help,
-        description=f"baton {name}: {command.help}.\n\n  {command.example}",
+        help=help,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def add_command(commands: Any, name: str, command: Command) -> None:
+    parser = add_parser(commands, name, command.help, f"baton {name}: {command.help}.\n\n  {command.example}")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file; flags go over what it says")
     parser.add_argument("--parent-pid", type=int, default=0, help=argparse.SUPPRESS)
     add_flags(parser, command.process, command.hidden)
 
 
 def run(name: str, args: argparse.Namespace) -> int:
+    if name in TOOLS:
+        return TOOLS[name].run(args)
     command = COMMANDS[name]
     fixed: Values = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
     config: Any = load(command.process, given_values(args), args.config, fixed)
@@ -137,7 +164,11 @@ def run(name: str, args: argparse.Namespace) -> int:
         die_with_parent(args.parent_pid)
     if isinstance(config, ClusterConfig):
         return local.run(config, os.getpid())
-    return run_daemon(command, config)
+    code = run_daemon(command, config)
+    role = start_again_as(code, command.fixed_role)
+    if role is not None:
+        start_again(role)
+    return code
 
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:

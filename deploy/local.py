@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from deploy.admin_key import with_admin_key
 from deploy.child import ChildSpec
 from deploy.supervisor import Readiness, Supervisor
 from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
@@ -29,8 +30,8 @@ MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
     resolve_model(config.model.model)
-    config = with_ports(config)
     log = Logger("up", sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    config = with_admin_key(with_ports(config), log)
     specs = child_specs(config, usable_cores(), parent_pid)
     names = ", ".join(spec.name for spec in specs)
     log.info(f"starting {names}", model=config.model.model, transport=config.node.transport)

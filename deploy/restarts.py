@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from shared.core.exit_codes import EXIT_DRAINED
+
 WINDOW_S = 60.0
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 15.0
@@ -21,7 +23,7 @@ class RestartPolicy:
 
     def delay_after_death(self, now: float, status: int) -> float | None:
         """Seconds until the next start, None for never."""
-        if status == EXIT_CONFIG:
+        if status in (EXIT_CONFIG, EXIT_DRAINED):
             return None
         self.deaths.append(now)
         while now - self.deaths[0] > WINDOW_S:

@@ -17,6 +17,7 @@ from types import FrameType
 
 from deploy.child import Child, ChildSpec, describe_end
 from deploy.restarts import RestartPolicy
+from shared.core.exit_codes import EXIT_DRAINED
 from shared.observe.log import Logger
 
 TICK_S = 0.2
@@ -123,6 +124,9 @@ class Supervisor:
             self._log.warning(f"{child.spec.name} {how}; it is started again", in_s=delay)
             return
         child.given_up = True
+        if status == EXIT_DRAINED:
+            self._log.info(f"{child.spec.name} was drained and stays down")
+            return
         self._failed = child.spec.vital or not self._ready or all(other.given_up for other in self.children_not_vital)
         self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""))
 

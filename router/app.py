@@ -7,11 +7,13 @@ import secrets
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from router.api.admin import AdminHandlers
 from router.api.endpoint import EndpointRules
 from router.api.handlers import Handlers
 from router.api.playground import Playground
@@ -35,18 +37,29 @@ from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.wire.link import RouterLink
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What must be sent to use the API, and to move nodes. Empty: nothing."""
+
+    api: str
+    admin: str
+
+
 def run(config: RouterProcessConfig) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
     log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
-    api_key = read_api_key(config.router.api_key_file)
+    keys = Keys(
+        api=read_key(config.router.api_key_file, "--api-key-file"),
+        admin=read_key(config.router.admin_key_file, "--admin-key-file"),
+    )
     listener = bind_http(config.router.host, config.router.port)
     try:
         link = RouterLink(config.router.node_endpoint)
         try:
             text = load_text_model(config.model.model)
             gc.freeze()  # the vocabulary never changes: no collection should walk over it
-            return uvloop.run(serve_all(config, listener, link, text, log, api_key))
+            return uvloop.run(serve_all(config, listener, link, text, log, keys))
         finally:
             link.close()
     finally:
@@ -54,7 +67,7 @@ def run(config: RouterProcessConfig) -> int:
 
 
 async def serve_all(
-    config: RouterProcessConfig, listener: socket.socket, link: RouterLink, text: TextModel, log: Logger, api_key: str
+    config: RouterProcessConfig, listener: socket.socket, link: RouterLink, text: TextModel, log: Logger, keys: Keys
 ) -> int:
     """Builds everything that lives in the event loop, and runs it."""
     prometheus = CollectorRegistry()
@@ -72,11 +85,13 @@ async def serve_all(
     rules = EndpointRules(
         log=log,
         metrics=metrics,
-        api_key=api_key,
+        api_key=keys.api,
         retry_after_s=config.timeouts.retry_after_s,
         slow_reader_s=config.timeouts.slow_reader_s,
     )
-    app = build_routes(rules, handlers, Playground())
+    is_on = bool(keys.admin) or config.router.admin_without_key
+    admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on)
+    app = build_routes(rules, handlers, Playground(), admin, keys.admin)
     return await serve(app, listener, gateway, log, config.timeouts.shutdown_s)
 
 
@@ -95,16 +110,16 @@ def make_gateway(
     return Gateway(identity, registry, dispatcher, link, metrics, log)
 
 
-def read_api_key(path: str) -> str:
-    """The key that clients must send, "" for none."""
+def read_key(path: str, flag: str) -> str:
+    """The key that must be sent, "" for none."""
     if not path:
         return ""
     try:
         key = Path(path).expanduser().read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
+        raise ConfigError(f"{flag} {path}: {error}") from None
     if not key:
-        raise ConfigError(f"--api-key-file {path}: the file is empty")
+        raise ConfigError(f"{flag} {path}: the file is empty")
     return key
 
 

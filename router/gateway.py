@@ -18,7 +18,7 @@ from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
+from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received
 
 TICK_S = 0.25
@@ -72,15 +72,19 @@ class Gateway:
 
     def close(self, mailbox: Mailbox) -> None:
         """The answer is complete or nobody wants it: what still runs of it is aborted. Idempotent."""
-        self._apply(self._dispatcher.cancel(mailbox.rids, time.monotonic()))
+        self._apply(self._dispatcher.cancel(mailbox.rids, self._clock()))
         for rid in mailbox.rids:
             self._mailboxes.pop(rid, None)
 
     def close_sequence(self, rid: str, seq_index: int) -> None:
-        self._apply(self._dispatcher.close_sequence(rid, seq_index, time.monotonic()))
+        self._apply(self._dispatcher.close_sequence(rid, seq_index, self._clock()))
 
     def fail_all(self, error: BatonError) -> None:
-        self._apply(self._dispatcher.fail_all(error, time.monotonic()))
+        self._apply(self._dispatcher.fail_all(error, self._clock()))
+
+    def drain(self, node: Node, drain: Drain, move_after_s: float) -> None:
+        self._log.info("node is drained", node=node.node_id, then=drain.then, move_after_s=move_after_s)
+        self._apply(self._dispatcher.drain(node, drain, move_after_s, self._clock()))
 
     @property
     def num_open(self) -> int:

@@ -68,6 +68,9 @@ class Registry:
         node = self._nodes.get(node_id)
         return node if node is not None and node.hello.epoch == epoch else None
 
+    def named(self, node_id: str) -> Node | None:
+        return self._nodes.get(node_id)
+
     def by_peer(self, peer: str) -> Node | None:
         return next((node for node in self._nodes.values() if node.peer == peer), None)
 

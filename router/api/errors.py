@@ -26,6 +26,21 @@ class Unauthorized(InvalidRequest):
     status = 401
 
 
+class AdminIsOff(InvalidRequest):
+    code = "admin_is_off"
+    status = 403
+
+
+class UnknownNode(InvalidRequest):
+    code = "unknown_node"
+    status = 404
+
+
+class Conflict(InvalidRequest):
+    code = "conflict"
+    status = 409
+
+
 class NotFound(InvalidRequest):
     code = "not_found"
     status = 404

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.routing import Route, Router
 
+from router.api.admin import AdminHandlers
 from router.api.endpoint import Endpoint, EndpointRules
 from router.api.handlers import Handlers
 from router.api.playground import Playground
 
 
-def build_routes(rules: EndpointRules, handlers: Handlers, playground: Playground) -> Router:
-    """The ASGI application. Paths that spend compute or show texts need the key, where one is set."""
+def build_routes(
+    rules: EndpointRules, handlers: Handlers, playground: Playground, admin: AdminHandlers, admin_key: str
+) -> Router:
+    """The ASGI application. Paths that spend compute or show texts need the key, where one is set; those that move
+    nodes need another one."""
     chat = Endpoint(rules, "POST", handlers.chat, needs_key=True, counts=True)
     completion = Endpoint(rules, "POST", handlers.completion, needs_key=True, counts=True)
     return Router(
@@ -25,7 +31,16 @@ def build_routes(rules: EndpointRules, handlers: Handlers, playground: Playgroun
             Route("/ready", Endpoint(rules, "GET", handlers.ready)),
             Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),
             Route("/", Endpoint(rules, "GET", playground.page)),
+            *admin_routes(replace(rules, api_key=admin_key), admin),
         ],
         default=Endpoint(rules, "GET", handlers.missing),
         redirect_slashes=False,
     )
+
+
+def admin_routes(rules: EndpointRules, admin: AdminHandlers) -> list[Route]:
+    return [
+        Route("/admin/status", Endpoint(rules, "GET", admin.status, needs_key=True)),
+        Route("/admin/drain", Endpoint(rules, "POST", admin.drain, needs_key=True)),
+        Route("/admin/role", Endpoint(rules, "POST", admin.role, needs_key=True)),
+    ]

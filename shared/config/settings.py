@@ -139,6 +139,10 @@ class RouterConfig:
         32, "prompts up to this many tokens go to a decode node alone, without a hand-off", low=0
     )
     api_key_file: str = option("", "file with the key clients must send as bearer token; empty: none", metavar="FILE")
+    admin_key_file: str = option(
+        "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
+    )
+    admin_without_key: bool = option(False, "let everybody who reaches the API drain nodes and change roles")
 
     def __post_init__(self) -> None:
         check_fields(self)

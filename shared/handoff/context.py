@@ -52,6 +52,7 @@ class NodeContext:
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know
     draining: bool = False
+    then: str = ""  # draining: what follows once the node is idle, as in the Drain message
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Protocol
 
 from shared.core.errors import ConfigError
+from shared.core.exit_codes import exit_code_after
 from shared.handoff.mail import Dial, HangUp, Outgoing
 from shared.handoff.node import Node
 from shared.observe.log import Logger
@@ -43,7 +44,10 @@ class Links(Protocol):
 
 
 class Daemon:
-    """Runs on the main thread until a signal; then drains for at most drain_s. A second signal ends it at once."""
+    """Runs on the main thread until a signal; then drains for at most drain_s. A second signal ends it at once.
+
+    A router may drain it too: then it ends when it is idle, with a status that says how to go on.
+    """
 
     def __init__(
         self, node: Node, links: Links, log: Logger, drain_s: float, clock: Callable[[], float] = time.monotonic
@@ -68,7 +72,7 @@ class Daemon:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return 0
+        return 0 if self._signals else exit_code_after(self._node.ctx.then)
 
     def round(self) -> None:
         """One poll and what follows from it."""
@@ -130,7 +134,7 @@ class Daemon:
     @property
     def finished(self) -> bool:
         if self._drain_until == float("inf"):
-            return False
+            return bool(self._node.ctx.then) and self._node.idle
         return self._node.idle or self._signals > 1 or self._clock() >= self._drain_until
 
     def say_goodbye(self) -> None:

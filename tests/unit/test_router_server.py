@@ -11,7 +11,7 @@ import pytest
 from router.api.connection import ClientGone, Connection
 from router.api.endpoint import check_key, until_hang_up
 from router.api.errors import Unauthorized, error_headers, error_type
-from router.app import new_epoch, read_api_key
+from router.app import new_epoch, read_key
 from router.mailbox import Mailbox
 from router.server import bind_http
 from shared.core.errors import BodyTooLarge, ConfigError, NoNodes, Overloaded
@@ -52,13 +52,13 @@ def test_a_right_key() -> None:
 
 def test_where_the_key_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "key"
-    assert read_api_key("") == ""
+    assert read_key("", "--api-key-file") == ""
     file.write_text(" abc \n")
-    assert read_api_key(str(file)) == "abc"
+    assert read_key(str(file), "--api-key-file") == "abc"
     file.write_text("\n")
     for bad in (file, tmp_path / "none"):
         with pytest.raises(ConfigError, match="--api-key-file"):
-            read_api_key(str(bad))
+            read_key(str(bad), "--api-key-file")
 
 
 def test_an_epoch_rises_with_every_start() -> None:

@@ -1,0 +1,117 @@
+"""/admin/*: what the nodes do, and who leaves: drained, restarted, or back in the other role. Has a key of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from router.api.connection import Connection
+from router.api.errors import AdminIsOff, Conflict, UnknownNode
+from router.api.parse import BodyParser
+from router.api.schemas import Body
+from router.gateway import Gateway
+from router.registry import Node, Registry
+from shared.core.errors import InvalidRequest
+from shared.wire.messages import Drain
+
+MAX_BODY_BYTES = 4096
+Then = Literal["stop", "restart", "prefill", "decode"]
+Seconds = Annotated[float, Meta(ge=0, le=86400)]
+
+
+class DrainRequest(Body, frozen=True, kw_only=True):
+    """POST /admin/drain. `force`: even when no other node is left to serve."""
+
+    node: Annotated[str, Meta(min_length=1, max_length=256)]
+    then: Literal["stop", "restart"] = "stop"
+    move_after_s: Seconds | None = None
+    force: bool = False
+
+
+class RoleRequest(Body, frozen=True, kw_only=True):
+    """POST /admin/role"""
+
+    node: Annotated[str, Meta(min_length=1, max_length=256)]
+    role: Literal["prefill", "decode"]
+    move_after_s: Seconds | None = None
+    force: bool = False
+
+
+class AdminHandlers:
+    """One method per path. Nothing here waits: a node leaves when it is idle, and shows in the status until then."""
+
+    def __init__(self, gateway: Gateway, registry: Registry, move_after_s: float, is_on: bool) -> None:
+        self._gateway = gateway
+        self._registry = registry
+        self._move_after_s = move_after_s
+        self._is_on = is_on
+        self._drain = BodyParser(DrainRequest)
+        self._role = BodyParser(RoleRequest)
+
+    async def status(self, connection: Connection) -> None:
+        self._check_on()
+        now = time.monotonic()
+        nodes = [node_status(node, now) for node in self._registry]
+        answer = {"open_requests": self._gateway.num_open, "nodes": nodes}
+        await connection.answer(200, msgspec.json.encode(answer))
+
+    async def drain(self, connection: Connection) -> None:
+        self._check_on()
+        body = cast(DrainRequest, self._drain.parse(await connection.body(MAX_BODY_BYTES)))
+        await self._leave(connection, self._node(body.node, body.force), body.then, body.move_after_s)
+
+    async def role(self, connection: Connection) -> None:
+        self._check_on()
+        body = cast(RoleRequest, self._role.parse(await connection.body(MAX_BODY_BYTES)))
+        node = self._node(body.node, body.force)
+        if node.role == body.role:
+            raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
+        await self._leave(connection, node, body.role, body.move_after_s)
+
+    def _check_on(self) -> None:
+        if not self._is_on:
+            raise AdminIsOff("admin is off: start the router with --admin-key-file")
+
+    def _node(self, name: str, force: bool) -> Node:
+        node = self._registry.named(name)
+        if node is None:
+            known = ", ".join(sorted(other.node_id for other in self._registry)) or "none"
+            raise UnknownNode(f"there is no node {name!r}; known are {known}", param="node")
+        others = [other for other in self._registry.usable(time.monotonic()) if other is not node]
+        if not others and not force:
+            raise Conflict(f"{name} is the last node that serves; with force it leaves all the same", param="node")
+        return node
+
+    async def _leave(self, connection: Connection, node: Node, then: Then, move_after_s: float | None) -> None:
+        limit_s = self._move_after_s if move_after_s is None else move_after_s
+        self._gateway.drain(node, Drain(node.node_id, then), limit_s)
+        answer = {"node": node.node_id, "epoch": f"{node.hello.epoch:x}", "then": then}
+        await connection.answer(202, msgspec.json.encode(answer))
+
+
+def node_status(node: Node, now: float) -> dict[str, object]:
+    load = node.load
+    return {
+        "node": node.node_id,
+        "role": node.role,
+        "epoch": f"{node.hello.epoch:x}",
+        "state": state_of(node, now),
+        "last_seen_s": round(max(0.0, now - node.last_seen), 3),
+        "open_sequences": node.open_sequences,
+        "open_prompt_tokens": node.open_prompt_tokens,
+        "dispatched": node.dispatched,
+        "rows": load.rows if load else {},
+        "pages": load.pages if load else {},
+        "waiting": load.waiting if load else 0,
+    }
+
+
+def state_of(node: Node, now: float) -> str:
+    if node.is_silent:
+        return "silent"
+    if node.is_draining:
+        return "draining"
+    return "ready" if node.breaker.allows(now) else "avoided"

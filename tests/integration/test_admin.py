@@ -1,0 +1,114 @@
+"""Nodes drained, restarted and turned into the other kind while clients stream: no request may fail or change."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from cluster import ROOT, Cluster, baton_up
+from mixed_clients import Client, make_client, stream_all, wait_until
+
+KEY = "a-key-for-tests"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("admin")
+    (folder / "key").write_text(KEY)
+    flags = ("--model", "hashlm", "--heartbeat-s", "0.1", "--decode", "2", "--admin-key-file", str(folder / "key"))
+    with baton_up(folder / "up.log", *flags) as cluster:
+        yield cluster
+
+
+async def baton_admin(cluster: Cluster, *words: str) -> str:
+    """As a user types it; gives what it printed."""
+    key_file = cluster.log_path.with_name("key")
+    argv = ["-m", "deploy.cli", "admin", "--url", cluster.url, "--admin-key-file", str(key_file), *words]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    printed, _ = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode == 0, printed.decode()
+    return printed.decode()
+
+
+def status(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    answer = httpx.get(cluster.url + "/admin/status", headers={"authorization": f"Bearer {KEY}"})
+    return {node["node"]: (node["role"], node["state"]) for node in answer.json()["nodes"]}
+
+
+def under_load(cluster: Cluster, command: tuple[str, ...]) -> None:
+    """Runs the command while eight users stream one request after another, the first of them long."""
+    clients: list[Client] = []
+    is_over = asyncio.Event()
+
+    async def user(number: int) -> None:
+        for round_ in range(1000):
+            clients.append(make_client(number + 8 * round_, 60 if round_ else 300))
+            await stream_all(cluster.url, [clients[-1]])
+            if is_over.is_set():
+                return
+
+    async def move() -> None:
+        await wait_until(lambda: len(clients) == 8 and all(client.num_tokens >= 5 for client in clients))
+        await baton_admin(cluster, *command)
+        is_over.set()
+
+    async def all_of_it() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(user(number))
+            tasks.create_task(move())
+
+    asyncio.run(all_of_it())
+    for client in clients:
+        client.check()
+    cluster.eventually(cluster.at_rest, "all pages and rows are back")
+
+
+def test_roles_change_and_change_back_under_load(cluster: Cluster) -> None:
+    pid = cluster.node_pid("--node-id=decode-1")
+    under_load(cluster, ("role", "decode-1", "prefill"))
+    assert status(cluster)["decode-1"] == ("prefill", "ready")
+    assert cluster.node_pid("--node-id=decode-1") == pid  # the same process: its supervisor need not know
+    under_load(cluster, ("role", "decode-1", "decode", "--move-after", "0"))
+    assert status(cluster)["decode-1"] == ("decode", "ready")
+
+
+def test_a_rolling_restart_under_load(cluster: Cluster) -> None:
+    before = status(cluster)
+    under_load(cluster, ("restart", "--all", "--move-after", "0.3"))
+    assert status(cluster) == before
+
+
+def test_a_drained_node_stays_down(cluster: Cluster) -> None:
+    under_load(cluster, ("drain", "prefill-0"))
+    assert "prefill-0" not in status(cluster)
+    assert "prefill-0 was drained and stays down" in cluster.log_path.read_text()
+    assert cluster.process.poll() is None
+
+
+def test_what_admin_refuses(cluster: Cluster) -> None:
+    with httpx.Client(base_url=cluster.url, headers={"authorization": f"Bearer {KEY}"}) as http:
+        assert http.post("/admin/drain", json={"node": "nobody"}).status_code == 404
+        assert http.post("/admin/role", json={"node": "decode-0", "role": "decode"}).status_code == 400
+        assert http.post("/admin/role", json={"node": "decode-0", "role": "cook"}).status_code == 400
+        assert http.post("/admin/drain", json={"node": "decode-0", "sudo": True}).status_code == 400
+        assert http.get("/admin/drain").status_code == 405
+        for wrong in ({"authorization": "Bearer nope"}, {"authorization": ""}):
+            for path, body in (("/admin/drain", {"node": "decode-0"}), ("/admin/status", None)):
+                assert http.request("POST" if body else "GET", path, json=body, headers=wrong).status_code == 401
+    assert set(status(cluster)) == {"decode-0", "decode-1"}
+
+
+def test_the_last_node_leaves_only_by_force(cluster: Cluster) -> None:
+    asyncio.run(baton_admin(cluster, "drain", "decode-0"))
+    answer = httpx.post(
+        cluster.url + "/admin/drain", json={"node": "decode-1"}, headers={"authorization": f"Bearer {KEY}"}
+    )
+    assert answer.status_code == 409 and "last node" in answer.json()["error"]["message"]
+    assert status(cluster) == {"decode-1": ("decode", "ready")}
