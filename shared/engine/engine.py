@@ -16,6 +16,7 @@ from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.worker import Verified, Worker
+from shared.kv.integrity import raise_problems
 
 
 class Engine:
@@ -31,6 +32,7 @@ class Engine:
         self.future_map = future_map
         self.publishes = publishes  # lengths are known on the device only (width > 1)
         self.leases: deque[StepLease] = deque()
+        self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
         self.last_done: Event | None = None
         self._next_step = 0
 
@@ -94,6 +96,7 @@ class Engine:
         lease.result = self.streams.copy.launch(lambda: _to_host(lease), label=f"d2h({lease.step})")
         self.last_done = sampled.done
         self.leases.append(lease)
+        self._open[lease.step] = lease
 
     def newest_publish(self) -> Event | None:
         """The event to wait for before lengths are read: the newest lease's, armed at its launch (S6)."""
@@ -101,7 +104,9 @@ class Engine:
 
     def collect(self) -> StepResult | None:
         """Close the oldest lease and give its result (None for an admission). Raises what the step raised."""
-        return self.leases.popleft().close()
+        lease = self.leases.popleft()
+        del self._open[lease.step]
+        return lease.close()
 
     def recover(self) -> list[StepLease]:
         """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
@@ -110,11 +115,24 @@ class Engine:
             lease.done.synchronize()
             lease.closed = True
             lease.carry.clear()
+            del self._open[lease.step]
         self.leases.clear()
         self.last_done = None
         for stream in (self.streams.schedule, self.streams.forward, self.streams.copy):
             stream.reset()
         return drained
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """Every open lease will be collected; idle: there is none."""
+        lost = [lease for lease in self._open.values() if lease not in self.leases]
+        found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: nobody will close it" for lease in lost]
+        if idle:
+            found += [f"lease of step {lease.step} ({_owners(lease)}) is still open" for lease in self.leases]
+        raise_problems("engine", found)
+
+
+def _owners(lease: StepLease) -> str:
+    return ", ".join(str(row_id.key) for row_id in lease.work.row_ids)
 
 
 def _mark() -> None:

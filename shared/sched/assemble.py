@@ -43,6 +43,11 @@ class NodeCore:
     scheduler: Scheduler
     loop: EngineLoop
 
+    def check_integrity(self, idle: bool = False) -> None:
+        """Pages, rows, locks and leases add up; idle: nothing is out."""
+        self.kv.check_integrity(idle)
+        self.engine.check_integrity(idle)
+
     def close(self) -> None:
         self.streams.stop()
         self.pool.close()

@@ -198,7 +198,7 @@ def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Ran
                     assert ends.setdefault(event.key.rid, event.reason.value) in ("stop", "length"), event
             watch.retractions += retractor.maybe()
             if retractor.rounds % 16 == 0:
-                core.kv.check_integrity()
+                core.check_integrity()
         for job in jobs:
             assert streams[f"r{job.rid}"] == job.expected(), f"stream of r{job.rid}: {job.sampling}"
         assert len(ends) == len(jobs)
@@ -230,7 +230,7 @@ def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: ra
                 net.release_held(shuffle=True)
             watch.retractions += retractor.maybe()
             if rounds % 16 == 0:
-                d.ctx.core.kv.check_integrity()
+                d.ctx.core.check_integrity()
         for job in jobs:
             assert net.router.streams[keys[job.rid]] == expected(job), f"stream of r{job.rid}: {job.sampling}"
             (end,) = net.router.ends[keys[job.rid]]
@@ -262,8 +262,8 @@ def _rounds(go_on: Callable[[], bool], budget: int = 60_000):  # noqa: ANN202
 
 
 def assert_whole_core(core: NodeCore) -> None:
-    core.kv.check_integrity(idle=True)
+    core.check_integrity(idle=True)
     core.kv.flush_cache()
-    core.kv.check_integrity(idle=True)
+    core.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total
     assert not core.scheduler.requests and not core.engine.leases

@@ -1,0 +1,66 @@
+"""A row, a page, a lock and a lease that are leaked on purpose: the check names each, with its owner."""
+
+from __future__ import annotations
+
+import pytest
+from script import Script, job
+
+from shared.core.errors import IntegrityError
+
+
+def served() -> Script:
+    script = Script()
+    script.submit(job(1, 12, 5), job(2, 9, 7))
+    script.finish()
+    script.core.check_integrity(idle=True)
+    return script
+
+
+def test_a_row_is_named() -> None:
+    script = served()
+    row = script.core.kv.alloc_row("the leaker")
+    with pytest.raises(IntegrityError, match=f"row {row} of 'the leaker' leaked"):
+        script.core.check_integrity(idle=True)
+
+
+def test_a_page_is_named() -> None:
+    script = served()
+    pages = script.core.kv.alloc_pages(1, "the leaker")
+    assert pages is not None
+    with pytest.raises(IntegrityError, match=f"page {pages[0]} leaked, last owner 'the leaker'"):
+        script.core.check_integrity()
+
+
+def test_a_lock_is_named() -> None:
+    script = served()
+    match = script.core.kv.cache.match(
+        script.core.scheduler.budget.prefix_keys(job(1, 12).request().prompt_ids), 12, "the leaker"
+    )
+    assert match.num_tokens == 12
+    with pytest.raises(IntegrityError, match="lock of 'the leaker' on 3 pages is still held"):
+        script.core.check_integrity(idle=True)
+
+
+def test_a_lease_is_named() -> None:
+    script = Script()
+    (req,) = script.submit(job(1, 12, 9))
+    script.run_until_running(req)
+    script.core.check_integrity()
+    with pytest.raises(IntegrityError, match=r"lease of step 2 \(test\.1/r1#0\.0\) is still open"):
+        script.core.engine.check_integrity(idle=True)
+    lost = script.core.engine.leases.pop()
+    with pytest.raises(IntegrityError, match=rf"lease of step {lost.step} \(test\.1/r1#0\.0\) was lost"):
+        script.core.check_integrity()
+
+
+@pytest.mark.parametrize("how", ["collect", "recover"])
+def test_closed_leases_are_forgotten(how: str) -> None:
+    script = Script()
+    (req,) = script.submit(job(1, 12, 9))
+    script.run_until_running(req)
+    if how == "recover":
+        script.core.engine.recover()
+        script.core.scheduler.abort(req.key)
+    else:
+        script.finish()
+    script.core.check_integrity(idle=True)
