@@ -14,7 +14,7 @@ from rig import Job, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import encode
-from shared.wire.messages import Generate, Key, Welcome
+from shared.wire.messages import Key, Welcome
 
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0.8)
 FAST_SILENCE = ("--silence-s", "1")
@@ -62,8 +62,9 @@ def started(router: RouterStub, node_id: str, key: Key, tokens: int = 5) -> None
 
 
 def test_a_killed_decode_node(router: RouterStub, spawn: Spawn) -> None:
-    """Its requests are the router's to end; the prefill node forgets them and hands over to another one."""
+    """Its requests are the router's to end; the prefill node hands over to another one, and to a restarted one."""
     p0, d0, d1 = spawn("p0", "d0", "d1")
+    first = router.hellos["d0"].epoch
     lost, kept = router.generate("p0", job(0), "d0"), router.generate("p0", job(1), "d1")
     for node_id, key in (("d0", lost), ("d1", kept)):
         started(router, node_id, key)
@@ -75,7 +76,12 @@ def test_a_killed_decode_node(router: RouterStub, spawn: Spawn) -> None:
     router.wait_ends([again, kept])
     assert router.book.streams[kept] == expected(job(1))
     assert router.book.streams[again] == expected(short(3))
-    for node_id in ("p0", "d1"):
+    spawn("d0")
+    assert router.hellos["d0"].epoch > first, "another life is another peer"
+    back = router.generate("p0", short(4), "d0")
+    router.wait_ends([back])
+    assert router.book.streams[back] == expected(short(4))
+    for node_id in ("p0", "d0", "d1"):
         router.wait_at_rest(node_id)
     assert p0.terminate() == 0 and d1.terminate() == 0
 
@@ -111,17 +117,6 @@ def test_a_frozen_prefill_node_counts_as_dead(router: RouterStub, spawn: Spawn) 
     assert router.book.streams[local] == expected(short(50))
 
 
-def test_a_restarted_node_is_a_new_peer(router: RouterStub, spawn: Spawn) -> None:
-    (_, d0) = spawn("p0", "d0")
-    first = router.hellos["d0"].epoch
-    d0.kill()
-    spawn("d0")
-    assert router.hellos["d0"].epoch > first
-    key = router.generate("p0", short(1), "d0")
-    router.wait_ends([key])
-    assert router.book.streams[key] == expected(short(1))
-
-
 def test_sigterm_drains(router: RouterStub, spawn: Spawn) -> None:
     """What runs is finished, new requests are turned away, then Goodbye and exit code 0."""
     p0, d0 = spawn("p0", "d0")
@@ -141,38 +136,18 @@ def test_sigterm_drains(router: RouterStub, spawn: Spawn) -> None:
 
 
 def test_a_drain_has_an_end(router: RouterStub, spawn: Spawn) -> None:
+    """By message the node only turns new requests away; by signal it gives up the rest after its time."""
     (d0,) = spawn("d0", flags=("--drain-s", "0"))
     key = router.generate("d0", job(0))
     started(router, "d0", key)
+    router.drain("d0")
+    router.until(lambda: "d0" in router.book.heartbeats and router.book.heartbeats["d0"].draining, "draining")
+    assert d0.process.poll() is None and not router.book.ends[key]
     d0.process.terminate()
     router.wait_ends([key])
     assert router.book.end(key).error_code == "node_draining"
     assert d0.process.wait(30) == 0, d0.log
     assert "add up" not in d0.log
-
-
-def test_drain_by_message_keeps_the_node(router: RouterStub, spawn: Spawn) -> None:
-    (d0,) = spawn("d0")
-    router.drain("d0")
-    router.until(lambda: "d0" in router.book.heartbeats and router.book.heartbeats["d0"].draining, "draining")
-    assert d0.process.poll() is None
-
-
-def test_a_router_that_comes_back_in_another_epoch(router: RouterStub, spawn: Spawn, tmp_path: Path) -> None:
-    """Requests of its former life are aborted, late messages of it dropped."""
-    spawn("p0", "d0")
-    key = router.generate("p0", job(0), "d0")
-    started(router, "d0", key)
-    for node_id in ("p0", "d0"):
-        router.socket.send(router.peers[node_id], Welcome("test", 2))
-    for node_id in ("p0", "d0"):
-        router.wait_at_rest(node_id)
-    assert not router.book.ends[key]
-    stale = router.generate("p0", short(1), "d0")
-    router.epoch = 2
-    fresh = router.generate("p0", short(2), "d0")
-    router.wait_ends([fresh])
-    assert router.book.streams[fresh] == expected(short(2)) and not router.book.streams[stale]
 
 
 def test_a_killed_router_leaves_no_work_behind(router: RouterStub, spawn: Spawn) -> None:
@@ -193,10 +168,16 @@ def test_a_killed_router_leaves_no_work_behind(router: RouterStub, spawn: Spawn)
         second.close()
 
 
-def test_nonsense_on_both_sockets_is_dropped_and_counted(router: RouterStub, spawn: Spawn) -> None:
+def test_nonsense_and_another_life_of_the_router(router: RouterStub, spawn: Spawn) -> None:
     _, d0 = spawn("p0", "d0")
+    send_nonsense(router)
+    assert d0.process.poll() is None
+    change_epoch(router)
+
+
+def send_nonsense(router: RouterStub) -> None:
+    """On both sockets: dropped and counted, and the next request is served."""
     peer = router.peers["d0"].encode()
-    key = Key("test", 1, "x", 0, 0)
     good = encode(Welcome("test", 1))
     for bad in (b"", b"\xc1", good[:-2], b"\x81\xa1t\xa4Nope", encode(Welcome("test", 1)) + b"x", b"\x91" * 5000):
         router.socket.socket.send_multipart([peer, bad])
@@ -212,7 +193,22 @@ def test_nonsense_on_both_sockets_is_dropped_and_counted(router: RouterStub, spa
     fine = router.generate("p0", short(1), "d0")
     router.wait_ends([fine])
     assert router.book.streams[fine] == expected(short(1))
-    assert d0.process.poll() is None and key not in router.book.ends and Generate is not None
+
+
+def change_epoch(router: RouterStub) -> None:
+    """Requests of the router's former life are aborted, late messages of it dropped."""
+    key = router.generate("p0", job(0), "d0")
+    started(router, "d0", key)
+    for node_id in ("p0", "d0"):
+        router.socket.send(router.peers[node_id], Welcome("test", 2))
+    for node_id in ("p0", "d0"):
+        router.wait_at_rest(node_id)
+    assert not router.book.ends[key]
+    stale = router.generate("p0", short(11), "d0")
+    router.epoch = 2
+    fresh = router.generate("p0", short(12), "d0")
+    router.wait_ends([fresh])
+    assert router.book.streams[fresh] == expected(short(12)) and not router.book.streams[stale]
 
 
 def test_aborts_at_random_leave_nothing(router: RouterStub, spawn: Spawn) -> None:
