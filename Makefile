@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SEEDS ?= 200
 
-.PHONY: help setup run test test-fast bench lint mutants clean
+.PHONY: help setup run test test-fast bench lint mutants sim clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +15,7 @@ help:
 	@echo "make lint       style, types, layers"
 	@echo "make bench      measure, beside transformers"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
+	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
 setup:
@@ -36,6 +38,9 @@ bench: setup
 
 mutants: setup
 	@$(BIN)/python tests/mutants/run.py
+
+sim: setup
+	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

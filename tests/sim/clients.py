@@ -104,6 +104,7 @@ class Client:
         self.opened_at = 0.0
         self.ended_at = 0.0
         self.router: RouterHost | None = None
+        self.refusals = 0
         self._life = 0
         self._mailbox: Mailbox | None = None
         self._streams: dict[str, list[Stream]] = {}
@@ -131,6 +132,11 @@ class Client:
         for rid, request in zip(self._mailbox.rids, self.plan.requests, strict=True):
             name = f"{router.name}/{rid}#"
             self._streams[rid] = streams_of(name, request)
+
+    def refused(self) -> None:
+        """Not admitted; it will try again."""
+        self.refusals += 1
+        self.outcome = None
 
     def read(self, now: float) -> None:
         """Everything in the mailbox, as the task of an HTTP request would take it."""

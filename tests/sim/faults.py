@@ -7,13 +7,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from shared.core.request import RequestState
-from shared.wire.messages import Message
+from shared.wire.messages import Drain, Message
 from tests.sim.hosts import NodeHost, RouterHost
 from tests.sim.plan import FaultPlan
 from tests.sim.wire import Conn, Harshness, Network
 
+MAX_TRIES, RETRY_S = 80, 0.025
+Then = Literal["", "stop", "restart", "prefill", "decode"]
 AIM = 0.9  # share of faults that look for a host with open requests
 NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
 
@@ -26,6 +29,7 @@ class Faults:
     nodes: Sequence[NodeHost]
     routers: Sequence[RouterHost]
     rng: random.Random
+    is_gentle: bool
     hits: Counter[str] = field(default_factory=Counter)
     first_at: float = float("inf")
 
@@ -72,18 +76,33 @@ class Faults:
 
     # ---- hosts and paths
 
-    def strike(self, fault: FaultPlan) -> None:
-        """`draw` picks the victim, so that a plan is the whole of a seed's randomness about faults."""
+    def strike(self, fault: FaultPlan, tries: int = MAX_TRIES) -> None:
+        """Waits a while for a victim that is worth it."""
         if fault.kind == "router restart":
             self._restart_router(fault)
             return
-        candidates = self.engaged() if fault.draw < AIM else []
-        is_engaged = bool(candidates)
-        candidates = candidates or [host for host in self.nodes if host.is_up]
-        if not candidates:
+        candidates = self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
+        if (not candidates or self._is_too_much(fault)) and tries:
+            self.net.timers.after(RETRY_S, lambda: self.strike(fault, tries - 1))
+            return
+        if not candidates or self._is_too_much(fault):
             return
         host = self.rng.choice(candidates)
-        act: dict[str, Callable[[NodeHost, FaultPlan], None]] = {
+        self._count(fault.kind, host.name, host in self.engaged())
+        self._acts()[fault.kind](host, fault)
+
+    def _is_too_much(self, fault: FaultPlan) -> bool:
+        """Gentle: one node after the other, and never the last of them."""
+        return self.is_gentle and not all(host.is_up and self._is_known(host) for host in self.nodes)
+
+    def _is_known(self, host: NodeHost) -> bool:
+        assert host.node is not None
+        facts = host.node.ctx.facts
+        nodes = [router.registry.find(facts.node_id, facts.epoch) for router in self._living_routers()]
+        return all(node is not None and node.is_there for node in nodes)
+
+    def _acts(self) -> dict[str, Callable[[NodeHost, FaultPlan], None]]:
+        return {
             "crash": self._crash,
             "power loss": self._power_loss,
             "partition": self._partition,
@@ -94,11 +113,12 @@ class Faults:
             "slow node": self._slow_node,
             "slow path": self._slow_path,
             "skew": self._skew,
-            "drain": self._drain,
+            "stop signal": self._stop,
             "forced retraction": self._retract,
+            "failed step": self._fail_step,
+            "admin drain": self._admin_drain,
+            "role change": self._change_role,
         }
-        self._count(fault.kind, host.name, is_engaged or host in self.engaged())
-        act[fault.kind](host, fault)
 
     def _restart_router(self, fault: FaultPlan) -> None:
         living = self._living_routers()
@@ -176,13 +196,40 @@ class Faults:
         host.clock.skew(self.rng.choice((0.5, 0.8, 1.25, 2.0)))
         self.net.timers.after(fault.lasts, lambda: host.clock.skew(host.plan.clock_rate))
 
-    def _drain(self, host: NodeHost, fault: FaultPlan) -> None:
+    def _stop(self, host: NodeHost, fault: FaultPlan) -> None:
+        """SIGTERM, and sometimes a second one that does not wait."""
         daemon = host.daemon
         assert daemon is not None
         daemon.stop()
-        if self.rng.random() < 0.3:
+        if not self.is_gentle and self.rng.random() < 0.3:
             self.net.timers.after(self.rng.uniform(0, 1), daemon.stop)
-        host.on_over = lambda over: self.net.timers.after(min(fault.lasts, 2.0), over.restart)
+
+    def _admin_drain(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._tell_to_leave(host, "restart", fault)
+
+    def _change_role(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._tell_to_leave(host, "decode" if host.plan.role == "prefill" else "prefill", fault)
+
+    def _tell_to_leave(self, host: NodeHost, then: Then, fault: FaultPlan) -> None:
+        """As an administrator does, at every router."""
+        assert host.node is not None
+        facts = host.node.ctx.facts
+        for router in self._living_routers():
+            node = router.registry.find(facts.node_id, facts.epoch)
+            if node is not None and router.gateway is not None:
+                router.gateway.drain(node, Drain(facts.node_id, then), min(fault.lasts, 2.0))
+
+    def _fail_step(self, host: NodeHost, fault: FaultPlan) -> None:
+        """The next forward raises."""
+        assert host.node is not None
+        model = host.node.ctx.core.model
+        forward = model.forward
+
+        def raise_once(*args: Any, **kwargs: Any) -> Any:
+            model.forward = forward  # type: ignore[method-assign]
+            raise RuntimeError("a failure of the device, injected")
+
+        model.forward = raise_once  # type: ignore[method-assign]
 
     def _retract(self, host: NodeHost, fault: FaultPlan) -> None:
         """Memory ran out for somebody, at a time of our choice."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +18,7 @@ from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import TICK_S, Gateway
 from router.journal import Journal
 from router.placement import Placer
-from router.registry import Registry
+from router.registry import ROLES, Registry
 from shared.device.simulated import World
 from shared.handoff.context import NodeContext, NodeFacts
 from shared.handoff.daemon import Daemon
@@ -33,7 +33,6 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.choose import make_receiver, make_sender
 from shared.wire.peers import peer_name
 from tests.sim.plan import ClusterPlan, NodePlan, RouterPlan
-from tests.sim.trace import Trace
 from tests.sim.wire import Network, Port
 from tests.support.rig import MAX_CONTEXT, make_core
 
@@ -106,7 +105,6 @@ class NodeHost:
         self.world: World | None = None
         self.num_steps = 0  # of the lives before this one
         self.on_round: Callable[[NodeHost], None] = lambda host: None
-        self.on_over: Callable[[NodeHost], None] = lambda host: None
 
     # ---- life and death
 
@@ -210,11 +208,15 @@ class NodeHost:
         self.sleeper.at(now + min(wait, self.node.ctx.facts.heartbeat_s))
 
     def _end(self) -> None:
-        """Drained: it says goodbye and goes."""
-        assert self.daemon is not None
+        """Drained: it says goodbye and goes. A supervisor starts it again, in another role if it was told so."""
+        assert self.daemon is not None and self.node is not None
         self.daemon.say_goodbye()
-        self.on_over(self)
+        then = self.node.ctx.then
+        if then in ROLES:
+            knobs = replace(self.plan.knobs, shared_memory=then == "prefill" and "shm" in self.plan.transports)
+            self.plan = replace(self.plan, role=then, knobs=knobs)
         self.kill()
+        self.net.timers.after(self.rng.uniform(0.1, 1.0), self.restart)
 
 
 class RouterHost:
@@ -237,7 +239,9 @@ class RouterHost:
         self.registry = Registry(cluster.silence_s)
         self.journal = Journal()
         placer = Placer(self.registry, make_policy(self.plan.policy), cluster.local_tokens)
-        limits = DispatchLimits(cluster.max_open, cluster.max_attempts, cluster.request_timeout_s)
+        limits = DispatchLimits(
+            cluster.max_open, cluster.max_attempts, cluster.request_timeout_s, cluster.resume_wait_s
+        )
         dispatcher = Dispatcher(identity, self.registry, placer, self.journal, limits)
         metrics = ClusterMetrics(CollectorRegistry())
         self.log = QuietLogger(self.port.identity, self.net)

@@ -42,7 +42,9 @@ def describe(message: Message) -> str:
     kind = type(message).__name__
     if isinstance(message, Tokens):
         runs = [f"{short(run.key)}@{run.first_pos}+{len(run.ids)}" for run in message.runs]
-        ends = [f"{short(end.key)}={end.reason}{'/' + end.error_code if end.error_code else ''}" for end in message.ends]
+        ends = [
+            f"{short(end.key)}={end.reason}{'/' + end.error_code if end.error_code else ''}" for end in message.ends
+        ]
         return f"{kind} {' '.join(runs + ends)}"
     key = getattr(message, "key", None)
     names = ("lease", "cached_prefix_len", "first_page", "committed", "reason", "all_sequences", "decode_node", "epoch")

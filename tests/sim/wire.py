@@ -1,6 +1,6 @@
 """The simulated network: what ZMQ over TCP does to messages, and, in harsh mode, what no network of ours should.
 
-    dealer (dials, keeps trying, queues)  ====== connection: two pipes, each in order, lossless while it lives ======  port
+    dealer (dials, keeps trying, queues)  ==== connection: two pipes, in order, lossless while it lives ====  port
 
 A connection has two ends that may disagree about whether it lives. What breaks it loses what is in flight; an end
 whose peer is mute for long closes; a new connection under the same name takes over from the old one without a word.

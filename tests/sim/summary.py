@@ -1,0 +1,79 @@
+"""Adds up what many seeds did, and says what they did not do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.sim.machines import EXPECTED
+from tests.sim.report import SeedReport, Step
+
+
+@dataclass
+class Summary:
+    counted: int = 0
+    uncounted: int = 0
+    requests: int = 0
+    tokens: int = 0
+    steps: int = 0
+    messages: int = 0
+    cpu_s: float = 0.0
+    moods: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[Step] = field(default_factory=Counter)
+    failures: list[SeedReport] = field(default_factory=list)
+
+    def add(self, report: SeedReport) -> None:
+        """A failure always matters; the sums are of counted seeds only."""
+        if report.failure:
+            self.failures.append(report)
+        if not report.counts:
+            self.uncounted += 1
+            return
+        self.counted += 1
+        self.moods[report.mood] += 1
+        self.requests += report.num_requests
+        self.tokens += report.num_tokens
+        self.steps += report.num_steps
+        self.messages += report.num_messages
+        self.cpu_s += report.cpu_s
+        self.hits += report.hits
+        self.outcomes += report.outcomes
+        self.transitions += report.transitions
+
+    @property
+    def missing(self) -> list[Step]:
+        return sorted(EXPECTED - set(self.transitions))
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / max(self.cpu_s, 1e-9)
+
+    @property
+    def messages_per_s(self) -> float:
+        return self.messages / max(self.cpu_s, 1e-9)
+
+    def lines(self) -> list[str]:
+        taken = sum(step in EXPECTED for step in self.transitions)
+        return [
+            f"seeds        {self.counted} counted ({listed(self.moods)}), {self.uncounted} too easy to count",
+            f"work         {self.requests} requests, {self.tokens} tokens, {self.steps} steps, "
+            f"{self.messages} messages",
+            f"speed        {self.steps_per_s:.0f} engine steps and {self.messages_per_s:.0f} delivered messages a "
+            "second of one core, both at once",
+            f"faults       {listed(self.hits)} (each hit an open request)",
+            f"ends         {listed(self.outcomes)}",
+            f"transitions  {taken} of {len(EXPECTED)} taken",
+            *(f"  never      {machine}: {old} -> {new}" for machine, old, new in self.missing),
+            *(f"  unlisted   {m}: {old} -> {new} ({self.transitions[m, old, new]})" for m, old, new in self.surprises),
+        ]
+
+    @property
+    def surprises(self) -> list[Step]:
+        """Taken, but in no list of this simulation's: states named too coarsely, or a way nobody thought of."""
+        return sorted(set(self.transitions) - EXPECTED)
+
+
+def listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "none"

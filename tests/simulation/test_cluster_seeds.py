@@ -1,0 +1,50 @@
+"""The whole cluster, simulated under faults: every stream is the reference's or ends with a declared error, and
+nothing is left behind. `make sim SEEDS=1000` is the long form."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from tests.sim.cluster import run_seed
+from tests.sim.run import run_many
+from tests.sim.summary import Summary
+
+FEW, MANY = 8, 40
+FAR_AWAY = 1_000_000  # seeds of their own
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    logging.getLogger("shared.sched.loop").setLevel(logging.CRITICAL)
+
+
+def assert_fine(summary: Summary) -> None:
+    said = [f"seed {r.seed}: {r.failure}\n(python -m tests.sim.run --replay {r.seed})" for r in summary.failures]
+    assert not said, "\n".join(said)
+
+
+def test_a_few_seeds() -> None:
+    summary, seed = Summary(), 0
+    while summary.counted < FEW and not summary.failures:
+        summary.add(run_seed(seed))
+        seed += 1
+    assert_fine(summary)
+    assert summary.requests >= 20 * FEW and sum(summary.hits.values()) >= 3 * FEW and len(summary.hits) >= 5
+    assert summary.counted >= summary.uncounted, "most seeds are too easy to prove anything"
+
+
+@pytest.mark.slow
+def test_many_seeds() -> None:
+    summary = run_many(FAR_AWAY, MANY, jobs=min(2, os.cpu_count() or 1))
+    assert_fine(summary)
+    assert summary.counted >= MANY and len(summary.hits) >= 10, summary.hits
+    assert len(summary.missing) <= 12, summary.missing
+
+
+def test_a_seed_replays_exactly() -> None:
+    first, second = run_seed(4), run_seed(4)
+    assert first.digest == second.digest and first.num_steps == second.num_steps
+    assert first.digest != run_seed(6).digest
