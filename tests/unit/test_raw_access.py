@@ -1,0 +1,65 @@
+"""Raw access to tensors is banned where a device tensor could be meant: `.tolist()`, `.item()` and `.numpy()` wait for
+the device without saying so, and the hazard detector's second net is blind behind a pointer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("shared", "prefill_node", "decode_node")
+KERNELS = ROOT / "shared" / "kernel"
+RAW = {"tolist", "item", "numpy", "data_ptr", "untyped_storage", "__array__"}
+
+KERNEL = "a CPU kernel: declared by the model's or sampler's accessor"
+HOST = "host arrays, no tensors"
+ALLOWED = {
+    "shared/model/hashlm.py": KERNEL,
+    "shared/model/hashdraft.py": KERNEL,
+    "shared/sample/sampler.py": KERNEL,
+    "shared/model/hash_reference.py": HOST,
+    "shared/kv/manager.py": HOST,
+    "shared/kv/pool.py": HOST,
+    "shared/kv/prefix_cache.py": HOST,
+    "shared/sched/output.py": HOST,
+    "shared/sched/scheduler.py": HOST,
+    "prefill_node/bootstrap.py": HOST,
+    "shared/engine/engine.py": "copies of results, on the copy stream behind the step",
+    "shared/sched/mirror.py": "lengths that resolve_seq_lens_cpu waited for",
+    "shared/handoff/convert.py": "draft state of a processed result, on the host",
+}
+
+
+def raw_accesses(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in RAW:
+            yield f"{node.lineno}: .{node.attr}"
+
+
+def accesses_by_file() -> dict[str, list[str]]:
+    """Kernels are given tensors by the models that call them; pointers are their trade."""
+    files = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    files = [file for file in files if KERNELS not in file.parents]
+    found = {file.relative_to(ROOT).as_posix(): list(raw_accesses(ast.parse(file.read_text()))) for file in files}
+    return {name: places for name, places in found.items() if places}
+
+
+@pytest.mark.parametrize("code", ["x.tolist()", "n = y.sum().item()", "t.cpu().numpy()", "p = kv.data_ptr()"])
+def test_the_rule_refuses(code: str) -> None:
+    assert list(raw_accesses(ast.parse(code)))
+
+
+def test_the_rule_lets_pass() -> None:
+    assert not list(raw_accesses(ast.parse("numpy.zeros(3); torch.from_numpy(x); item = 3; f(tolist)")))
+
+
+def test_nobody_reaches_around_the_accessors() -> None:
+    bad = {name: places for name, places in accesses_by_file().items() if name not in ALLOWED}
+    assert not bad, f"use the accessors (FutureMap, KVPool, LengthMirror), or say here why not: {bad}"
+
+
+def test_every_exception_is_still_needed() -> None:
+    assert set(ALLOWED) == set(accesses_by_file())
