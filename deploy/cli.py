@@ -14,6 +14,7 @@ from typing import Any
 from deploy import admin, local
 from deploy.again import start_again
 from deploy.orphan_guard import die_with_parent
+from deploy.prove import command as prove
 from deploy.restarts import EXIT_CONFIG
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
@@ -103,6 +104,7 @@ TOOLS = {
     "admin": Tool(
         "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
     ),
+    "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
 }
 
 

@@ -1,0 +1,79 @@
+"""Compares answers token by token. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NEAR_TIE = 1e-3
+CONTEXT_TOKENS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sequence of an answer. `margins[i]`: how much likelier the best token was than the second, as logprobs."""
+
+    ids: tuple[int, ...]
+    margins: tuple[float, ...] = ()
+
+
+Answer = tuple[Choice, ...]  # by choice index
+Answers = Sequence[Answer]  # by case
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    case: str
+    choice: int
+    position: int
+    wanted: tuple[int, ...]  # around the position
+    got: tuple[int, ...]
+    margin: float | None
+
+    def __str__(self) -> str:
+        where = f"request {self.case!r}, answer {self.choice}, token {self.position}"
+        text = f"{where}: ids {list(self.got)} instead of {list(self.wanted)}"
+        if self.margin is None:
+            return text
+        verdict = "a near tie" if self.margin < NEAR_TIE else "no tie"
+        return f"{text}; there the best two tokens are {self.margin:.4f} apart in logprob ({verdict})"
+
+
+def differences(names: Sequence[str], wanted: Answers, got: Answers) -> list[Difference]:
+    """The first of each answer that differs, in the order of the cases."""
+    found = []
+    for name, reference, answer in zip(names, wanted, got, strict=True):
+        for index, (right, other) in enumerate(zip(reference, answer, strict=True)):
+            position = first_difference(right.ids, other.ids)
+            if position is not None:
+                margin = right.margins[position] if position < len(right.margins) else None
+                around = slice(position, position + CONTEXT_TOKENS)
+                found.append(Difference(name, index, position, right.ids[around], other.ids[around], margin))
+    return found
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    for position, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return position
+    return None if len(a) == len(b) else min(len(a), len(b))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell's result: how many of its answers were equal, in each pass, and that it did what it says."""
+
+    cell: str
+    about: str
+    equal: tuple[str, ...]
+    handed_over: int
+    cached_tokens: int
+
+
+def table(passes: Sequence[str], rows: Sequence[Row]) -> str:
+    lines = [["", *passes, "handed over", "cached tokens", ""]]
+    lines += [[row.cell, *row.equal, str(row.handed_over), str(row.cached_tokens), row.about] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

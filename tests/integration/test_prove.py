@@ -1,0 +1,19 @@
+"""`baton prove` with clusters of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from cluster import ROOT
+
+
+def test_hashlm_is_the_same_handed_over_and_local() -> None:
+    argv = ["-m", "deploy.cli", "prove", "--model", "hashlm", "--cells", "chunks-24", "--max-tokens", "16"]
+    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (plain,), (chunks,) = ([line.split() for line in done.stdout.splitlines() if line.startswith(name + " ")]
+                           for name in ("local-plain", "chunks-24"))  # fmt: skip
+    assert plain[1:4] == chunks[1:4] == ["11/11"] * 3
+    assert plain[4:6] == ["0", "0"]  # neither handed over nor cached
+    assert int(chunks[4]) >= 30 and int(chunks[5]) > 1000

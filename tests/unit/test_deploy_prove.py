@@ -1,0 +1,133 @@
+"""`baton prove` against servers that answer as told: equal ones, one that forgets, one that flips a token."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from deploy import cli
+from deploy.prove import client as prove_client
+from deploy.prove.cases import CASES
+from deploy.prove.cells import CELLS, chosen_cells
+from deploy.prove.compare import Choice, Row, differences, first_difference, table
+from deploy.prove.own_cluster import num_nodes
+from shared.core.errors import ConfigError
+
+
+class Server(ThreadingHTTPServer):
+    """Token i of an answer is i; `flip_after` requests, token 5 of every answer to the long prompt is 99."""
+
+    daemon_threads = True
+    flip_after = 1_000_000
+    num_asked = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.num_asked += 1
+        ids = list(range(body["max_tokens"]))
+        if self.num_asked > self.flip_after and body["prompt"] == CASES[7].prompt:
+            ids[5] = 99
+        tops = [{"a": -0.1, "b": -0.1004}] * len(ids)
+        choices = [{"index": i, "token_ids": ids, "logprobs": {"top_logprobs": tops}} for i in range(body.get("n", 1))]
+        usage = {"prompt_tokens_details": {"cached_tokens": 3}}
+        return {"choices": choices[::-1], "usage": usage}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self._send(b'baton_handoffs_total{node="d"} 4.0\nother 7\n')
+        else:
+            self._send(json.dumps({"data": [{"id": "stub"}]}).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self._send(json.dumps(self.server.answer(body)).encode())
+
+    def _send(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(prove_client, "HEARTBEAT_S", 0.0)
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_equal_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prove", server.url, server.url, "--max-tokens", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("11/11  11/11  11/11") == 2 and "All tokens are equal in 6 runs" in printed
+
+
+def test_the_first_difference_is_named(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.flip_after = len(CASES)
+    assert cli.main(["prove", server.url, "--max-tokens", "8"]) == 1
+    printed = capsys.readouterr().out
+    assert "11/11  10/11  10/11" in printed
+    assert "2 answers differ" in printed and "again, request 'long, greedy', answer 0, token 5" in printed
+    assert "ids [99, 6, 7] instead of [5, 6, 7]" in printed and "0.0004 apart in logprob (a near tie)" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["http://127.0.0.1:9"], "no answer"),
+        (["ftp://x"], "no address"),
+        (["--cells", "moon"], "there is no moon"),
+        (["--max-tokens", "0"], "--max-tokens"),
+        (["http://127.0.0.1:9", "--api-key-file", "/nowhere/key"], "--api-key-file"),
+    ],
+)
+def test_what_can_not_be_proved(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["prove", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_where_two_streams_part() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    wanted, got = [(Choice((1, 2)), Choice((3, 4), (5.0, 0.5)))], [(Choice((1, 2)), Choice((3, 9)))]
+    (one,) = differences(["a"], wanted, got)
+    assert (one.choice, one.position, one.margin) == (1, 1, 0.5) and "no tie" in str(one)
+    (cut,) = differences(["a"], [(Choice((1, 2)),)], [(Choice((1,)),)])
+    assert cut.position == 1 and cut.got == () and cut.margin is None
+
+
+def test_the_table_lines_up() -> None:
+    lines = table(["p"], [Row("short", "x", ("1/1",), 0, 5), Row("a longer one", "y", ("0/1",), 12, 0)]).splitlines()
+    assert len({line.index("/") for line in lines[1:]}) == 1 and lines[1].endswith("x")
+
+
+def test_the_reference_is_always_there() -> None:
+    assert [cell.name for cell in chosen_cells("zmq")] == [CELLS[0].name, "zmq"]
+    assert chosen_cells("all") == CELLS
+    with pytest.raises(ConfigError):
+        chosen_cells("zmq,none")
+
+
+def test_nodes_are_counted_from_the_flags() -> None:
+    assert [num_nodes(cell.flags) for cell in CELLS] == [1, 1, 2, 2, 2, 2, 2]
+    assert num_nodes(()) == 2
