@@ -62,6 +62,27 @@ def newer(key: Key) -> Key:
     return Key(key.router_id, key.router_epoch, key.rid, key.attempt + 1, key.seq_index)
 
 
+def test_what_the_attempt_before_sent_ahead_is_not_trusted(rig: RouterRig) -> None:
+    """Neither tokens behind a gap nor an end that came before the last tokens."""
+    _, decode, key = begun(rig)
+    rig.run(decode, key, 2, [99])
+    rig.end(decode, key, 3)
+    spare = rig.join("decode", "e")
+    again = only(lose(rig, decode))
+    assert again.output_ids == [[1]]
+    assert ids_of(rig.run(spare, again.key, 1, [2])) == [2]
+    effects = rig.run(spare, again.key, 2, [3])
+    assert ids_of(effects) == [3] and [news.end for news in effects.news if isinstance(news, Update)] == [None]
+
+
+def test_what_the_lost_decode_node_had_is_not_at_the_next_one(rig: RouterRig) -> None:
+    prefill, decode, key = begun(rig)
+    rig.join("decode", "e")
+    again = only(lose(rig, decode))
+    assert again.decode_node == "e" and rig.journal.find(key.rid).prefill is prefill  # type: ignore[union-attr]
+    assert len(generates(lose(rig, prefill))) == 1  # nothing has arrived there yet
+
+
 @pytest.mark.parametrize(("last", "reason"), [(5, "length"), (2, "stop")])
 def test_a_lost_end_is_made_up_for(rig: RouterRig, last: int, reason: str) -> None:
     """All tokens are here and only the word that they are all is missing."""
