@@ -67,6 +67,7 @@ class NumbaAttention:
         self._positions = inputs.positions.contiguous()
         self._table = inputs.page_table.contiguous()
         self._kv = kv
+        self._check(inputs)
         self._queries = _at_least(self._queries, num_tokens * shape.num_heads * shape.head_dim)
         group, lanes = shape.num_heads // shape.num_kv_heads, block_lanes(shape.head_dim)
         # Per thread: block addresses (int64), sums, maxima, scores; see make_attend.
@@ -85,6 +86,16 @@ class NumbaAttention:
         words[OUT] = self._out.data_ptr()
         # Heads of a page lie side by side: short rows take one after the other. A chunk's tokens read the same keys.
         words[ROW_MAJOR] = inputs.max_q_len <= SHORT_ROW
+
+    def _check(self, inputs: AttentionInputs) -> None:
+        """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
+        low, high = (int(bound) for bound in self._positions.aminmax())
+        limit = min(inputs.max_seq_len, len(self._cos), self._table.shape[1] * self._kv.shape[4])
+        if low < 0 or high >= limit:
+            raise IndexError(f"positions {low}..{high} of a step that holds 0..{limit - 1}")
+        low, high = (int(bound) for bound in self._table.aminmax())
+        if low < 0 or high >= len(self._kv):
+            raise IndexError(f"pages {low}..{high} of a pool that holds 0..{len(self._kv) - 1}")
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None

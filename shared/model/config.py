@@ -84,6 +84,10 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
         raise ConfigError(f"rope scaling {get('rope.scaling.type')!r} in a GGUF file is not supported")
     linear = get("rope.scaling.type", "none") == "linear"
     heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
+    head_dim = int(get("attention.key_length", hidden // heads))
+    if int(get("rope.dimension_count", head_dim)) != head_dim:
+        raise ConfigError("rotating only a part of each head is not supported")
+    context = int(get("context_length"))
     eos = fields.get("tokenizer.ggml.eos_token_id")
     eot = fields.get("tokenizer.ggml.eot_token_id")
     return LlamaConfig(
@@ -95,14 +99,14 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
         num_layers=int(get("block_count")),
         num_heads=heads,
         num_kv_heads=int(get("attention.head_count_kv", heads)),
-        head_dim=int(get("attention.key_length", hidden // heads)),
+        head_dim=head_dim,
         rms_eps=float(get("attention.layer_norm_rms_epsilon")),
         rope=RopeConfig(
             theta=float(get("rope.freq_base", 10000.0)),
             kind="linear" if linear else "default",
             factor=float(get("rope.scaling.factor", 1.0)),
         ),
-        max_context=int(get("context_length")),
+        max_context=min(context, int(get("attention.sliding_window", 0)) or context),
         tie_embeddings=tied,
         eos_ids=tuple(sorted({int(i) for i in (eos, eot) if i is not None})),
     )
@@ -116,6 +120,8 @@ def config_from_hf(folder: Path) -> LlamaConfig:
         raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
     if raw.get("hidden_act", "silu") != "silu" or raw.get("mlp_bias"):
         raise ConfigError(f"{folder}: only SwiGLU layers without biases are supported")
+    if raw.get("quantization_config"):
+        raise ConfigError(f"{folder}: quantised folders are not supported; use the original one, or a GGUF file")
     try:
         return _from_hf(folder, raw, HF_ARCHITECTURES[arch])
     except (KeyError, TypeError, ValueError) as error:
@@ -159,6 +165,8 @@ def _rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     if kind not in ("default", "linear", "llama3"):
         raise ConfigError(f"{folder}: rope scaling {kind!r} is not supported, only default, linear and llama3")
+    if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError(f"{folder}: rotating only a part of each head is not supported")
     return RopeConfig(
         theta=theta,
         kind=kind,

@@ -24,6 +24,7 @@ from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import Head, HeadFactory, TensorSource, load_weights, weights_bytes
 
 WARM_PAGE = 8
+WINDOW_SLACK = 64  # a verify window near the end reaches past the last position that is kept
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -77,7 +78,7 @@ def build_model(
     compiled = device.type == "cpu" and kernels != "torch" and has_numba()
     torch_dtype, team = DTYPES[dtype], Team(threads if compiled else 1)
     make_head = _pick_head(torch_dtype, device, team, compiled)
-    weights = load_weights(source, torch_dtype, device, context, make_head)
+    weights = load_weights(source, torch_dtype, device, context + WINDOW_SLACK, make_head)
     spec = ModelSpec(
         name=config.name,
         vocab_size=config.vocab_size,

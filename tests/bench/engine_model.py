@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.config.model_path import resolve_model  # noqa: E402
 from shared.kv.pool import KVPool  # noqa: E402
-from shared.model.config import LlamaConfig  # noqa: E402
+from shared.model.config import LlamaConfig, RopeConfig  # noqa: E402
 from shared.model.interface import Model, ModelInputs  # noqa: E402
 from shared.model.load import DTYPES, load_model, open_model  # noqa: E402
 from shared.model.safetensors_folder import hf_name  # noqa: E402
@@ -68,10 +68,24 @@ def reference_config(config: LlamaConfig) -> transformers.PretrainedConfig:
         head_dim=config.head_dim,
         max_position_embeddings=config.max_context,
         rms_norm_eps=config.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
+        rope_parameters=rope_parameters(config.rope),
         tie_word_embeddings=config.tie_embeddings,
         attn_implementation="sdpa",
     )
+
+
+def rope_parameters(rope: RopeConfig) -> dict[str, Any]:
+    plain = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind == "default":
+        return plain
+    if rope.kind == "linear":
+        return plain | {"factor": rope.factor}
+    return plain | {
+        "factor": rope.factor,
+        "low_freq_factor": rope.low_freq_factor,
+        "high_freq_factor": rope.high_freq_factor,
+        "original_max_position_embeddings": rope.original_context,
+    }
 
 
 class PagedRows:

@@ -143,3 +143,21 @@ def test_a_huge_score_is_no_overflow() -> None:
     got = paged.step({0: (0, 30)})
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got, by_hand(SHAPE, paged.qkv[0, :30]), atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("wrong", ["position", "max_seq_len", "table", "page", "negative page"])
+def test_a_wrong_plan_fails_before_anything_is_written(wrong: str) -> None:
+    paged = Paged(numba_backend(SHAPE), SHAPE)
+    inputs = AttentionInputs(torch.arange(20), torch.tensor([0, 20], dtype=torch.int32), paged.table[:1], 20, 20)
+    match wrong:
+        case "position":
+            inputs.positions, inputs.max_seq_len = inputs.positions + MAX_LEN - 10, 2 * MAX_LEN
+        case "max_seq_len":
+            inputs.max_seq_len = 19
+        case "table":
+            inputs.page_table = inputs.page_table[:, :1]
+        case "page" | "negative page":
+            inputs.page_table = inputs.page_table.clone()
+            inputs.page_table[0, 1] = len(paged.kv) if wrong == "page" else -1
+    with pytest.raises(IndexError, match="pages" if "page" in wrong else "positions"):
+        paged.backend.begin(inputs, paged.kv)

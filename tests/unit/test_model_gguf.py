@@ -21,7 +21,7 @@ HIDDEN, HEADS, KV_HEADS, VOCAB, INNER = 256, 4, 2, 11, 256
 ByHand = Callable[[np.ndarray], list[float]]
 
 
-def write(path: Path, tensors: dict[str, tuple[np.ndarray, Kind]], arch: str = "llama", **fields: float) -> Path:
+def write(path: Path, tensors: dict[str, tuple[np.ndarray, Kind]], arch: str = "llama", **fields: int) -> Path:
     """A one-layer header; `tensors` hold raw blocks (uint8) or plain values with their type."""
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_name("tiny")
@@ -35,7 +35,7 @@ def write(path: Path, tensors: dict[str, tuple[np.ndarray, Kind]], arch: str = "
     writer.add_rope_freq_base(10000.0)
     writer.add_eos_token_id(2)
     for key, value in fields.items():
-        writer.add_float32(f"{arch}.{key}", value)
+        writer.add_uint32(f"{arch}.{key.replace('__', '.')}", value)
     for name, (data, kind) in tensors.items():
         writer.add_tensor(name, data, raw_dtype=None if data.dtype == np.float32 else kind)
     writer.write_header_to_file()
@@ -155,12 +155,19 @@ def test_header(tmp_path: Path) -> None:
     assert config.tie_embeddings and not config.qk_norm
 
 
+def test_a_window_bounds_the_context(tmp_path: Path) -> None:
+    config = GgufFile(write(tmp_path / "m.gguf", embedding(), attention__sliding_window=16)).config
+    assert config.max_context == 16
+
+
 def test_what_we_cannot_read_is_named(tmp_path: Path) -> None:
     q5 = gguf.quants.quantize(values(VOCAB, HIDDEN), Kind.Q5_0)
     with pytest.raises(ConfigError, match="token_embd.weight is Q5_0"):
         GgufFile(write(tmp_path / "a.gguf", {"token_embd.weight": (q5, Kind.Q5_0)}))
     with pytest.raises(ConfigError, match="'gemma' is not supported"):
         GgufFile(write(tmp_path / "b.gguf", embedding(), "gemma"))
+    with pytest.raises(ConfigError, match="only a part of each head"):
+        GgufFile(write(tmp_path / "r.gguf", embedding(), rope__dimension_count=32))
     with pytest.raises(ConfigError, match=r"no token_embd\.weight"):
         GgufFile(write(tmp_path / "c.gguf", {"output.weight": (values(VOCAB, HIDDEN), Kind.F32)}))
     with pytest.raises(ConfigError, match=r"no tensor blk\.0\.attn_q\.weight"):

@@ -99,6 +99,8 @@ def test_a_window_bounds_the_context(changes: dict[str, object], context: int, t
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_act": "gelu"}, "only SwiGLU"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised folders"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
     ],
 )
 def test_bad_hf_config_is_named(changes: dict[str, object], message: str, tmp_path: Path) -> None:
