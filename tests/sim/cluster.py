@@ -23,6 +23,7 @@ from tests.sim.wire import Network
 CALM_S = 30.0  # after the last fault every request must have ended by then
 TRY_AGAIN = ("connection refused", "no_nodes")
 MAX_REFUSALS, RETRY_AFTER_S = 12, 0.25
+CHECK_SHARE = 0.02  # of all rounds of a node end with its books being checked
 SETTLE_S = 8.0  # and so long every node may take to be back in every registry
 GRACE_S = 1.0  # a deadline is looked at a few times a second, by clocks that differ
 FINE = ("done", "hung up")
@@ -72,7 +73,7 @@ class Cluster:
             router.on_round = self._router_round
             router.start()
         for host in self.nodes:
-            host.on_round = self.watch.look_at_node
+            host.on_round = self._node_round
             self.timers.after(self.rng.uniform(0, 0.3), host.start)
 
     def _let_loose(self) -> float:
@@ -102,6 +103,14 @@ class Cluster:
     def _hang_up(self, client: Client) -> None:
         client.hang_up(self.timers.now)
         self.trace.note(self.timers.now, client.name, f"hangs up {client.rids}")
+
+    def _node_round(self, host: NodeHost) -> None:
+        self.watch.look_at_node(host)
+        if self.rng.random() < CHECK_SHARE and host.node is not None:
+            try:
+                host.node.ctx.core.kv.check_integrity(idle=False)
+            except BatonError as error:
+                raise Violation(f"{host.name} while it runs: {error.message}", host.name) from error
 
     def _router_round(self, host: RouterHost) -> None:
         self.watch.look_at_router(host)

@@ -230,14 +230,18 @@ class Faults:
             raise RuntimeError("a failure of the device, injected")
 
         model.forward = raise_once  # type: ignore[method-assign]
+        self.net.timers.after(fault.lasts, lambda: setattr(model, "forward", forward))
 
     def _retract(self, host: NodeHost, fault: FaultPlan) -> None:
         """Memory ran out for somebody, at a time of our choice."""
         assert host.node is not None
         scheduler = host.node.ctx.core.scheduler
-        holders = [*(r for r in scheduler.running.reqs if r.state is RequestState.RUNNING), *scheduler.granted.values()]
-        if holders:
-            scheduler.retract(self.rng.choice(holders))
+        running = [req for req in scheduler.running.reqs if req.state is RequestState.RUNNING]
+        prompts = [chunk.request for chunk in scheduler.prefilling if chunk.request.handoff_to is None]
+        granted = list(scheduler.granted.values())
+        kinds = [kind for kind in (running, prompts, granted) if kind]
+        if kinds:
+            scheduler.retract(self.rng.choice(self.rng.choice(kinds)))
 
 
 def keys_in(message: Message) -> list[object]:

@@ -19,6 +19,7 @@ EXPECTED_REQUEST = frozenset(("request", old.value, new.value) for old in TRANSI
 EXPECTED_ROUTER = steps(
     "router",
     "new -> P+D queued, D queued, P queued, P+D streaming, D streaming, P streaming, parked",
+    "new, P+D queued -> P+D handed over",
     *(f"{place} queued -> {place} streaming, over, retry" for place in ("P+D", "D", "P")),
     *(f"{place} streaming -> over, retry" for place in ("P+D", "D", "P")),
     "P+D streaming -> P+D handed over",
@@ -38,7 +39,7 @@ EXPECTED_SINK = steps(
     "sink",
     "new -> waiting, granted",
     "waiting -> granted, gone",
-    "granted -> pulling, record here, gone",
+    "granted -> pulling, record here, held, gone",
     "pulling -> granted, record here, held, gone",
     "record here -> held, gone",
     "held -> gone",
