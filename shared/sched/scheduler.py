@@ -105,7 +105,7 @@ class Scheduler:
     def grant(self, req: Request) -> int | None:
         """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
         cached prefix in tokens, page aligned, or None: not now."""
-        extra, keep_free = self.settings.width, self.budget.headroom(self._num_decoding() + 1)
+        extra, keep_free = self.settings.width, self.budget.headroom(self._num_decoding())
         cached = self.budget.reserve(req, req.all_ids(), extra, keep_free, "granted")
         if cached is None:
             return None
@@ -256,10 +256,11 @@ class Scheduler:
 
     def _admit_waiting(self) -> None:
         """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory."""
+        pinned = self._num_ungranted_pages()
         for req in list(self.waiting):
             if self.oldest_offer is not None and req.arrival > self.oldest_offer:
                 return  # an Offer is older: it gets memory first
-            if self._is_gated(req):
+            if self._waits_for_sibling(req) or self._is_above_cap(req, pinned):
                 continue
             ids = req.all_ids()
             extra = 0 if req.handoff_to is not None else self.settings.width
@@ -267,22 +268,30 @@ class Scheduler:
             if cached is None:
                 return
             self.waiting.remove(req)
-            req.cached_tokens = min(cached, len(req.prompt_ids))
+            if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
+                req.cached_tokens = min(cached, len(req.prompt_ids))
             self.counters.cached_prompt_tokens += cached
             req.to(S.PREFILLING)
             bisect.insort(self.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
+            if req.key in self.ungranted:
+                pinned += int(self.kv.rows.num_pages[req.row])
 
-    def _is_gated(self, req: Request) -> bool:
-        """Waits for something better than memory: its first sibling's prefix (n > 1), or its decode node's grant."""
-        if req.key.seq_index and self.kv.cache.enabled:
-            leader = self.requests.get(req.key.sibling(0))
-            if leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids):
-                return True
-        if req.key not in self.ungranted:
+    def _waits_for_sibling(self, req: Request) -> bool:
+        """n > 1: the first sequence's prefix is better than memory of its own."""
+        if not req.key.seq_index or not self.kv.cache.enabled:
             return False
-        pinned = sum(int(self.kv.rows.num_pages[self.requests[key].row]) for key in self.ungranted)
-        needed = page_count(req.num_tokens, self.settings.page_size)
-        return pinned > 0 and pinned + needed > self.settings.max_ungranted_pages
+        leader = self.requests.get(req.key.sibling(0))
+        return leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids)
+
+    def _num_ungranted_pages(self) -> int:
+        rows = (self.requests[key].row for key in self.ungranted)
+        return sum(int(self.kv.rows.num_pages[row]) for row in rows if row)
+
+    def _is_above_cap(self, req: Request, pinned: int) -> bool:
+        """Its decode node has not answered, and prompts like it pin enough already."""
+        if not pinned or req.key not in self.ungranted:
+            return False
+        return pinned + page_count(req.num_tokens, self.settings.page_size) > self.settings.max_ungranted_pages
 
     def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
@@ -352,12 +361,9 @@ class Scheduler:
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
         """A closure raised. The requests of that step fail; the others that had a step in flight (`drained`) start
         again, but for hand-offs, whose pages are promised to a peer: they fail too."""
-        for row_id in failed:
-            self.fail(row_id.key, error)
-        for row_id in drained:
-            req = self.requests.get(row_id.key)
-            if req is None or req.incarnation != row_id.incarnation:
-                continue
+        for req in self._living(failed):
+            self.fail(req.key, error)
+        for req in self._living(drained):
             if req.handoff_to is not None:
                 self.fail(req.key, error)
             elif req.state in (S.RUNNING, S.PREFILLING):
@@ -366,6 +372,11 @@ class Scheduler:
             if req.state is S.RUNNING:
                 self.retract(req)
         self._drop_left_rows()
+
+    def _living(self, row_ids: Sequence[RowId]) -> list[Request]:
+        """Whose life it still is: one that was retracted since has nothing to do with the step."""
+        found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
+        return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
 
     # ---- ends
 

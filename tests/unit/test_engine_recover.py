@@ -151,11 +151,15 @@ def test_a_row_that_left_before_its_chunk_failed_leaves_no_garbage(way_out: str)
     while core.loop.num_failed_steps == 0:
         core.loop.step(block=True)
     core.model.forward = forward  # type: ignore[method-assign]
-    core.scheduler.take_events()
     seen = tuple(req.all_ids().tolist())
+    while not req.finished:
+        core.loop.step(block=True)
+    core.scheduler.take_events()
     late = long_job(9, seen)
     served = run_local(core, [late])
     assert served.streams["r9"] == late.expected()
+    if way_out == "retract":
+        assert req.output_ids == job.expected(), "the failed step was of its former life"
     assert_whole(core)
     core.close()
 

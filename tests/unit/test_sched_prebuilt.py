@@ -50,16 +50,29 @@ def test_a_grant_is_all_or_nothing() -> None:
 
 
 def test_a_grant_leaves_room_for_one_step_of_every_decoding_row() -> None:
-    """Rule a: 7 pages would do, but then the running row could not take its next page."""
+    """Rule a: the pages would do, but then the running row could not take its next one."""
     core = make_core(CoreKnobs(page_size=4, num_pages=11))
     core.scheduler.submit(job(0, 7, 30).request())
     core.loop.step()
     core.loop.step()
     held = int(core.kv.rows.num_pages.sum())
     free = 10 - held
-    fits = (free - 2) * 4 - 1  # tokens of a prompt whose pages, with one token more, leave two pages free
-    assert core.scheduler.grant(job(1, fits + 4).request()) is None
+    fits = (free - 1) * 4 - 1  # tokens of a prompt whose pages, with one token more, leave one page free
+    assert core.scheduler.grant(job(1, fits + 1).request()) is None
     assert core.scheduler.grant(job(2, fits).request()) == 0
+    core.close()
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_what_can_fit_alone_is_granted_alone(page_size: int) -> None:
+    """A grant that asks for more than an empty node has would wait until its deadline."""
+    core = make_core(CoreKnobs(page_size=page_size, num_pages=1 + 128 // page_size))
+    for rid, max_tokens in enumerate((1, 2, 3, 17)):
+        most = next(n for n in range(128, 0, -1) if core.scheduler.can_fit(job(rid, n, max_tokens).request()))
+        req = job(rid, most, max_tokens).request()
+        assert core.scheduler.grant(req) == 0, f"{most} tokens and {max_tokens}"
+        core.scheduler.abort(req.key)
+        core.scheduler.release_held(next(e.row for e in core.scheduler.take_events() if isinstance(e, GrantRevoked)))
     core.close()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from pair_rig import make_pair, run_pair
@@ -282,7 +283,38 @@ def test_one_hand_off_larger_than_the_cap_goes_alone() -> None:
     core.close()
 
 
+def test_a_long_queue_behind_the_cap_is_counted_once_a_plan() -> None:
+    """Counted anew for each who waits, a thousand of them took 100 ms of every plan."""
+
+    class Watched(set[RequestKey]):
+        rounds = 0
+
+        def __iter__(self) -> Iterator[RequestKey]:
+            self.rounds += 1
+            return super().__iter__()
+
+    core = make_core(CoreKnobs(page_size=4, max_ungranted_pages=12))
+    core.scheduler.ungranted = watched = Watched()
+    for rid in range(30):
+        core.scheduler.submit(job(rid, 20).request(handoff_to="decode"))
+    assert core.scheduler.plan() is not None and watched.rounds == 1
+    assert len(core.scheduler.waiting) == 28, "5 pages each, 12 allowed"
+    core.close()
+
+
 # ---- what is reported
+
+
+def test_a_retraction_does_not_count_as_a_cache_hit() -> None:
+    core = make_core(CoreKnobs(page_size=4))
+    req = job(0, 22, 6).request()
+    core.scheduler.submit(req)
+    bring_to(core, req, "running")
+    core.loop.step(block=True)
+    core.scheduler.retract(req)
+    outcome = run_local(core, [])
+    assert core.scheduler.counters.cached_prompt_tokens == 20 and outcome.ends["r0"].cached_tokens == 0
+    core.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
