@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from shared.core.errors import ConfigError
 from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.model.gguf_file import GgufFile
+from shared.model.gguf_file import GgufFile, dequantize
 from shared.model.load import open_model
 from shared.model.weights import rope_of
 
@@ -61,6 +61,12 @@ def test_values_equal_the_gguf_packages(kind: Kind, tmp_path: Path) -> None:
     assert read.dtype == torch.float32
     np.testing.assert_array_equal(read.numpy(), gguf.quants.dequantize(packed, kind))
     assert np.abs(read.numpy() - plain).max() < (0.3 if "Q4" in kind.name else 0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 11, 48, 128])
+def test_rows_taken_together_stay_in_order(rows: int) -> None:
+    packed = gguf.quants.quantize(values(rows, 96), Kind.Q4_1)
+    np.testing.assert_array_equal(dequantize(packed, Kind.Q4_1), gguf.quants.dequantize(packed, Kind.Q4_1))
 
 
 def random_blocks(rows: int, num_bytes: int, scale_at: tuple[int, ...]) -> np.ndarray:
