@@ -48,6 +48,7 @@ def test_rule_a_running_rows_reserve_before_anyone_is_admitted() -> None:
     (new,) = submit(core, job(1, 20 - pages - 1, 2))
     core.loop.step()
     assert int(core.kv.rows.num_pages[old.row]) == pages + 1 and states(old, new) == ["running", "waiting"]
+    assert new.incarnation == 0, "it was never let in"
     core.close()
 
 
