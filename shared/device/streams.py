@@ -48,19 +48,26 @@ def make_streams(
     device: torch.device | None = None,
     world: World | None = None,
 ) -> StreamSet:
-    """`on_thread_start` runs on each worker thread (cpu); `notify` after each completion, on the worker's or the
-    watcher's thread (cpu, cuda); `device` is needed by cuda, `world` by simulated."""
+    """`on_thread_start` runs on each worker thread (cpu). `notify` follows each completion on the copy and transfer
+    streams, on the worker's or the watcher's thread (cpu, cuda): only these end something the host waits for, and a
+    host woken by each closure of a step takes the interpreter's lock from it. `device` is needed by cuda, `world` by
+    simulated."""
+    notify_of = {"copy": notify, "transfer": notify}
     if kind == "inline":
         return StreamSet(*(InlineStream(name) for name in ("schedule", "forward", "copy", "transfer")))
     if kind == "cpu":
         workers = (
-            CpuStream(name, on_thread_start=on_thread_start, notify=notify) for name in ("forward", "copy", "transfer")
+            CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
+            for name in ("forward", "copy", "transfer")
         )
         return StreamSet(InlineStream("schedule", may_block=True), *workers)
     if kind == "cuda":
         device = device or torch.device("cuda", torch.cuda.current_device())
         return StreamSet(
-            *(CudaStream(name, device, notify=notify) for name in ("schedule", "forward", "copy", "transfer"))
+            *(
+                CudaStream(name, device, notify=notify_of.get(name, do_nothing))
+                for name in ("schedule", "forward", "copy", "transfer")
+            )
         )
     if kind == "simulated" and world is not None:
         return StreamSet(*(world.stream(name) for name in ("schedule", "forward", "copy", "transfer")))

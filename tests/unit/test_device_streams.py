@@ -163,6 +163,17 @@ def test_cpu_thread_sets_itself_up() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "stream-forward"]
 
 
+def test_the_host_is_woken_for_what_it_waits_for_only() -> None:
+    """Three closures make a step; one of them ends it."""
+    calls: list[str] = []
+    streams = make_streams("cpu", notify=lambda: calls.append(threading.current_thread().name))
+    for stream in streams.all():
+        for _ in range(3):
+            stream.launch(lambda: None).take(5)
+    streams.stop()
+    assert sorted(calls) == ["stream-copy"] * 3 + ["stream-transfer"] * 3
+
+
 def test_cpu_notify_runs_after_each_completion() -> None:
     woken = threading.Semaphore(0)
     stream = CpuStream("copy", notify=woken.release)
