@@ -220,7 +220,10 @@ class Dispatcher:
     def _resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
         """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt."""
         request.num_failed += not any(node.is_draining for node in request.nodes)
-        if not can_resume(error) or request.num_failed >= self._limits.max_attempts:
+        if not can_resume(error):
+            self._fail(request, error, effects)
+            return
+        if request.num_failed >= self._limits.max_attempts:
             self._fail(request, given_up(error, request.num_failed), effects)
             return
         self._stop_everywhere(request, effects)

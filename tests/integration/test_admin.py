@@ -11,6 +11,7 @@ import httpx
 import pytest
 from cluster import ROOT, Cluster, baton_up
 from mixed_clients import Client, make_client, stream_all, wait_until
+from router_process import RouterProcess
 
 KEY = "a-key-for-tests"
 
@@ -103,6 +104,19 @@ def test_what_admin_refuses(cluster: Cluster) -> None:
             for path, body in (("/admin/drain", {"node": "decode-0"}), ("/admin/status", None)):
                 assert http.request("POST" if body else "GET", path, json=body, headers=wrong).status_code == 401
     assert set(status(cluster)) == {"decode-0", "decode-1"}
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((), 403), (("--admin-without-key",), 200)])
+def test_admin_is_off_until_it_has_a_key(flags: tuple[str, ...], expected: int) -> None:
+    router = RouterProcess(*flags)
+    try:
+        assert httpx.get(router.url + "/admin/status").status_code == expected
+        assert httpx.post(router.url + "/admin/drain", json={"node": "d"}).status_code == (
+            403 if expected == 403 else 404
+        )
+        assert httpx.get(router.url + "/health").status_code == 200
+    finally:
+        assert router.stop() == 0
 
 
 def test_the_last_node_leaves_only_by_force(cluster: Cluster) -> None:

@@ -16,8 +16,8 @@ FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "1.5",
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with baton_up(tmp_path / "up.log", *FLAGS, "--decode", "2") as cluster:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with baton_up(tmp_path / "up.log", *FLAGS, "--decode", "2", *getattr(request, "param", ())) as cluster:
         yield cluster
 
 
@@ -34,7 +34,11 @@ def resumed(cluster: Cluster) -> float:
     return cluster.metrics()["baton_resumed_total", ""]
 
 
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("fault", "cluster"),
+    [(signal.SIGKILL, ()), (signal.SIGKILL, ("--spec", "hashdraft")), (signal.SIGSTOP, ("--transport", "zmq"))],
+    indirect=["cluster"],
+)
 def test_one_of_two_decode_nodes_is_lost_under_32_streams(cluster: Cluster, fault: signal.Signals) -> None:
     """Killed, or frozen and back when nobody waits for it any more."""
     clients = [make_client(index, 300) for index in range(32)]
