@@ -127,7 +127,8 @@ class Supervisor:
         if status == EXIT_DRAINED:
             self._log.info(f"{child.spec.name} was drained and stays down")
             return
-        self._failed = child.spec.vital or not self._ready or all(other.given_up for other in self.children_not_vital)
+        last = all(other.given_up for other in self.children_not_vital)
+        self._failed = self._failed or child.spec.vital or not self._ready or last
         self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""))
 
     @property

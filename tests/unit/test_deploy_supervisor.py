@@ -107,6 +107,22 @@ def test_a_router_that_can_not_start_ends_all_of_it():
     assert "router ended with status 1 and stays down; stopping" in run.log.getvalue()
 
 
+def test_a_node_that_dies_with_the_router_does_not_hide_that_the_router_is_gone():
+    specs = (child("router", "", vital=True), child("a", ""), child("b", ""))
+    supervisor = Supervisor(
+        specs,
+        Readiness(bool, bool, 1.0),
+        Logger("up", io.StringIO()),
+        max_restarts=0,
+        stop_timeout_s=1.0,
+        write_line=print,
+    )
+    supervisor._ready = True
+    for one in supervisor.children[:2]:
+        supervisor._after_death(one, EXIT_CONFIG, now=0.0)
+    assert supervisor._failed
+
+
 def test_a_configuration_that_can_not_work_is_not_tried_again():
     run = Run(
         child("router", OBEDIENT + SLEEP, vital=True), child("node", f"print('no'); raise SystemExit({EXIT_CONFIG})")
