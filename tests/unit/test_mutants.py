@@ -40,13 +40,23 @@ def test_a_patch_applies_compiles_and_names_tests_that_exist(path: Path) -> None
         assert f"def {function}(" in (ROOT / name).read_text(), test
 
 
-def test_every_rule_of_the_seeds_table_names_a_mutant_or_says_why_not() -> None:
+def test_the_seeds_table_names_every_mutant_and_only_tests_that_exist() -> None:
     table = (ROOT / "tests" / "SEEDS.md").read_text()
-    named = set(re.findall(r"`(\w+)\.patch`", table))
-    assert named <= {path.stem for path in PATCHES}, named - {path.stem for path in PATCHES}
-    for test in re.findall(r"`((?:unit|simulation)/\w+\.py)(?:::(\w+))?`", table):
-        text = (ROOT / "tests" / test[0]).read_text()
-        assert f"def {test[1]}(" in text or not test[1], test
+    assert set(re.findall(r"`(\w+)\.patch`", table)) == {path.stem for path in PATCHES}
+    for name, function in re.findall(r"`((?:unit|simulation)/\w+\.py)(?:::(\w+))?`", table):
+        text = (ROOT / "tests" / name).read_text()
+        assert not function or f"def {function}(" in text, f"{name}::{function}"
+    for path in re.findall(r"`(shared/[\w/]+\.py)`", table):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_hazards_table_names_what_exists() -> None:
+    table = (ROOT / "tests" / "HAZARDS.md").read_text()
+    assert re.findall(r"^\| (H\d+) \|", table, re.MULTILINE) == [f"H{n}" for n in range(1, 47)]
+    assert re.findall(r"^\| (I\d+) \|", table, re.MULTILINE) == [f"I{n}" for n in range(1, 11)]
+    for name in re.findall(r"`((?:unit|simulation|integration|chaos)/\w+\.py)`", table):
+        assert (ROOT / "tests" / name).exists(), name
+    assert set(re.findall(r"`(\w+)\.patch`", table)) <= {path.stem for path in PATCHES}
 
 
 DIFF = """--- a/code.py
