@@ -180,7 +180,11 @@ class DealerSocket:
         self.socket = open_socket(context, zmq.DEALER, options)
         self.socket.setsockopt(zmq.ROUTING_ID, identity.encode())
         self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
-        self.socket.connect(endpoint)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:  # an ipc path too long, or no descriptor left
+            self.close()
+            raise ConfigError(f"can't dial {endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then, with the queue empty, how the connection fared meanwhile."""

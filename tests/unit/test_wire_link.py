@@ -289,6 +289,16 @@ def test_only_this_machine_is_bound_or_dialled(endpoint: str) -> None:
     links.close()
 
 
+def test_an_address_that_the_system_refuses_leaves_no_socket_behind() -> None:
+    """It came in a message: it must not end the node that was asked to dial it."""
+    links = NodeLinks("p", 1)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="can't dial"):
+            links.dial("d@1", f"ipc:///tmp/{'x' * 200}")
+    assert not links.send("d@1", Drain("d", ""))
+    links.close()  # a socket left open would block here
+
+
 def test_a_taken_port_is_a_config_error() -> None:
     first = NodeLinks("d", 1)
     with pytest.raises(ConfigError, match="can't bind"):
