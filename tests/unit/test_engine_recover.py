@@ -80,7 +80,7 @@ def test_one_raise_costs_one_step_and_nobody_else(backend: str, place: str, over
         outcome = run_with_fault(core, draw_jobs(random.Random(nth), 8))
         assert raised() == 1 == core.loop.num_failed_steps
         num_failed = sum(end.reason is FinishReason.ERROR for end in outcome.ends.values())
-        assert 1 <= num_failed < 8
+        assert num_failed >= 1 and (num_failed < 8 or backend == "cpu"), "on threads a step may hold all of them"
         after = draw_jobs(random.Random(nth + 100), 3)
         late = [Job(job.rid + 50, job.prompt, job.sampling, job.seed) for job in after]
         served = run_local(core, late)
