@@ -29,7 +29,7 @@ POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One message on its way. `sender` and `receiver` are node ids; the target goes by its link's name."""
+    """One message on its way. `sender` and `receiver` are node ids; the target is what its link's name has before @."""
 
     link: str
     sender: str
@@ -46,6 +46,7 @@ class Trap:
     strike: Callable[[Seen], None]
     nth: int = 1
     passes_on: bool = True
+    ends_connection: bool = True
     after_s: float = 0.0  # between the message and the strike: the receiver gets to work
     fired: threading.Event = field(default_factory=threading.Event)
     count: int = 0
@@ -180,7 +181,7 @@ class FaultProxy:
 
     async def _connect(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection(*link.target)
-        names = {True: "", False: link.name}
+        names = {True: "", False: link.name.partition("@")[0]}
         there, back = Flow(link, reader, far_writer, True, names), Flow(link, far_reader, writer, False, names)
         pumps = [asyncio.ensure_future(self._pump(flow)) for flow in (there, back)]
         try:
@@ -228,7 +229,7 @@ class FaultProxy:
             await asyncio.sleep(trap.after_s)
         trap.strike(seen)
         trap.fired.set()
-        return False
+        return not trap.ends_connection
 
 
 def dialler_of(command: bytes) -> str:

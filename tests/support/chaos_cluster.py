@@ -1,0 +1,194 @@
+"""Real routers and nodes, each way between them through the fault proxy, and the oracles of a run with faults in it.
+
+    node --> proxy link "ROUTER@NODE" --> router          prefill node --> proxy link "NODE@epoch" --> decode node
+
+Where prefill nodes find a decode node stands in its Hello, so the proxy writes its own address into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import psutil
+from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from procs import NodeProcess
+from proxy import FaultProxy, Seen
+from router_process import RouterProcess
+
+from shared.wire.messages import Hello, Message
+
+PATIENCE_S = 150.0  # only a bound: tests wait for what must happen (kernels may be compiled first)
+SILENCE_S = 1.5
+ROUTER_FLAGS = ("--node-silence-s", str(SILENCE_S))
+NODE_FLAGS = ("--silence-s", str(SILENCE_S), "--chunk-size", "128", "--mixed-chunk-size", "64", "--kv-bytes", "2MiB")
+FLAGS_OF = {"p1": ("--transport", "zmq")}  # the other one shares memory: both transports see every fault
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a node process needs to know of its first router."""
+
+    endpoint: str
+
+
+def router_process(name: str, *flags: str) -> RouterProcess:
+    return RouterProcess(f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name, *flags)
+
+
+class ChaosCluster:
+    """`nodes`: names that begin with p (prefill) or d (decode)."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        nodes: Sequence[str] = ("p0", "p1", "d0", "d1"),
+        routers: int = 1,
+        router_flags: tuple[str, ...] = (),
+        node_flags: tuple[str, ...] = (),
+    ) -> None:
+        self._log_dir = log_dir
+        self._node_flags = node_flags
+        self._lives: dict[str, int] = {}
+        self.proxy = FaultProxy(self._rewrite)
+        self.routers = [router_process(f"router{i}", *router_flags) for i in range(routers)]
+        self.nodes: dict[str, NodeProcess] = {}
+        for name in nodes:
+            for i, router in enumerate(self.routers):
+                self.proxy.link(f"router{i}@{name}", router.nodes)
+            self.start(name)
+        self.wait_ready()
+
+    @property
+    def url(self) -> str:
+        return self.routers[0].url
+
+    def _rewrite(self, seen: Seen) -> Message | None:
+        """Every router hears of the same link."""
+        hello = seen.message
+        if not isinstance(hello, Hello):
+            return None
+        name = f"{hello.node_id}@{hello.epoch:x}"
+        link = self.proxy.links.get(name) or self.proxy.link(name, hello.node_endpoint)
+        self.proxy.links[hello.node_id] = link  # the newest life, by its plain name
+        return msgspec.structs.replace(hello, node_endpoint=link.endpoint)
+
+    # ---- processes
+
+    def start(self, name: str) -> None:
+        """Also again, after its end. The process ends with the thread that called this."""
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        folder = self._log_dir / str(life)
+        folder.mkdir(exist_ok=True)
+        role = "prefill" if name[0] == "p" else "decode"
+        first, *others = (self.proxy.links[f"router{i}@{name}"].endpoint for i in range(len(self.routers)))
+        flags = [flag for endpoint in others for flag in ("--router", endpoint)]
+        flags += [f"--parent-pid={os.getpid()}", *NODE_FLAGS, *FLAGS_OF.get(name, ()), *self._node_flags]
+        self.nodes[name] = NodeProcess(role, name, Endpoint(first), folder, *flags)  # type: ignore[arg-type]
+
+    def kill(self, name: str) -> None:
+        """From any thread; the caller's next line finds it dead or dying."""
+        os.kill(self.nodes[name].process.pid, signal.SIGKILL)
+
+    def heal(self) -> None:
+        """Everyone is alive, the weather is fine."""
+        self.calm()
+        self.eventually(lambda: self.restart_dead() or self._all_ready(), "everyone is back")
+
+    def calm(self) -> None:
+        self.proxy.traps.clear()
+        for link in self.proxy.links.values():
+            link.delay_s, link.bytes_per_s, link.held, link.refused = 0.0, float("inf"), False, False
+
+    def restart_dead(self) -> None:
+        for name, node in self.nodes.items():
+            if node.process.poll() is not None:
+                self.start(name)
+
+    def wait_ready(self) -> None:
+        self.eventually(self._all_ready, "all nodes are ready")
+
+    def _all_ready(self) -> bool:
+        return all(ready_nodes(router.url) == set(self.nodes) for router in self.routers)
+
+    def eventually(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"never: {what}\n{self.last_words()}"
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join([*(path.read_text() for path in self._log_dir.rglob("*.log")), *self._router_logs()])
+
+    def last_words(self) -> str:
+        """The ends of all logs: what a failed test shows."""
+        return "\n----\n".join(
+            log[-1500:] for log in [*(node.log for node in self.nodes.values()), *self._router_logs()]
+        )
+
+    def _router_logs(self) -> list[str]:
+        return ["\n".join(router.lines) for router in self.routers]
+
+    # ---- oracles
+
+    def resumed(self) -> float:
+        return sum(read_metrics(router.url)["baton_resumed_total", ""] for router in self.routers)
+
+    def check_whole(self) -> None:
+        """Every pool of every node is whole, at every router, and nobody has tripped over anything."""
+        self.wait_ready()
+        for router in self.routers:
+            self.eventually(lambda url=router.url: self._whole(url), f"pools are whole again at {router.url}")
+        assert "Traceback" not in self.logs(), self.last_words()
+        assert not self.proxy.errors, self.proxy.errors
+
+    def _whole(self, url: str) -> bool:
+        metrics = read_metrics(url)
+        return nodes_of(metrics) == set(self.nodes) and at_rest(metrics) and pages_partition(metrics)
+
+    def close(self) -> None:
+        """SIGTERM ends everyone with status 0, and leaves no process behind."""
+        ends = {}
+        for name, node in self.nodes.items():
+            if node.process.poll() is None:
+                node.process.send_signal(signal.SIGTERM)
+                ends[name] = node
+        try:
+            statuses = {name: node.process.wait(PATIENCE_S) for name, node in ends.items()}
+            statuses |= {f"router{i}": router.stop() for i, router in enumerate(self.routers)}
+            assert not any(statuses.values()), f"{statuses}\n{self.last_words()}"
+        finally:
+            for node in self.nodes.values():
+                node.close()
+            self.proxy.close()
+        orphans = [p for p in psutil.Process().children(recursive=True) if "deploy.cli" in cmdline(p)]
+        assert not orphans, orphans
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def ready_nodes(url: str) -> set[str]:
+    with contextlib.suppress(httpx.HTTPError):
+        nodes = httpx.get(f"{url}/ready", timeout=10).json()["nodes"]
+        return {node["node"] for node in nodes if node["ready"]}
+    return set()
+
+
+@contextlib.contextmanager
+def chaos_cluster(log_dir: Path, *args: Sequence[str], **kwargs: object) -> Iterator[ChaosCluster]:
+    cluster = ChaosCluster(log_dir, *args, **kwargs)  # type: ignore[arg-type]
+    try:
+        yield cluster
+    finally:
+        cluster.close()
