@@ -7,7 +7,6 @@ without unknown fields. Whatever is wrong ends as a WireError; nothing else is r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args, overload
@@ -23,6 +22,7 @@ from shared.wire.messages import AnyMessage, Generate, Key, Message, Offer, Preb
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
+MAX_INT32, MAX_FLOAT32 = (1 << 31) - 1, 3.4028234e38  # what the sampler's arrays hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +153,10 @@ def sampling_of(wire: Sampling) -> SamplingParams:
         wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
         wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),
     )  # fmt: skip
-    if not all(map(math.isfinite, reals)):
-        raise WireError("sampling: a number that is not finite")
-    if wire.max_tokens < 1 or wire.min_tokens < 0 or wire.top_k < 0:
+    if not all(abs(real) <= MAX_FLOAT32 for real in reals):  # NaN is not
+        raise WireError("sampling: a number that float32 does not hold")
+    counts = (wire.max_tokens, wire.min_tokens, wire.top_k)
+    if wire.max_tokens < 1 or not all(0 <= count <= MAX_INT32 for count in counts):
         raise WireError("sampling: max_tokens, min_tokens or top_k out of range")
     if wire.temperature < 0 or not 0 < wire.top_p <= 1 or not 0 <= wire.min_p <= 1 or wire.repetition_penalty <= 0:
         raise WireError("sampling: temperature, top_p, min_p or repetition_penalty out of range")

@@ -144,6 +144,8 @@ def test_values_out_of_range_are_wire_errors(message: Message, changes: dict[str
         {"repetition_penalty": 0.0}, {"presence_penalty": math.nan}, {"frequency_penalty": -math.inf},
         {"logit_bias": [[1, math.nan]]}, {"logit_bias": [[1, 0.0]] * 301}, {"stop_token_ids": [1] * 65},
         {"max_tokens": 0}, {"min_tokens": -1}, {"top_k": -1}, {"num_logprobs": 21}, {"num_logprobs": -2},
+        {"max_tokens": 1 << 31}, {"min_tokens": 1 << 31}, {"top_k": 1 << 31}, {"temperature": 1e39},
+        {"presence_penalty": -1e39}, {"logit_bias": [[1, 1e39]]},
     ],
 )  # fmt: skip
 def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> None:

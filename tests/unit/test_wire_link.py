@@ -172,8 +172,8 @@ def test_malformed_frames_are_dropped_counted_and_logged_once(caplog: pytest.Log
     inbox = Inbox(links)
     bad: list[list[bytes]] = [
         [b""], [b"\xc1"], [b"junk"], [b"junk"], [b"junk"], [encode(Drain("d", ""))[:-1]], [b"\x00" * 2000],
-        [encode(Drain("d", "")), b"extra"], [encode(inline_ready(2)), b"one"], [encode(Heartbeat("other", 1, LOAD, False))],
-        [encode(Heartbeat("p", 2, LOAD, False))],
+        [encode(Drain("d", "")), b"extra"], [encode(inline_ready(2)), b"one"],
+        [encode(Heartbeat("other", 1, LOAD, False))], [encode(Heartbeat("p", 2, LOAD, False))],
     ]  # fmt: skip
     with raw_dealer(links.endpoint, b"p@1") as peer, caplog.at_level(logging.WARNING):
         for parts in bad:
