@@ -125,7 +125,8 @@ def test_malformed_bytes_are_wire_errors(data: bytes) -> None:
         (GENERATE, {"prompt_ids": []}), (GENERATE, {"prompt_ids": [-1]}), (GENERATE, {"prompt_ids": [1 << 31]}),
         (GENERATE, {"prompt_ids": ["1"]}), (GENERATE, {"prompt_ids": [1.0]}), (GENERATE, {"prompt_ids": [True]}),
         (GENERATE, {"ended": [2]}), (GENERATE, {"ended": [0, 1]}), (GENERATE, {"ended": [-1]}),
-        (Drain("d", ""), {"then": "dance"}), (GENERATE, {"num_sequences": 3}), (GENERATE, {"num_sequences": 0}), (GENERATE, {"seed": -1}),
+        (Drain("d", ""), {"then": "dance"}), (GENERATE, {"num_sequences": 3}), (GENERATE, {"num_sequences": 0}),
+        (GENERATE, {"seed": -1}),
         (GENERATE, {"key": ["r", 1, "x", 0]}), (GENERATE, {"key": ["r", 1, "x", 0, -1]}), (GENERATE, {"key": None}),
         (READY, {"pages": [1]}), (READY, {"inline": True}), (READY, {"pool": None}), (READY, {"digests": [1, -1]}),
         (Drain("d", ""), {"node_id": ""}), (Drain("d", ""), {"node_id": "x" * 300}),
@@ -174,7 +175,8 @@ def test_page_frames_must_fit_the_message() -> None:
     pages = [b"a" * 8, b"b" * 8]
     message, frames = decode_parts([encode(INLINE), *pages])
     assert message == INLINE and [bytes(frame) for frame in frames] == pages
-    wrong = ([], [encode(INLINE)], [encode(INLINE), *pages, b"c"], [encode(READY), *pages], [encode(Drain("d", "")), b""])
+    extra, missing, stray = [encode(INLINE), *pages, b"c"], [encode(INLINE)], [encode(Drain("d", "")), b""]
+    wrong: tuple[list[bytes], ...] = ([], missing, extra, [encode(READY), *pages], stray)
     for parts in wrong:
         with pytest.raises(WireError):
             decode_parts(parts)
