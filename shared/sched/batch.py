@@ -26,6 +26,7 @@ class ScheduleBatch:
 
     def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: LengthMirror) -> None:
         self.reqs = reqs
+        self._index = {id(req): i for i, req in enumerate(reqs)}  # results come row by row: no search for each
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
         self.expect_step = expect_step
         self.seq_lens = seq_lens
@@ -47,7 +48,7 @@ class ScheduleBatch:
         return len(self.reqs)
 
     def index_of(self, req: Request) -> int | None:
-        return next((i for i, member in enumerate(self.reqs) if member is req), None)
+        return self._index.get(id(req))
 
     def prepare_for_decode(self, width: int) -> None:
         """Move rows past the plain step that was planned last: a new tensor, never in place (S7). With speculation
