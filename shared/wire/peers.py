@@ -1,6 +1,6 @@
 """Names of peers, what a link reports about them, and the count of what had to be dropped. Knows nothing of sockets.
 
-A peer is called `<node id>@<epoch in hex>`, which is also its identity frame: a restarted node is another peer.
+A peer is called `<node id>@<epoch in hex>`, which its connections say of it: a restarted node is another peer.
 """
 
 from __future__ import annotations
@@ -59,16 +59,7 @@ def parse_peer(name: str) -> tuple[str, int]:
             return node_id, int(epoch, 16)
     except (ValueError, ConfigError):
         pass
-    raise WireError(f"identity {name[:80]!r} is no node id and epoch")
-
-
-def peer_of_identity(identity: Buffer) -> str:
-    try:
-        name = bytes(identity).decode()
-    except UnicodeDecodeError:
-        raise WireError("an identity that is not text") from None
-    parse_peer(name)
-    return name
+    raise WireError(f"{name[:80]!r} is no node id and epoch")
 
 
 def check_sender(peer: str, message: AnyMessage) -> None:

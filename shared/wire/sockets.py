@@ -16,7 +16,7 @@ from shared.core.errors import ConfigError, WireError
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.connections import Connections
 from shared.wire.messages import Message
-from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireStats, check_sender, peer_of_identity
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireStats, check_sender, parse_peer
 
 DEALER_EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -27,6 +27,7 @@ DEALER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 MAX_BATCH = 1024
+NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,14 @@ def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         return None
 
 
+def property_of(part: zmq.Frame) -> str:
+    """What the connection that it came by says it is; "" when it says nothing."""
+    try:
+        return str(part.get(NAME_PROPERTY))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""
+
+
 def has_input(socket: zmq.Socket[bytes]) -> bool:
     """Also arms the socket's edge-triggered descriptor."""
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
@@ -101,7 +110,12 @@ def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
 
 
 class RouterSocket:
-    """Bound; peers are named by their identity frames. Used by one thread."""
+    """Bound; peers are named by a property of their connection. Used by one thread.
+
+    Not by a routing id of their own: when a peer dials anew while its former connection lingers half open, libzmq
+    would have to hand the id over, and aborts the process (4.3.5, `!_io_error`) if anything still comes in on the old
+    one before it breaks. So every connection has an id that libzmq made; answers take the newest one.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
         check_endpoint(endpoint, "endpoint")
@@ -109,9 +123,9 @@ class RouterSocket:
         self._limits = options.limits
         self.socket = open_socket(context, zmq.ROUTER, options)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._connections = Connections(self._drain)
+        self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -126,7 +140,10 @@ class RouterSocket:
         while len(inbound) < MAX_BATCH:
             parts = receive_parts(self.socket)
             if parts is None:
-                inbound.extend(PeerClosed(peer) for peer in self._connections.take_gone())
+                gone = self._connections.take_gone()
+                for peer in gone:
+                    self._routes.pop(peer, None)
+                inbound.extend(map(PeerClosed, gone))
                 break
             received = self._open(parts)
             if received is not None:
@@ -137,7 +154,11 @@ class RouterSocket:
         return has_input(self.socket)
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        return send_parts(self.socket, (peer.encode(), encode(message), *frames), self.stats)
+        route = self._routes.get(peer)
+        if route is None:
+            self.stats.refused()
+            return False
+        return send_parts(self.socket, (route, encode(message), *frames), self.stats)
 
     def close(self) -> None:
         close_socket(self.socket, self.monitor)
@@ -145,8 +166,10 @@ class RouterSocket:
     def _open(self, parts: list[zmq.Frame]) -> Received | None:
         name = "a stranger"
         try:
-            name = peer_of_identity(parts[0].bytes)
+            parse_peer(claimed := property_of(parts[-1]))
+            name = claimed
             self._connections.seen(int(parts[-1].get(zmq.SRCFD)), name)
+            self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
             check_sender(name, message)
         except WireError as error:
@@ -178,7 +201,7 @@ class DealerSocket:
         self._state = "dialling"  # -> up <-> closed
         self._events: list[int] = []
         self.socket = open_socket(context, zmq.DEALER, options)
-        self.socket.setsockopt(zmq.ROUTING_ID, identity.encode())
+        self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{identity}".encode())
         self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
         try:
             self.socket.connect(endpoint)

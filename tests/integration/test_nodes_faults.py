@@ -177,14 +177,14 @@ def test_nonsense_and_another_life_of_the_router(router: RouterStub, spawn: Spaw
 
 def send_nonsense(router: RouterStub) -> None:
     """On both sockets: dropped and counted, and the next request is served."""
-    peer = router.peers["d0"].encode()
+    peer = router.socket._routes[router.peers["d0"]]
     good = encode(Welcome("test", 1))
     for bad in (b"", b"\xc1", good[:-2], b"\x81\xa1t\xa4Nope", encode(Welcome("test", 1)) + b"x", b"\x91" * 5000):
         router.socket.socket.send_multipart([peer, bad])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.LINGER, 0)
-    stranger.setsockopt(zmq.ROUTING_ID, b"who?")
+    stranger.setsockopt(zmq.METADATA, b"X-Peer:who?")
     stranger.connect(router.hellos["d0"].node_endpoint)
     stranger.send_multipart([good])
     router.until(lambda: router.book.heartbeats["d0"].load.counters["wire_errors"] >= 7, "all counted")

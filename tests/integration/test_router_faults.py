@@ -256,7 +256,7 @@ def test_nonsense_on_the_node_socket_is_dropped_and_hurts_nobody(pair: Pair, ide
     dealer = context.socket(zmq.DEALER)
     try:
         if identity[0]:
-            dealer.setsockopt(zmq.ROUTING_ID, identity)
+            dealer.setsockopt(zmq.METADATA, b"X-Peer:" + identity)
         dealer.connect(pair.router.nodes)
         for frames in NONSENSE:
             dealer.send_multipart(frames)

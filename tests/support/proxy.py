@@ -23,7 +23,7 @@ from shared.wire.messages import AnyMessage, Message
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
-READY, IDENTITY = b"\x05READY", b"\x08Identity"
+READY, IDENTITY = b"\x05READY", b"\x06X-Peer"
 POLL_S = 0.005
 
 

@@ -141,7 +141,7 @@ def raw_dealer(endpoint: str, identity: bytes | None) -> Iterator[zmq.Socket[byt
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     if identity is not None:
-        socket.setsockopt(zmq.ROUTING_ID, identity)
+        socket.setsockopt(zmq.METADATA, b"X-Peer:" + identity)
     socket.connect(endpoint)
     yield socket
     socket.close(0)
@@ -191,7 +191,7 @@ def test_a_malformed_answer_is_dropped_too(pair: tuple[NodeLinks, NodeLinks]) ->
     prefill, decode = pair
     prefill.send("d@8", Drain("d", ""))
     Inbox(decode).next(Received)
-    decode._router.socket.send_multipart([b"p@7", b"junk"])
+    decode._router.socket.send_multipart([decode._router._routes["p@7"], b"junk"])
     decode.send("p@7", Drain("p", ""))
     assert Inbox(prefill).next(Received).message == Drain("p", "")
     assert prefill.counts["wire_dropped"] == 1
@@ -409,6 +409,50 @@ def test_a_killed_or_frozen_process_is_noticed(stop: signal.Signals) -> None:
         process.kill()
         process.wait()
         links.close()
+
+
+LINGERING_PROGRAM = """
+import time
+from shared.wire.link import NodeLinks
+from shared.wire.messages import Drain
+from shared.wire.peers import Received
+from shared.wire.sockets import LinkOptions
+
+def dialled(word):
+    peer = NodeLinks("p", 1)
+    peer.dial("d", links.endpoint)
+    say(peer, word)
+    return peer
+
+def say(peer, word):
+    assert peer.send("d", Drain("d", word))
+    while not any(isinstance(i, Received) and i.message == Drain("d", word) for i in links.poll(1.0)):
+        pass
+
+def listen(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        links.poll(0.02)
+
+links = NodeLinks("d", 1, options=LinkOptions(heartbeat_ms=50))
+first = dialled("stop")
+again = dialled("restart")
+assert links.send("p@1", Drain("p", ""))
+while not any(isinstance(i, Received) for i in again.poll(1.0)):
+    pass
+assert first.send("d", Drain("d", "decode"))
+listen(0.2)
+first.close()
+listen(0.4)
+say(again, "prefill")
+print("alive")
+"""
+
+
+def test_a_peer_that_is_back_while_its_old_connection_lingers() -> None:
+    """Answers take the new one; what still comes on the old one, and its end, hurt nobody."""
+    done = subprocess.run([sys.executable, "-c", LINGERING_PROGRAM], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
 def test_no_message_of_ours_needs_a_frame_but_inline_ready() -> None:
