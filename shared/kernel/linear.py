@@ -1,4 +1,7 @@
-"""Matrix products with weights that never change. Knows nothing of models; weights are laid out once, at load."""
+"""Matrix products with weights that never change: the interface, and the library's for where ours does not run.
+
+Weights are laid out once, at load. Knows nothing of models.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from weight (out, in) and bias (out,)
+Head = Callable[[torch.Tensor], torch.Tensor]  # the last product: float32 whatever it is given, for bfloat16 ties
+HeadFactory = Callable[[torch.Tensor], Head]
 
 
 class PlainLinear:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 from pathlib import Path
 
 import psutil
@@ -11,17 +9,13 @@ import torch
 
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
-from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.linear import FloatHead, pick_linear
-from shared.kernel.team import Team
 from shared.kv.pool import KVPool
-from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import Model, ModelInputs, ModelSpec
+from shared.model.kernels import pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.safetensors_folder import SafetensorsFolder
-from shared.model.weights import Head, HeadFactory, TensorSource, load_weights, weights_bytes
+from shared.model.weights import TensorSource, load_weights, weights_bytes
 
 WARM_PAGE = 8
 WINDOW_SLACK = 64  # a verify window near the end reaches past the last position that is kept
@@ -75,10 +69,8 @@ def build_model(
     source: TensorSource, dtype: str, device: torch.device, context: int, threads: int, kernels: str
 ) -> LlamaModel:
     config = source.config
-    compiled = device.type == "cpu" and kernels != "torch" and has_numba()
-    torch_dtype, team = DTYPES[dtype], Team(threads if compiled else 1)
-    make_head = _pick_head(torch_dtype, device, team, compiled)
-    weights = load_weights(source, torch_dtype, device, context + WINDOW_SLACK, make_head)
+    picked = pick_kernels(config, DTYPES[dtype], device, threads, plain=kernels == "torch")
+    weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_linear, picked.make_head)
     spec = ModelSpec(
         name=config.name,
         vocab_size=config.vocab_size,
@@ -87,55 +79,10 @@ def build_model(
         weights_hash=source.content_hash(),
         eos_ids=config.eos_ids,
     )
-    attention, blocks = _pick_kernels(config, torch_dtype, weights.rope, team, compiled)
-    model = LlamaModel(config, spec, weights, attention, blocks)
+    model = LlamaModel(config, spec, weights, picked.make_attention(weights.rope), picked.blocks)
     if device.type == "cpu":
         warm_up(model)
     return model
-
-
-def _pick_head(dtype: torch.dtype, device: torch.device, team: Team, compiled: bool) -> HeadFactory:
-    """Logits are float32 in every mode: bfloat16 ones tie."""
-    make = pick_linear(device, torch.float32)
-
-    def make_float(weight: torch.Tensor) -> FloatHead:
-        return FloatHead(make(weight.float(), None))
-
-    def make_half(weight: torch.Tensor) -> Head:
-        from shared.kernel.head_half import HalfHead, supports
-
-        return HalfHead(weight, team) if supports(weight.shape[1]) else make_float(weight)
-
-    return make_half if compiled and dtype == torch.bfloat16 else make_float
-
-
-def has_numba() -> bool:
-    """One log line where it is missing or broken; everything works without it, slower."""
-    try:
-        importlib.import_module("numba")
-    except ImportError as error:
-        logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
-        return False
-    return True
-
-
-def _pick_kernels(
-    config: LlamaConfig,
-    dtype: torch.dtype,
-    rope: tuple[torch.Tensor, torch.Tensor],
-    team: Team,
-    compiled: bool,
-) -> tuple[AttentionBackend, BlockKernels]:
-    """numba's on a CPU; torch's elsewhere, and for heads of a size that numba's don't take."""
-    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
-    if compiled:
-        from shared.kernel.attention_numba import NumbaAttention, supports
-        from shared.kernel.blocks_numba import NumbaBlocks
-
-        if supports(shape):
-            blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, team)
-            return NumbaAttention(shape, dtype, rope, team), blocks
-    return TorchAttention(shape, rope), TorchBlocks(config.rms_eps, dtype)
 
 
 def warm_up(model: LlamaModel) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from shared.kernel.linear import Linear, LinearFactory, pick_linear
+from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.model.config import LlamaConfig
 
@@ -21,10 +20,6 @@ class TensorSource(Protocol):
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> torch.Tensor: ...
     def content_hash(self) -> str: ...
-
-
-Head = Callable[[torch.Tensor], torch.Tensor]
-HeadFactory = Callable[[torch.Tensor], Head]  # from the weight (vocab, H)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +46,15 @@ class LlamaWeights:
 
 
 def load_weights(
-    source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int, make_head: HeadFactory
+    source: TensorSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_context: int,
+    make: LinearFactory,
+    make_head: HeadFactory,
 ) -> LlamaWeights:
     """Reads every tensor once. Peak memory is the result plus one layer, as each layer's source is dropped at once."""
     config = source.config
-    make = pick_linear(device, dtype)
     embed = source.tensor("embed").to(device, dtype)
     head = source.tensor("head").to(device, dtype) if not config.tie_embeddings else embed
     return LlamaWeights(

@@ -1,0 +1,81 @@
+"""Which kernels a model runs on here: ours, compiled for this processor, or the library's. Decided once, at load."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
+from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.linear import FloatHead, Head, HeadFactory, Linear, LinearFactory, pick_linear
+from shared.kernel.team import Team
+from shared.model.config import LlamaConfig
+
+RopeTables = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    make_linear: LinearFactory
+    make_head: HeadFactory
+    make_attention: Callable[[RopeTables], AttentionBackend]
+    blocks: BlockKernels
+
+
+def pick_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, threads: int, plain: bool) -> Kernels:
+    """numba's on a CPU; torch's elsewhere, where numba is missing, and where `plain` asks for them."""
+    if device.type != "cpu" or plain or not has_numba():
+        return library_kernels(config, dtype, device)
+    return compiled_kernels(config, dtype, Team(threads))
+
+
+def has_numba() -> bool:
+    """One log line where it is missing or broken; everything works without it, slower."""
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:
+        logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
+        return False
+    return True
+
+
+def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
+    make_float = pick_linear(device, torch.float32)
+    return Kernels(
+        make_linear=pick_linear(device, dtype),
+        make_head=lambda weight: FloatHead(make_float(weight.float(), None)),
+        make_attention=lambda rope: TorchAttention(attention_shape(config), rope),
+        blocks=TorchBlocks(config.rms_eps, dtype),
+    )
+
+
+def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team) -> Kernels:
+    """What ours don't take (an odd size, an older processor) the library does."""
+    from shared.kernel import product
+    from shared.kernel.attention_numba import NumbaAttention, supports
+    from shared.kernel.blocks_numba import NumbaBlocks
+
+    library = library_kernels(config, dtype, torch.device("cpu"))
+    shape = attention_shape(config)
+
+    def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        ours = product.supports(weight.shape[1], dtype)
+        return product.TileLinear(weight, bias, team) if ours else library.make_linear(weight, bias)
+
+    def make_head(weight: torch.Tensor) -> Head:
+        ours = product.supports(weight.shape[1], dtype)
+        return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
+
+    def make_attention(rope: RopeTables) -> AttentionBackend:
+        return NumbaAttention(shape, dtype, rope, team) if supports(shape) else library.make_attention(rope)
+
+    blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, team)
+    return Kernels(make_linear, make_head, make_attention, blocks)
+
+
+def attention_shape(config: LlamaConfig) -> AttentionShape:
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
