@@ -4,12 +4,14 @@ anything starts, and hands over to the supervisor. Imports no router and no node
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TextIO
 
 from deploy.admin_key import with_admin_key
 from deploy.child import ChildSpec
@@ -47,12 +49,10 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     return supervisor.run()
 
 
-def write_line(line: str) -> None:
-    """One log stream for all processes."""
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        return
+def write_line(line: str, stream: TextIO | None = None) -> None:
+    """To stderr, one log stream for all processes. A full disk or a closed pipe is no reason to end."""
+    with contextlib.suppress(OSError):
+        print(line, file=stream or sys.stderr, flush=True)
 
 
 def with_ports(config: ClusterConfig) -> ClusterConfig:
@@ -173,12 +173,12 @@ def announce(config: ClusterConfig) -> None:
     body = (
         f'{{"model": "{config.model.public_name}", "stream": true, "messages": [{{"role": "user", "content": "Hi!"}}]}}'
     )
-    print(
+    write_line(
         f"\nBaton is ready: {base}\n"
         f"  chat in the browser   {base}/\n"
         f"  from a shell          curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f"                          -d '{body}'\n"
         f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="none")\n'
         "  stop                  Ctrl-C\n",
-        flush=True,
+        sys.stdout,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -211,6 +212,17 @@ def test_the_announcement_can_be_pasted(capsys):
     text = capsys.readouterr().out
     body = json.loads(text.split("-d '")[1].split("'\n")[0])
     assert body["model"] == "hashlm" and "http://127.0.0.1:8123/v1/chat/completions" in text
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr(sys, stream, full)
+        local.announce(cluster())
+        local.write_line("a line")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_ipv6_addresses_are_bracketed():
