@@ -1,0 +1,373 @@
+"""One run of the explorer: everything drawn from a seed, or followed from a record, and judged by every oracle.
+
+detector   unordered pairs, wrong owners, stale generations, tensors around accessors       (with detect=True)
+stream     every stream is the reference's, every request ends well, nothing leaks, nobody waits for ever
+accept     each verify accepts what HashDraft's hash says
+latency    lengths are published before draft-extend begins
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from unittest.mock import patch
+
+import rig
+from cells import Watch, assert_whole_core
+from explorer.timeline import render
+from explorer.world import ExplorerWorld, Schedule
+from hazards.attach import Hazards, watching
+from hazards.detector import HazardError
+from pair import Net, expected, make_node
+from rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core, retract_somebody
+
+from decode_node.loop import DecodeSide
+from shared.core.request import RequestState
+from shared.device.simulated import DeadlockError
+from shared.handoff.node import Node
+from shared.sched.assemble import NodeCore
+from shared.wire.codec import to_wire
+from shared.wire.messages import Key, Prebuilt, Ready
+
+ROUNDS = 6000  # only a livelock needs more
+SCENARIOS = ("plain", "spec", "lengths", "pair", "fault")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rids`: which of the drawn jobs take part (None: all); `schedules`: one per world (None: drawn)."""
+
+    scenario: str
+    seed: int
+    rids: tuple[int, ...] | None = None
+    schedules: tuple[Schedule, ...] | None = None
+
+
+@dataclass
+class Verdict:
+    """`oracle`: who found it, '' when nothing was found. `schedules` are what the worlds decided."""
+
+    oracle: str = ""
+    message: str = ""
+    schedules: tuple[Schedule, ...] = ()
+    rids: tuple[int, ...] = ()
+    num_steps: int = 0
+    worlds: list[ExplorerWorld] = field(default_factory=list)
+
+    def timeline(self, last: int = 60) -> str:
+        return "\n\n".join(f"{world.describe()}\n{render(world, last)}" for world in self.worlds)
+
+
+@dataclass
+class Site:
+    """What a mutant may change: the core whose streams are explored, and the nodes where there are two."""
+
+    core: NodeCore
+    nodes: tuple[Node, ...]
+    stack: ExitStack
+
+
+class Mutant(Protocol):
+    def apply(self, site: Site) -> None: ...
+
+
+class LatencyError(AssertionError):
+    """Lengths that the host may be waiting for were published later than need be."""
+
+
+def draw_knobs(case: Case, rng: random.Random) -> tuple[CoreKnobs, list[Job]]:
+    page_size = rng.choice([1, 4, 16])
+    tight = {1: 260, 4: 70, 16: 20}[page_size]
+    knobs = CoreKnobs(
+        backend="simulated",
+        chunk_size=rng.choice([7, 32, 64]),
+        mix=rng.random() < 0.7,
+        page_size=page_size,
+        num_pages=tight if case.scenario == "pair" else rng.choice([tight, 3 * tight]),
+        max_running=rng.choice([3, 6]),
+        prefix_cache=rng.random() < 0.6,
+        width={"plain": 1, "spec": 4, "lengths": 4, "fault": 4}.get(case.scenario) or rng.choice([1, 4]),
+        needs_cpu_seq_lens=case.scenario == "lengths",
+        seed=case.seed,
+    )
+    jobs = draw_jobs(rng, 12 if case.scenario == "pair" else 8, max_prompt=50)
+    return knobs, jobs if case.rids is None else [job for job in jobs if job.rid in case.rids]
+
+
+def run_case(case: Case, mutant: Mutant | None = None, detect: bool = True) -> Verdict:
+    """Never raises for what it looks for."""
+    rng = random.Random(case.seed)
+    knobs, jobs = draw_knobs(case, rng)
+    verdict = Verdict(rids=tuple(job.rid for job in jobs))
+    with ExitStack() as stack:
+        hazards = None
+        try:
+            hazards = stack.enter_context(_maybe_watching(detect))
+            stack.enter_context(_worlds(case, verdict))
+            run = {"pair": _run_pair, "fault": _run_faulty}.get(case.scenario, _run_local)
+            verdict.num_steps = run(knobs, jobs, rng, hazards, mutant, stack)
+            if hazards is not None:
+                hazards.detector.check()
+        except Exception as error:
+            _judge(verdict, error, hazards)
+    verdict.schedules = tuple(world.schedule for world in verdict.worlds)
+    return verdict
+
+
+def _judge(verdict: Verdict, error: Exception, hazards: Hazards | None) -> None:
+    """Whatever went wrong in the end, a hazard that was seen before names the cause."""
+    if hazards is not None and hazards.detector.errors and not isinstance(error, HazardError):
+        try:
+            hazards.detector.check()
+        except HazardError as hazard:
+            error = hazard
+    names = {HazardError: "detector", LatencyError: "latency", DeadlockError: "deadlock", AssertionError: "stream"}
+    verdict.oracle = next((name for kind, name in names.items() if isinstance(error, kind)), "crash")
+    if verdict.oracle == "stream" and "accepted" in str(error):
+        verdict.oracle = "accept"
+    verdict.message = f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _maybe_watching(detect: bool) -> Iterator[Hazards | None]:
+    """Like `watching`, but the verdict is taken by the caller."""
+    if not detect:
+        yield None
+        return
+    hazards = None
+    try:
+        with watching() as hazards:
+            yield hazards
+    except HazardError:
+        if hazards is None:
+            raise
+
+
+@contextmanager
+def _worlds(case: Case, verdict: Verdict) -> Iterator[None]:
+    """Every core that the rig makes gets a world of ours."""
+
+    def make(seed: int) -> ExplorerWorld:
+        index = len(verdict.worlds)
+        schedule = case.schedules[index] if case.schedules is not None else None
+        eager = case.scenario == "pair" and index == 0  # quick pages meet late steps
+        lazy = case.scenario == "pair" and index == 1
+        verdict.worlds.append(ExplorerWorld(seed * 2 + index, schedule, eager=eager, lazy=lazy))
+        return verdict.worlds[-1]
+
+    with patch.object(rig, "World", make):
+        yield
+
+
+def watch_latency(core: NodeCore) -> None:
+    """S4: publish comes right after verify; a host that waits for lengths does not wait for the draft model."""
+    drafter = core.engine.worker.drafter
+    if drafter is None:
+        return
+    extend, step = drafter.extend, core.loop.step
+    late: list[str] = []
+
+    def timed(fb, next_ids, kv):  # noqa: ANN001, ANN202
+        lease = next((lease for lease in core.engine.leases if lease.step == fb.plan.step), None)
+        if lease is not None and lease.publish_ready is not None and not lease.publish_ready.fired:
+            late.append(f"step {fb.plan.step}: draft-extend began before its lengths were published")
+        return extend(fb, next_ids, kv)
+
+    def checked(block: bool = False) -> bool:
+        moved = step(block)
+        if late:
+            raise LatencyError(late[0])
+        return moved
+
+    drafter.extend, core.loop.step = timed, checked  # type: ignore[method-assign]
+
+
+def _prepare(core: NodeCore, name: str, hazards: Hazards | None) -> None:
+    Watch()._check_accepts(core)
+    watch_latency(core)
+    if hazards is not None:
+        hazards.watch(core, name)
+
+
+def _run_local(
+    knobs: CoreKnobs,
+    jobs: list[Job],
+    rng: random.Random,
+    hazards: Hazards | None,
+    mutant: Mutant | None,
+    stack: ExitStack,
+) -> int:
+    core = make_core(knobs)
+    stack.callback(core.close)
+    _prepare(core, "", hazards)
+    if mutant is not None:
+        mutant.apply(Site(core, (), stack))
+    outcome = _drive(core, jobs, rng)
+    for rid, end in outcome.ends.items():
+        assert end.reason.value in ("stop", "length"), f"{rid} ended with {end.error_code}: {end.error_message}"
+    assert_streams(jobs, outcome)
+    return core.loop.num_steps
+
+
+def _run_faulty(
+    knobs: CoreKnobs,
+    jobs: list[Job],
+    rng: random.Random,
+    hazards: Hazards | None,
+    mutant: Mutant | None,
+    stack: ExitStack,
+) -> int:
+    """One closure raises. The requests of that step may fail, after nothing but right tokens; the others go on."""
+    core = make_core(knobs)
+    stack.callback(core.close)
+    _prepare(core, "", hazards)
+    inject(core, rng.choice(["model", "extend", "copy"]), rng.randrange(2, 20))
+    if mutant is not None:
+        mutant.apply(Site(core, (), stack))
+    outcome = _drive(core, jobs, rng)
+    for job in jobs:
+        end, stream = outcome.ends[f"r{job.rid}"], outcome.streams[f"r{job.rid}"]
+        if end.reason.value == "error":
+            assert "injected" in end.error_message, f"r{job.rid} ended with {end.error_code}: {end.error_message}"
+            assert stream == job.expected()[: len(stream)], f"r{job.rid} had said something wrong"
+        else:
+            assert stream == job.expected(), f"stream of r{job.rid} ({job.sampling})"
+    return core.loop.num_steps
+
+
+def inject(core: NodeCore, place: str, nth: int) -> None:
+    """The nth call at that place raises."""
+    calls = [0]
+
+    def faulty(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == nth:
+                raise RuntimeError(f"injected at {place}")
+            return fn(*args, **kwargs)
+
+        return run
+
+    if place == "model":
+        core.model.forward = faulty(core.model.forward)  # type: ignore[method-assign]
+    elif place == "extend":
+        drafter = core.engine.worker.drafter
+        assert drafter is not None
+        drafter.extend = faulty(drafter.extend)  # type: ignore[method-assign]
+    else:
+        copy = core.streams.copy
+        launch = copy.launch
+        copy.launch = lambda fn, *args, **kwargs: launch(faulty(fn), *args, **kwargs)  # type: ignore[method-assign]
+
+
+def _drive(core: NodeCore, jobs: list[Job], rng: random.Random) -> Outcome:
+    """Submit in waves, step with and without blocking, retract somebody now and then, until nothing is left."""
+    outcome, left, rounds, retractions = Outcome(), list(jobs), 0, 0
+    every = rng.choice([0, 5, 11])
+    while left or core.scheduler.requests or not core.loop.idle:
+        rounds += 1
+        assert rounds < ROUNDS, f"no end after {rounds} rounds: {len(core.scheduler.requests)} requests open"
+        while left and rng.random() < 0.5:
+            core.scheduler.submit(left.pop(0).request())
+        core.loop.step(block=rng.random() < 0.5)
+        outcome.take(core)
+        if every and rounds % every == 0 and retractions < 12:
+            retractions += 1
+            retract_somebody(core, rng)
+    assert_whole(core)
+    return outcome
+
+
+def _run_pair(
+    knobs: CoreKnobs,
+    jobs: list[Job],
+    rng: random.Random,
+    hazards: Hazards | None,
+    mutant: Mutant | None,
+    stack: ExitStack,
+) -> int:
+    nodes = (
+        make_node("prefill", "p0", replace(knobs, num_pages=3 * knobs.num_pages)),
+        make_node("decode", "d0", knobs),
+    )
+    for node, name in zip(nodes, ("p0", "d0"), strict=True):
+        stack.callback(node.ctx.core.close)
+        _prepare(node.ctx.core, name, hazards)
+    p, d = nodes
+    if hazards is not None:
+        hazards.watch_transfers(p.ctx.core, list(p.side.inflight._senders.values()))  # type: ignore[union-attr]
+        hazards.watch_transfers(d.ctx.core, list(d.side.transfers._receivers.values()))  # type: ignore[union-attr]
+    if mutant is not None:
+        mutant.apply(Site(d.ctx.core, nodes, stack))
+    _carry(nodes, jobs, rng, knobs.seed)
+    for node in nodes:
+        assert_whole_core(node.ctx.core)
+    return sum(node.ctx.core.loop.num_steps for node in nodes)
+
+
+@dataclass
+class Disturber:
+    """Takes requests of the decode node back or away, by preference while pulls write or offers wait for memory:
+    then a step that still runs meets the next owner of its pages."""
+
+    net: Net
+    node: Node
+    rng: random.Random
+    retractions: int
+    aborts: int
+    aborted: set[Key] = field(default_factory=set)
+
+    def over(self, keys: Iterable[Key]) -> bool:
+        """The router hears nothing more of what it aborted."""
+        return all(self.net.router.ends[key] or key in self.aborted for key in keys)
+
+    def maybe(self) -> None:
+        core, side = self.node.ctx.core, self.node.side
+        assert isinstance(side, DecodeSide)
+        running = [req for req in core.scheduler.running.reqs if req.state is RequestState.RUNNING]
+        granted = core.scheduler.granted
+        pulled = [h.request for h in side.transfers.open.values() if h.num_pulling and h.key in granted]
+        if pulled and self.retractions and self.rng.random() < 0.1:
+            self.retractions -= 1
+            core.scheduler.retract(self.rng.choice(pulled))
+        elif running and self.aborts and self.rng.random() < (0.2 if side.prealloc.requests() else 0.01):
+            self.aborts -= 1
+            key = to_wire(self.rng.choice(running).key)
+            self.aborted.add(key)
+            self.net.abort(self.node, key)
+        elif running and self.retractions and self.rng.random() < 0.02:
+            self.retractions -= 1
+            core.scheduler.retract(self.rng.choice(running))
+
+
+def _carry(nodes: tuple[Node, Node], jobs: list[Job], rng: random.Random, seed: int) -> None:
+    """Messages by hand; pages and records may be late. Every fourth prompt goes to the decode node alone."""
+    p, d = nodes
+    net, left, rounds = Net(nodes, seed), list(jobs), 0
+    net.hold = lambda src, dst, message: isinstance(message, Ready | Prebuilt) and rng.random() < 0.1
+    disturber = Disturber(net, d, rng, rng.choice([0, 8]), rng.choice([0, 4]))
+    keys = {}
+    while left or not all(node.idle for node in nodes) or not disturber.over(keys.values()):
+        rounds += 1
+        assert rounds < ROUNDS, f"no end after {rounds} rounds"
+        while left and rng.random() < 0.3:
+            job = left.pop(0)
+            keys[job.rid] = net.generate(d, job) if job.rid % 4 == 0 else net.generate(p, job, d)
+        if not sum([net.tick(name) for name in net.nodes]) or rounds % 7 == 0:
+            net.release_held(shuffle=True)
+        disturber.maybe()
+    for job in jobs:
+        _judge_stream(net, keys[job.rid], job, keys[job.rid] in disturber.aborted)
+
+
+def _judge_stream(net: Net, key: Key, job: Job, aborted: bool) -> None:
+    """An aborted stream may end anywhere, but said nothing wrong."""
+    ends, stream, wanted = net.router.ends[key], net.router.streams[key], expected(job)
+    if aborted:
+        wanted = wanted[: len(stream)]
+    else:
+        assert [end.reason in ("stop", "length") for end in ends] == [True], f"{key} ended with {ends}"
+    assert stream == wanted, f"stream of r{job.rid}: {job.sampling}"
