@@ -36,11 +36,16 @@ def resumed(cluster: Cluster) -> float:
 
 @pytest.mark.parametrize(
     ("fault", "cluster"),
-    [(signal.SIGKILL, ()), (signal.SIGKILL, ("--spec", "hashdraft")), (signal.SIGSTOP, ("--transport", "zmq"))],
+    [
+        (signal.SIGKILL, ()),
+        (signal.SIGKILL, ("--spec", "hashdraft")),
+        (signal.SIGSTOP, ("--transport", "zmq")),
+        (signal.SIGTERM, ("--drain-s", "0.2")),
+    ],
     indirect=["cluster"],
 )
 def test_one_of_two_decode_nodes_is_lost_under_32_streams(cluster: Cluster, fault: signal.Signals) -> None:
-    """Killed, or frozen and back when nobody waits for it any more."""
+    """Killed, or frozen and back when nobody waits for it any more, or stopped with too little time to finish."""
     clients = [make_client(index, 300) for index in range(32)]
     victim = cluster.node_pid("--node-id=decode-1")
 
