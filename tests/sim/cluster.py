@@ -282,7 +282,8 @@ def fill(report: SeedReport, cluster: Cluster, cpu_s: float) -> None:
     report.num_requests = sum(len(client.requests) for client in plan.clients)
     report.num_tokens = sum(client.num_tokens for client in cluster.clients)
     report.num_steps, report.num_messages = cluster.num_steps, cluster.net.num_delivered
-    report.cpu_s, report.sim_s = cpu_s, cluster.timers.now
+    report.cpu_s, report.engine_s = cpu_s, sum(host.engine_s for host in cluster.nodes)
+    report.sim_s = cluster.timers.now
     report.hits, report.transitions = cluster.faults.hits, cluster.watch.steps
     report.outcomes = Counter(client.outcome or "open" for client in cluster.clients)
     report.digest = cluster.trace.digest()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -104,6 +105,7 @@ class NodeHost:
         self.port: Port | None = None
         self.world: World | None = None
         self.num_steps = 0  # of the lives before this one
+        self.engine_s = 0.0  # processor time inside the engine's loop
         self.on_round: Callable[[NodeHost], None] = lambda host: None
 
     # ---- life and death
@@ -126,6 +128,7 @@ class NodeHost:
         plan, lease_s = self.plan, self.cluster.lease_s
         self.world = World(self.rng.getrandbits(32)) if plan.knobs.backend == "simulated" else None
         core = make_core(plan.knobs, self.world)
+        core.loop.step = self._timed(core.loop.step)  # type: ignore[method-assign]
         spec = f"width-{plan.knobs.width}"
         facts = NodeFacts(
             role=plan.role,
@@ -146,6 +149,16 @@ class NodeHost:
         if plan.role == "prefill":
             return Node(ctx, PrefillSide(ctx, {name: make_sender(name, core.pool) for name in plan.transports}))
         return Node(ctx, DecodeSide(ctx, {name: make_receiver(name, core.pool) for name in plan.transports}))
+
+    def _timed(self, step: Callable[[], bool]) -> Callable[[], bool]:
+        def timed() -> bool:
+            started = time.process_time()
+            try:
+                return step()
+            finally:
+                self.engine_s += time.process_time() - started
+
+        return timed
 
     def kill(self, *, in_the_dark: bool = False) -> None:
         assert self.node is not None and self.port is not None

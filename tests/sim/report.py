@@ -19,6 +19,7 @@ class SeedReport:
     num_steps: int = 0
     num_messages: int = 0
     cpu_s: float = 0.0
+    engine_s: float = 0.0  # of it, inside the nodes' engines
     sim_s: float = 0.0
     hits: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -39,9 +39,18 @@ def plan_of(seed: int) -> ClusterPlan:
         for node, name in zip(base.nodes, names, strict=True)
     )  # fmt: skip
     return replace(
-        base, seed=seed, mood="normal", nodes=nodes, routers=(RouterPlan("r0", "tcp://r0:7001", "least_load"),), clients=clients, faults=(),
-        message_faults=(0.0, 0.0, 0.0, 0.0), local_tokens=0, max_attempts=3, resume_wait_s=5.0, queue_messages=4096,
-    )  # fmt: skip
+        base,
+        seed=seed,
+        mood="normal",
+        nodes=nodes,
+        routers=(RouterPlan("r0", "tcp://r0:7001", "least_load"),),
+        clients=clients,
+        message_faults=(0.0, 0.0, 0.0, 0.0),
+        local_tokens=0,
+        max_attempts=3,
+        resume_wait_s=5.0,
+        queue_messages=4096,
+    )
 
 
 def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
