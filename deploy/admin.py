@@ -29,6 +29,7 @@ finish in time goes on elsewhere, token for token.
   baton admin restart decode-1          the same, and it comes back: new settings, new code
   baton admin restart --all             one after another, each when the one before is back
   baton admin role decode-1 prefill     the same, and it comes back in the other role
+  baton admin abort cmpl-123            end one answer, with an error for its client
 """
 
 
@@ -89,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action == "restart":
             one.add_argument("--all", action="store_true", help="every node, one after another")
         add_common(one)
+    actions.add_parser("abort", help="end one answer").add_argument("id", help="as its client sees it")
     role = actions.add_parser("role", help="it finishes and comes back as the other kind")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
@@ -108,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
     client = AdminClient(args.url, read_key(args.admin_key_file))
     if args.action == "status":
         print(table(client.status()))
+        return 0
+    if args.action == "abort":
+        client.call("POST", "/admin/abort", {"id": args.id})
         return 0
     if args.action == "restart" and args.all == bool(args.node):
         raise ConfigError("restart: name a node, or --all")

@@ -10,7 +10,6 @@ One attempt lives at a time: the nodes of the one before get an Abort, and what 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from router.journal import Journal, OpenRequest, SequenceJournal
 from router.occupancy import occupy, prompt_done, release
 from router.placement import Placer
 from router.registry import Node, Registry
+from router.told_to_stop import ToldToStop
 from shared.core.errors import (
     BatonError,
     DeadlineExceeded,
@@ -33,9 +33,6 @@ from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Abort, Drain, Generate, Key, Message, SequenceEnd, TokenRun, Tokens
-
-MAX_TOMBSTONES = 4096
-REPEAT_STOP_S = 1.0  # an Abort may have met a full queue, or have come before what it should stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        self._told_to_stop: OrderedDict[tuple[str, Key], float] = OrderedDict()  # (peer, key) -> when
+        self._told = ToldToStop()
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
@@ -269,7 +266,7 @@ class Dispatcher:
         for sequence in request.sequences:
             sequence.is_closed = True
         for node in request.nodes:
-            self._remember_stop(node.peer, to_wire(self._key(request, 0)), now)
+            self._told.remember(node.peer, to_wire(self._key(request, 0)), now)
         release(request)
         self._journal.remove(request.rid)
 
@@ -280,7 +277,7 @@ class Dispatcher:
 
     def _stop(self, node: Node, key: Key, effects: Effects, *, all_sequences: bool) -> None:
         effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
-        self._remember_stop(node.peer, key, effects.now)
+        self._told.remember(node.peer, key, effects.now)
 
     # ---- what comes back
 
@@ -371,18 +368,10 @@ class Dispatcher:
         return None
 
     def _stop_stray(self, node: Node, whole: Key, effects: Effects) -> None:
-        told = self._told_to_stop.get((node.peer, whole))
-        if told is not None and effects.now - told < REPEAT_STOP_S:
-            return
-        if told is None:
+        if not self._told.knows(node.peer, whole):
             effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
-        self._stop(node, whole, effects, all_sequences=True)
-
-    def _remember_stop(self, peer: str, key: Key, now: float) -> None:
-        self._told_to_stop[(peer, key)] = now
-        self._told_to_stop.move_to_end((peer, key))
-        while len(self._told_to_stop) > MAX_TOMBSTONES:
-            self._told_to_stop.popitem(last=False)
+        if self._told.is_due(node.peer, whole, effects.now):
+            self._stop(node, whole, effects, all_sequences=True)
 
     def _key(self, request: OpenRequest, seq_index: int) -> RequestKey:
         return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt, seq_index)

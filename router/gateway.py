@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.dispatch import Dispatcher, NewRequest
-from router.effects import Effects
+from router.effects import Effects, Failure
 from router.mailbox import Mailbox
 from router.registry import Node, Registry
 from shared.core.errors import BatonError, NoNodes
@@ -59,12 +59,12 @@ class Gateway:
         self._mailboxes: dict[str, Mailbox] = {}
         self.is_stopping = False
 
-    def open(self, requests: Sequence[NewRequest]) -> Mailbox:
+    def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
         """Raises Overloaded or NoNodes. The caller owes a `cancel` unless it has seen the end of everything."""
         if self.is_stopping:
             raise NoNodes("this server is shutting down")
         rids, effects = self._dispatcher.open(requests, self._clock())
-        mailbox = Mailbox()
+        mailbox = Mailbox(answer_id)
         mailbox.rids = rids
         self._mailboxes.update(dict.fromkeys(rids, mailbox))
         self._apply(effects)
@@ -75,6 +75,14 @@ class Gateway:
         self._apply(self._dispatcher.cancel(mailbox.rids, self._clock()))
         for rid in mailbox.rids:
             self._mailboxes.pop(rid, None)
+
+    def abort(self, answer_id: str, error: BatonError) -> bool:
+        """Ends an answer with an error, on the nodes too. False: there is no such answer under way."""
+        found = [(rid, mailbox) for rid, mailbox in self._mailboxes.items() if mailbox.answer_id == answer_id]
+        for rid, mailbox in found:
+            mailbox.put(Failure(rid, error))
+        self._apply(self._dispatcher.cancel([rid for rid, _ in found], self._clock()))
+        return bool(found)
 
     def close_sequence(self, rid: str, seq_index: int) -> None:
         self._apply(self._dispatcher.close_sequence(rid, seq_index, self._clock()))

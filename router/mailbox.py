@@ -16,9 +16,10 @@ News = Update | Failure
 class Mailbox:
     """One per HTTP request. Bounded by the request's own max_tokens; owned by the event loop's thread."""
 
-    __slots__ = ("_news", "_waiter", "rids")
+    __slots__ = ("_news", "_waiter", "answer_id", "rids")
 
-    def __init__(self) -> None:
+    def __init__(self, answer_id: str = "") -> None:
+        self.answer_id = answer_id  # what its client calls it
         self.rids: Sequence[str] = ()
         self._news: list[News] = []
         self._waiter: asyncio.Future[None] | None = None

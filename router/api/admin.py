@@ -1,4 +1,5 @@
-"""/admin/*: what the nodes do, and who leaves: drained, restarted, or back in the other role. Has a key of its own."""
+"""/admin/*: what the nodes do, and who leaves: drained, restarted, or back in the other role; and answers cut short.
+Has a key of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from router.api.connection import Connection
-from router.api.errors import AdminIsOff, Conflict, UnknownNode
+from router.api.errors import AdminIsOff, Conflict, NotFound, UnknownNode
 from router.api.parse import BodyParser
 from router.api.schemas import Body
 from router.gateway import Gateway
 from router.registry import Node, Registry
-from shared.core.errors import InvalidRequest
+from shared.core.errors import Aborted, InvalidRequest
 from shared.wire.messages import Drain
 
 MAX_BODY_BYTES = 4096
@@ -40,6 +41,12 @@ class RoleRequest(Body, frozen=True, kw_only=True):
     force: bool = False
 
 
+class AbortRequest(Body, frozen=True, kw_only=True):
+    """POST /admin/abort. `id`: the answer's, as its client sees it."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
 class AdminHandlers:
     """One method per path. Nothing here waits: a node leaves when it is idle, and shows in the status until then."""
 
@@ -50,6 +57,7 @@ class AdminHandlers:
         self._is_on = is_on
         self._drain = BodyParser(DrainRequest)
         self._role = BodyParser(RoleRequest)
+        self._abort = BodyParser(AbortRequest)
 
     async def status(self, connection: Connection) -> None:
         self._check_on()
@@ -70,6 +78,13 @@ class AdminHandlers:
         if node.role == body.role:
             raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
         await self._leave(connection, node, body.role, body.move_after_s)
+
+    async def abort(self, connection: Connection) -> None:
+        self._check_on()
+        body = cast(AbortRequest, self._abort.parse(await connection.body(MAX_BODY_BYTES)))
+        if not self._gateway.abort(body.id, Aborted("the request was aborted by the server's operator")):
+            raise NotFound(f"no answer {body.id!r} is under way", param="id")
+        await connection.answer(200, msgspec.json.encode({"id": body.id}))
 
     def _check_on(self) -> None:
         if not self._is_on:

@@ -68,7 +68,7 @@ class Generation:
 
     async def run(self, connection: Connection) -> None:
         """Raises BatonError while an error can still be the answer; later ones go into the stream."""
-        mailbox = self._gateway.open([self._new_request(i) for i in range(len(self._plan.jobs))])
+        mailbox = self._gateway.open([self._new_request(i) for i in range(len(self._plan.jobs))], self._id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._metrics.started()
         connection.was_admitted = True

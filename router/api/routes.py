@@ -42,5 +42,6 @@ def admin_routes(rules: EndpointRules, admin: AdminHandlers) -> list[Route]:
     return [
         Route("/admin/status", Endpoint(rules, "GET", admin.status, needs_key=True)),
         Route("/admin/drain", Endpoint(rules, "POST", admin.drain, needs_key=True)),
+        Route("/admin/abort", Endpoint(rules, "POST", admin.abort, needs_key=True)),
         Route("/admin/role", Endpoint(rules, "POST", admin.role, needs_key=True)),
     ]

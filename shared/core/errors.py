@@ -73,6 +73,13 @@ class DeadlineExceeded(BatonError):
     status = 504
 
 
+class Aborted(BatonError):
+    """Somebody who may ended the request from outside."""
+
+    code = "aborted"
+    status = 503
+
+
 class StepFailed(BatonError):
     """A launched closure raised; the requests of that step fail, all others go on."""
 
