@@ -68,7 +68,7 @@ class Client:
         stop = self.fields.get("stop")
         if stop and stop in text:
             text, reason = text[: text.index(stop)], "stop"
-            ids = ids[: next(count for count in range(len(ids)) if stop in text_of(ids[:count]))]
+            ids = ids[: next(count for count in range(len(ids) + 1) if stop in text_of(ids[:count]))]
         wants = "logprobs" in self.fields
         return Answer(ids, text, reason, run.logprobs[: len(ids)] if wants else [])
 
