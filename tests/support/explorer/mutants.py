@@ -29,13 +29,16 @@ from shared.sched.mirror import LengthMirror
 
 @dataclass(frozen=True)
 class Broken:
-    """A mutant. `takes_away` says in words what a reader of the production code would miss."""
+    """A mutant. `takes_away` says in words what a reader of the production code would miss; `script` names the
+    hand-written schedule that must fail; `seed` is one that shows it (None: only the script does for sure)."""
 
     name: str
     takes_away: str
     scenarios: tuple[str, ...]
     found_by: tuple[str, ...]
     change: Callable[[Site], None]
+    seed: int | None = 0
+    script: str = ""
 
     def apply(self, site: Site) -> None:
         self.change(site)
@@ -330,7 +333,7 @@ def _decode_side(site: Site) -> DecodeSide:
 
 
 LOCAL = ("plain", "spec")
-DETECTOR, STREAM, LATENCY, ACCEPT = ("detector",), ("stream",), ("latency",), ("accept",)
+DETECTOR, STREAM, LATENCY, SCRIPT = ("detector",), ("stream",), ("latency",), ("script",)
 
 MUTANTS = {
     broken.name: broken
@@ -356,11 +359,19 @@ MUTANTS = {
         Broken("live_page_table", "the plan's own page table", LOCAL, DETECTOR, live_page_table),
         Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked),
         Broken("result_before_done", "lease.done.query()", LOCAL, DETECTOR, result_before_done),
-        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait),
-        Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step),
-        Broken("pull_forward_wait", "the sampling closure of it", ("pair",), DETECTOR, pull_waits_for_forward_only),
+        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 1, "pulls"),
+        Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 1, "pulls"),
+        Broken(
+            "pull_forward_wait",
+            "the sampling closure of it",
+            ("pair",),
+            SCRIPT,
+            pull_waits_for_forward_only,
+            None,
+            "pulls",
+        ),
         Broken("pull_not_done", "pull.done.query()", ("pair",), DETECTOR, installed_before_the_pull),
-        Broken("row_not_held", "rows held until the pull is over", ("pair",), DETECTOR, revoked_row_freed_at_once),
+        Broken("row_not_held", "rows held until the pull is over", ("pair",), DETECTOR, revoked_row_freed_at_once, 1),
         Broken(
             "described_early",
             "pages described when final",
@@ -375,8 +386,8 @@ MUTANTS = {
             DETECTOR,
             short_reservation,
         ),
-        Broken("cached_page_written", "cached pages are read-only", LOCAL, DETECTOR, cached_page_written),
+        Broken("cached_page_written", "cached pages are read-only", LOCAL, DETECTOR, cached_page_written, 1),
         Broken("around_accessor", "relay accessors", LOCAL, DETECTOR, relay_around_the_accessor),
-        Broken("no_drain", "drain before recovery", ("fault",), DETECTOR, no_drain),
+        Broken("no_drain", "drain before recovery", ("fault",), SCRIPT, no_drain, None, "drain"),
     )
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from explorer.cases import Case, run_case
 from explorer.isolate import Outcome, in_child
 from explorer.mutants import Broken
+from explorer.scripted import SCRIPTS
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +22,7 @@ class Rate:
     watched: Counter[str] = field(default_factory=Counter)
     alone: Counter[str] = field(default_factory=Counter)
     first: str = ""
+    script: str = ""  # what its hand-written schedule says of it; '' when it has none or that does not notice
 
     @property
     def num_seeds(self) -> int:
@@ -29,18 +31,19 @@ class Rate:
     @property
     def killed(self) -> bool:
         """By one of those who must find it."""
-        return any(self.watched[oracle] or self.alone[oracle] for oracle in self.mutant.found_by)
+        return bool(self.script) or any(self.watched[oracle] or self.alone[oracle] for oracle in self.mutant.found_by)
 
     def summary(self) -> str:
         """One line, machine readable enough."""
-        return f"{self.mutant.name}: detector {dict(self.watched)} alone {dict(self.alone)} killed {self.killed}"
+        counts = f"watched {dict(self.watched)} alone {dict(self.alone)}"
+        return f"{self.mutant.name}: {counts} script {bool(self.script)} killed {self.killed}"
 
     def found(self, counts: Counter[str]) -> str:
         return f"{sum(counts.values()) - counts['']}/{sum(counts.values())}"
 
 
 def measure(mutant: Broken, seeds: Iterable[int]) -> Rate:
-    rate = Rate(mutant)
+    rate = Rate(mutant, script=scripted(mutant))
     for seed in seeds:
         case = Case(mutant.scenarios[seed % len(mutant.scenarios)], seed)
         watched = run_apart(case, mutant, detect=True)
@@ -49,6 +52,17 @@ def measure(mutant: Broken, seeds: Iterable[int]) -> Rate:
         if watched.oracle and not rate.first:
             rate.first = f"{case.scenario} seed {seed}: {watched.message}"
     return rate
+
+
+def scripted(mutant: Broken) -> str:
+    """What the mutant's own schedule says."""
+    if not mutant.script:
+        return ""
+    try:
+        SCRIPTS[mutant.script](mutant)
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def run_apart(case: Case, mutant: Broken, detect: bool) -> Outcome:
@@ -60,10 +74,10 @@ def run_apart(case: Case, mutant: Broken, detect: bool) -> Outcome:
 
 
 def print_rates(rates: Sequence[Rate]) -> None:
-    table = Table("mutant", "takes away", "detector", "streams alone", "by", title="mutants found / seeds")
+    table = Table("mutant", "takes away", "detector", "streams alone", "by", "script", title="mutants found / seeds")
     for rate in rates:
         by = ", ".join(f"{name or 'nobody'} {count}" for name, count in rate.alone.most_common())
         name = rate.mutant.name if rate.killed else f"[red]{rate.mutant.name} SURVIVES[/red]"
         detector = f"{rate.watched['detector']}/{rate.num_seeds}"
-        table.add_row(name, rate.mutant.takes_away, detector, rate.found(rate.alone), by)
+        table.add_row(name, rate.mutant.takes_away, detector, rate.found(rate.alone), by, "red" if rate.script else "")
     Console(width=150).print(table)
