@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SEEDS ?= 200
+MINUTES ?= 30
+FAULTS ?=
 
-.PHONY: help setup run test test-fast bench lint mutants sim clean
+.PHONY: help setup run test test-fast bench lint mutants sim soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +18,7 @@ help:
 	@echo "make bench      measure, beside transformers"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
+	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
 setup:
@@ -41,6 +44,9 @@ mutants: setup
 
 sim: setup
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)
+
+soak: setup
+	@PYTHONPATH=.:tests/support $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(FAULTS)
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import socket
 import subprocess
@@ -12,12 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
+from metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # only a bound: tests wait for what must happen
-SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
 
 
 def free_port() -> int:
@@ -57,33 +55,17 @@ class Cluster:
                     return child.pid
         raise AssertionError(f"no {role} process")
 
-    def metrics(self) -> dict[tuple[str, str], float]:
-        """(name, labels) -> value."""
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
-        found = (SAMPLE.match(line) for line in text.splitlines())
-        return {(m[1], m[2] or ""): float(m[3]) for m in found if m}
+    def metrics(self) -> Metrics:
+        return read_metrics(self.url)
 
     def at_rest(self) -> bool:
         """The metrics say: no open request, every page free or cached, every row free, on every node."""
         metrics = self.metrics()
-        if metrics.get(("baton_open_requests", ""), 0.0):
-            return False
-        busy = ("active", "granted", "held", "running", "prefilling")
-        states = [(labels, value) for (name, labels), value in metrics.items() if name in GAUGES]
-        assert states, "no node gauges in /metrics"
-        return not any(value for labels, value in states if any(f'state="{state}"' in labels for state in busy))
+        assert nodes_of(metrics), "no node gauges in /metrics"
+        return at_rest(metrics)
 
     def pages_partition(self) -> bool:
-        """free + cached + active + granted + held == total, for each node."""
-        metrics = self.metrics()
-        totals = {labels: v for (name, labels), v in metrics.items() if name == "baton_kv_pages_total"}
-        for labels, total in totals.items():
-            node = re.search(r'node="([^"]*)"', labels)
-            assert node
-            parts = [v for (n, text), v in metrics.items() if n == "baton_kv_pages" and f'node="{node[1]}"' in text]
-            if sum(parts) != total:
-                return False
-        return bool(totals)
+        return pages_partition(self.metrics())
 
     def stop(self) -> int:
         """Ctrl-C; gives the exit status and asserts that nobody is left."""
@@ -93,9 +75,6 @@ class Cluster:
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive, f"orphans: {alive}"
         return status
-
-
-GAUGES = ("baton_kv_pages", "baton_request_rows")
 
 
 @contextlib.contextmanager
