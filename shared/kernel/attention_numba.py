@@ -8,13 +8,17 @@ pages, nor on the threads.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.kernel.attention import AttentionInputs, AttentionShape
 from shared.kernel.jit import (
+    NUM_ROWS,
+    NUM_SHARES,
     compile_task,
     exp32,
     floats_at,
@@ -23,10 +27,10 @@ from shared.kernel.jit import (
     ints_at,
     load,
     longs_at,
-    next_ticket,
     prefetch,
     store,
 )
+from shared.kernel.program import Program
 from shared.kernel.simd import block_lanes, score_block, weigh_block
 from shared.kernel.team import Team
 
@@ -35,31 +39,30 @@ SHORT_ROW = 4  # queries
 FETCH_AHEAD = 64  # keys
 _f32 = np.float32
 
-# The words of a task's arguments.
-TICKET, QKV, Q_NORM, K_NORM, KEYS, VALUES = range(6)  # set for each layer
-NUM_TOKENS, NUM_THREADS, ROWS, POSITIONS, TABLE, TABLE_STRIDE = range(6, 12)
-COS, SIN, PAGE_BYTES, PAGE_SIZE, QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, OUT, ROW_MAJOR = range(12, 22)
-NUM_WORDS = 22
+# The words of a task's arguments; NUM_ROWS counts tokens.
+STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT = range(2, 9)
+NUM_WORDS = 9
+# The words that all layers of a step share, at the address STEP.
+ROWS, POSITIONS, TABLE, TABLE_STRIDE, COS, SIN, PAGE_BYTES, PAGE_SIZE = range(8)
+QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR = range(8, 13)
+NUM_STEP_WORDS = 13
 
 
 def supports(shape: AttentionShape) -> bool:
     return block_lanes(shape.head_dim) > 0
 
 
-class NumbaAttention:
-    """AttentionBackend for CPU tensors, float32 or bfloat16. Buffers grow to the largest step seen."""
+class AttentionStep:
+    """What all layers of one step share, as addresses. Buffers grow to the largest step seen, and belong to it."""
 
-    def __init__(
-        self, shape: AttentionShape, dtype: torch.dtype, tables: tuple[torch.Tensor, torch.Tensor], team: Team
-    ) -> None:
-        self._shape, self._dtype, self._team = shape, dtype, team
+    def __init__(self, shape: AttentionShape, tables: tuple[torch.Tensor, torch.Tensor], num_shares: int) -> None:
+        self._shape, self._num_shares = shape, num_shares
         self._cos, self._sin = (table.contiguous() for table in tables)
-        sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16)
-        self._write, self._attend = make_write(*sizes, shape.eps), make_attend(*sizes)
-        self._words = np.zeros(NUM_WORDS, np.int64)
+        self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), torch.empty(0)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+        """Holds on to the inputs until the next step."""
         shape, num_tokens = self._shape, len(inputs.positions)
         bounds = inputs.cu_q_lens.to(torch.int64)
         # Which page table row each token reads through.
@@ -70,22 +73,28 @@ class NumbaAttention:
         self._check(inputs)
         self._queries = _at_least(self._queries, num_tokens * shape.num_heads * shape.head_dim)
         group, lanes = shape.num_heads // shape.num_kv_heads, block_lanes(shape.head_dim)
-        # Per thread: block addresses (int64), sums, maxima, scores; see make_attend.
+        # Per share: block addresses (int64), sums, maxima, scores; see make_attend.
         row = -(-inputs.max_seq_len // lanes) * lanes
-        per_thread = -(-(2 * lanes + group * (shape.head_dim + lanes + row)) // 16) * 16
-        self._scratch = _at_least(self._scratch, self._team.size * per_thread)
-        self._out = torch.empty(num_tokens, shape.num_heads * shape.head_dim, dtype=self._dtype)
-        words = self._words
-        words[NUM_TOKENS], words[NUM_THREADS] = num_tokens, self._team.size
+        per_share = -(-(2 * lanes + group * (shape.head_dim + lanes + row)) // 16) * 16
+        self._scratch = _at_least(self._scratch, self._num_shares * per_share)
+        words = self.words
         words[ROWS], words[POSITIONS] = self._rows.data_ptr(), self._positions.data_ptr()
         words[TABLE], words[TABLE_STRIDE] = self._table.data_ptr(), self._table.shape[1]
         words[COS], words[SIN] = self._cos.data_ptr(), self._sin.data_ptr()
         words[PAGE_BYTES], words[PAGE_SIZE] = kv.stride(0) * kv.element_size(), kv.shape[4]
         words[QUERIES], words[SCRATCH] = self._queries.data_ptr(), self._scratch.data_ptr()
-        words[SCRATCH_BYTES], words[SCORE_BYTES] = per_thread * 4, row * 4
-        words[OUT] = self._out.data_ptr()
+        words[SCRATCH_BYTES], words[SCORE_BYTES] = per_share * 4, row * 4
         # Heads of a page lie side by side: short rows take one after the other. A chunk's tokens read the same keys.
         words[ROW_MAJOR] = inputs.max_q_len <= SHORT_ROW
+
+    def fill(
+        self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]
+    ) -> None:
+        """Sets what depends on the pool in the words of some tasks (n,) that work on the given layers (n,)."""
+        layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
+        keys = self._kv.data_ptr() + layers * layer_bytes
+        words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
+        words[tasks, STEP] = self.words.ctypes.data
 
     def _check(self, inputs: AttentionInputs) -> None:
         """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
@@ -97,43 +106,62 @@ class NumbaAttention:
         if low < 0 or high >= len(self._kv):
             raise IndexError(f"pages {low}..{high} of a pool that holds 0..{len(self._kv) - 1}")
 
+
+class NumbaAttention:
+    """AttentionBackend for CPU tensors, float32 or bfloat16."""
+
+    def __init__(
+        self, shape: AttentionShape, dtype: torch.dtype, tables: tuple[torch.Tensor, torch.Tensor], team: Team
+    ) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._step = AttentionStep(shape, tables, team.size)
+        self._program = Program(team, make_tasks(shape, dtype), np.zeros((2, NUM_WORDS), np.int64))
+
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+        self._step.begin(inputs, kv)
+        shape = (len(inputs.positions), self._shape.num_heads * self._shape.head_dim)
+        self._out = torch.empty(shape, dtype=self._dtype)
+
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
-        qkv = qkv.contiguous()
-        words, kv = self._words, self._kv
-        words[QKV] = qkv.data_ptr()
-        words[Q_NORM] = 0 if q_norm is None else q_norm.data_ptr()
-        words[K_NORM] = 0 if k_norm is None else k_norm.data_ptr()
-        words[KEYS] = kv.data_ptr() + layer * kv.stride(1) * kv.element_size()
-        words[VALUES] = words[KEYS] + kv.stride(2) * kv.element_size()
-        for task in (self._write, self._attend):
-            words[TICKET] = 0
-            self._team.run(task.address, words.ctypes.data)
+        qkv, words = qkv.contiguous(), self._program.words
+        self._step.fill(words, np.arange(2), np.full(2, layer))
+        words[:, NUM_ROWS], words[:, QKV], words[:, OUT] = len(qkv), qkv.data_ptr(), self._out.data_ptr()
+        words[:, Q_NORM] = 0 if q_norm is None else q_norm.data_ptr()
+        words[:, K_NORM] = 0 if k_norm is None else k_norm.data_ptr()
+        self._program.run()
         return self._out
+
+
+def make_tasks(shape: AttentionShape, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Write, then attend: both of one layer, on the same words."""
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16)
+    return make_write(*sizes, shape.eps), make_attend(*sizes)
 
 
 def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
     return buffer if len(buffer) >= size else torch.empty(size, dtype=torch.float32)
 
 
+@functools.cache
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, eps: float) -> Any:
-    """Rotates q into float32 scratch and k into the pages, copies v there. Tokens are dealt out to the threads."""
+    """Rotates q into float32 scratch and k into the pages, copies v there. Tokens are dealt out to the shares."""
     item = 2 if is_half else 4
     head_bytes = head_dim * item
 
-    def write(words: Any) -> None:
-        thread = next_ticket(words)
-        page_size = words[PAGE_SIZE]
+    def write(words: Any, share: int) -> None:
+        step = longs_at(words[STEP])
+        page_size = step[PAGE_SIZE]
         block = page_size * head_bytes  # one head's slots of one page
-        for token in range(thread, words[NUM_TOKENS], words[NUM_THREADS]):
-            row, position = longs_at(words[ROWS])[token], longs_at(words[POSITIONS])[token]
-            page = np.int64(ints_at(words[TABLE] + row * words[TABLE_STRIDE] * 4)[position // page_size])
-            slot = page * words[PAGE_BYTES] + position % page_size * head_bytes
-            cos, sin = words[COS] + position * head_dim * 2, words[SIN] + position * head_dim * 2
+        for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            row, position = longs_at(step[ROWS])[token], longs_at(step[POSITIONS])[token]
+            page = np.int64(ints_at(step[TABLE] + row * step[TABLE_STRIDE] * 4)[position // page_size])
+            slot = page * step[PAGE_BYTES] + position % page_size * head_bytes
+            cos, sin = step[COS] + position * head_dim * 2, step[SIN] + position * head_dim * 2
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
-                target = words[QUERIES] + (token * num_heads + head) * head_dim * 4
+                target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
                 _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
                 source += head_bytes
             for head in range(num_kv_heads):
@@ -147,33 +175,35 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
     return compile_task(write)
 
 
+@functools.cache
 def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool) -> Any:
-    """softmax(q k / sqrt(D)) v of every token, (token, kv_head) pairs dealt out to the threads."""
+    """softmax(q k / sqrt(D)) v of every token, (token, kv_head) pairs dealt out to the shares."""
     lanes, item, group = block_lanes(head_dim), 2 if is_half else 4, num_heads // num_kv_heads
     head_bytes, scale = head_dim * item, head_dim**-0.5
 
-    def attend(words: Any) -> None:
-        thread, num_tokens, page_size = next_ticket(words), words[NUM_TOKENS], words[PAGE_SIZE]
-        score_bytes, page_bytes = words[SCORE_BYTES], words[PAGE_BYTES]
-        addresses = words[SCRATCH] + thread * words[SCRATCH_BYTES]
+    def attend(words: Any, share: int) -> None:
+        step, num_tokens = longs_at(words[STEP]), words[NUM_ROWS]
+        page_size, row_major = step[PAGE_SIZE], step[ROW_MAJOR]
+        score_bytes, page_bytes = step[SCORE_BYTES], step[PAGE_BYTES]
+        addresses = step[SCRATCH] + share * step[SCRATCH_BYTES]
         sums = addresses + lanes * 8
         tops = sums + group * head_dim * 4
         scores = tops + group * lanes * 4
-        for index in range(thread, num_tokens * num_kv_heads, words[NUM_THREADS]):
-            if words[ROW_MAJOR]:
+        for index in range(share, num_tokens * num_kv_heads, words[NUM_SHARES]):
+            if row_major:
                 token, head = index // num_kv_heads, index % num_kv_heads
             else:
                 head, token = index // num_tokens, index % num_tokens
             first = token * num_heads + head * group
-            table = words[TABLE] + longs_at(words[ROWS])[token] * words[TABLE_STRIDE] * 4
-            num_keys = longs_at(words[POSITIONS])[token] + 1
+            table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
+            num_keys = longs_at(step[POSITIONS])[token] + 1
             keys = words[KEYS] + head * page_size * head_bytes
             values = words[VALUES] + head * page_size * head_bytes
             _fill(tops, group * lanes, _f32(-np.inf))
             _fill(sums, group * head_dim, _f32(0.0))
-            queries = words[QUERIES] + first * head_dim * 4
+            queries = step[QUERIES] + first * head_dim * 4
             # A chunk's next token finds the row's pages in the cache; a new row's have to be asked for early.
-            is_new = words[ROW_MAJOR] or token == 0 or longs_at(words[ROWS])[token - 1] != longs_at(words[ROWS])[token]
+            is_new = row_major or token == 0 or longs_at(step[ROWS])[token - 1] != longs_at(step[ROWS])[token]
             if is_new:
                 for start in range(0, FETCH_AHEAD, lanes):
                     _fetch(keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 
-from shared.kernel.jit import compile_task, exp32, floats_at, inlined, load, next_ticket, store
+from shared.kernel.jit import (
+    NUM_ROWS,
+    NUM_SHARES,
+    compile_task,
+    exp32,
+    floats_at,
+    halves_at,
+    inlined,
+    load,
+    longs_at,
+    store,
+)
+from shared.kernel.program import Program
 from shared.kernel.team import Team
 
 _f32 = np.float32
 
 # The words of a task's arguments.
-TICKET, NUM_ROWS, NUM_THREADS, SOURCE, DELTA, WEIGHT, OUT = range(7)
-NUM_WORDS = 7
+SOURCE, DELTA, WEIGHT, OUT = range(2, 6)
+NUM_WORDS = 6
 
 
 class NumbaBlocks:
     """BlockKernels for CPU tensors."""
 
     def __init__(self, hidden_size: int, inner_size: int, eps: float, dtype: torch.dtype, team: Team) -> None:
-        self._dtype, self._inner, self._team = dtype, inner_size, team
+        self._dtype, self._inner = dtype, inner_size
         is_half = dtype == torch.bfloat16
-        self._norm, self._gate = make_norm(hidden_size, eps, is_half), make_gate(inner_size, is_half)
-        self._words = np.zeros(NUM_WORDS, np.int64)
-        self._words[NUM_THREADS] = team.size
+        self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
+        self._gate = Program(team, [make_gate(inner_size, is_half)], np.zeros((1, NUM_WORDS), np.int64))
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         out = torch.empty(residual.shape, dtype=self._dtype)
-        self._words[DELTA] = 0 if delta is None else delta.data_ptr()
-        self._words[WEIGHT] = weight.data_ptr()
+        self._norm.words[0, DELTA] = 0 if delta is None else delta.data_ptr()
+        self._norm.words[0, WEIGHT] = weight.data_ptr()
         self._run(self._norm, residual, out)
         return out
 
@@ -39,19 +51,19 @@ class NumbaBlocks:
         self._run(self._gate, gate_up, out)
         return out
 
-    def _run(self, task: Any, source: torch.Tensor, out: torch.Tensor) -> None:
-        words = self._words
-        words[TICKET], words[NUM_ROWS] = 0, len(source)
-        words[SOURCE], words[OUT] = source.data_ptr(), out.data_ptr()
-        self._team.run(task.address, words.ctypes.data)
+    def _run(self, program: Program, source: torch.Tensor, out: torch.Tensor) -> None:
+        words = program.words[0]
+        words[NUM_ROWS], words[SOURCE], words[OUT] = len(source), source.data_ptr(), out.data_ptr()
+        program.run()
 
 
+@functools.cache
 def make_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
     """residual float32 += delta if there is one; out = its RMS norm times weight."""
     item = 2 if is_half else 4
 
-    def norm(words: Any) -> None:
-        for row in range(next_ticket(words), words[NUM_ROWS], words[NUM_THREADS]):
+    def norm(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             at = words[SOURCE] + row * hidden_size * 4
             if words[DELTA] != 0:
                 _add(at, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
@@ -60,16 +72,44 @@ def make_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
     return compile_task(norm)
 
 
+@functools.cache
 def make_gate(inner_size: int, is_half: bool) -> Any:
     """out = silu(first half) * second half."""
     item = 2 if is_half else 4
 
-    def gate(words: Any) -> None:
-        for row in range(next_ticket(words), words[NUM_ROWS], words[NUM_THREADS]):
+    def gate(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[SOURCE] + row * 2 * inner_size * item
             _gate_row(source, source + inner_size * item, words[OUT] + row * inner_size * item, inner_size, is_half)
 
     return compile_task(gate)
+
+
+@functools.cache
+def make_embed(hidden_size: int, is_half: bool) -> Any:
+    """out (NUM_ROWS, H) float32 = the rows of the table (WEIGHT) that the int64 ids (SOURCE) name."""
+    item = 2 if is_half else 4
+
+    def embed(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            source = words[WEIGHT] + longs_at(words[SOURCE])[row] * hidden_size * item
+            for d in range(hidden_size):
+                floats_at(words[OUT] + row * hidden_size * 4)[d] = load(source, d, is_half)
+
+    return compile_task(embed)
+
+
+@functools.cache
+def make_take(row_bytes: int) -> Any:
+    """out (NUM_ROWS, row) = the rows of SOURCE that the int64 indices (WEIGHT) name; rows of whole 2-byte items."""
+
+    def take(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            source = words[SOURCE] + longs_at(words[WEIGHT])[row] * row_bytes
+            for d in range(row_bytes // 2):
+                halves_at(words[OUT] + row * row_bytes)[d] = halves_at(source)[d]
+
+    return compile_task(take)
 
 
 @inlined

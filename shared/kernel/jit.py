@@ -24,42 +24,33 @@ FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
 WORDS = types.CPointer(types.int64)
+NUM_ROWS, NUM_SHARES = 0, 1  # the first words of every task
 
 _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
-def kernel(**options: Any) -> Callable[[F], F]:
-    """njit without the GIL, compiled code kept on disk: beside the source, or in the user's cache directory when the
-    source is read-only. Where neither can be written the kernel is compiled anew in every process."""
+def compile_task(function: Callable[[Any, int], None]) -> Any:
+    """A C function for a Program: keep the result as long as its `address` is used.
 
-    def decorate(function: F) -> F:
-        settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
-        try:
-            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-            return njit(**settings)(function)  # type: ignore[no-any-return]
-
-    return decorate
+    Arguments: the task's int64 words, of which the first two are NUM_ROWS and NUM_SHARES, and which of the shares of
+    the work to do. Shares may run at the same time, in any order, on any thread.
+    """
+    return compile_c(function, types.void(WORDS, types.int64))
 
 
-def compile_task(function: Callable[[Any], None]) -> Any:
-    """A C function of one argument, the address of its int64 words, for Team.run: keep the result as long as its
-    `address` is used.
-
-    Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
+def compile_c(function: Callable[..., None], signature: Any) -> Any:
+    """Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
     Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
     disk cache is made of them). numba would notice a change of the function's own file, not of the parts it inlines
     from others: so its name there carries a stamp of this folder.
     """
     function.__qualname__ += f"_{sources_stamp():08x}"
-    make = cfunc(types.void(WORDS), cache=True, fastmath=FAST_MATH, error_model="numpy")
+    options = {"fastmath": FAST_MATH, "error_model": "numpy"}
     try:
-        compiled = make(function)
+        return cfunc(signature, cache=True, **options)(function)
     except RuntimeError as error:
         logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-        compiled = cfunc(types.void(WORDS), fastmath=FAST_MATH, error_model="numpy")(function)
-    return compiled
+        return cfunc(signature, **options)(function)
 
 
 def sources_stamp() -> int:
@@ -75,13 +66,39 @@ def inlined(function: F) -> F:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def next_ticket(typing_context: Any, words: Any) -> Any:
-    """Takes words[0] and leaves words[0] + 1, as one operation for all threads."""
+def take_one(typing_context: Any, address: Any) -> Any:
+    """The int64 at an address, which is one more afterwards; a single operation for all threads."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", args[0], ir.IntType(64)(1), "monotonic")
+        counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.IntType(64)(1), "acq_rel")
 
-    return types.int64(WORDS), codegen
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def look_at(typing_context: Any, address: Any) -> Any:
+    """The int64 at an address, read anew, and with it all that was written before it was raised."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.load_atomic(counter, "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_task(typing_context: Any, task: Any, words: Any, share: Any) -> Any:
+    """Calls the compiled task at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        long = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [long.as_pointer(), long])
+        function = builder.inttoptr(args[0], kind.as_pointer())
+        builder.call(function, [builder.inttoptr(args[1], long.as_pointer()), args[2]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 def _pointer(address: Any, item: types.Type) -> Any:

@@ -10,17 +10,20 @@ float32: bfloat16 logits tie, and a float32 product would read twice the memory.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shared.kernel.jit import compile_task, next_ticket
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task
+from shared.kernel.program import Program
 from shared.kernel.team import Team
 
 COLUMNS, BLOCKS = 16, 4
@@ -29,8 +32,8 @@ FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 
 # The words of a task's arguments.
-TICKET, NUM_THREADS, NUM_ROWS, NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT = range(9)
-NUM_WORDS = 9
+NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT = range(2, 8)
+NUM_WORDS = 8
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
@@ -53,19 +56,33 @@ class TileLinear:
         self._bias = torch.zeros(self._packed.shape[0] * COLUMNS)
         if bias is not None:
             self._bias[: self.out_features] = bias
-        self._team, self._out_dtype = team, out_dtype or weight.dtype
-        self._task = make_task(weight.dtype == torch.bfloat16, self._out_dtype == torch.bfloat16)
-        words = self._words = np.zeros(NUM_WORDS, np.int64)
-        words[NUM_THREADS] = team.size
+        self.out_dtype = out_dtype or weight.dtype
+        self.task = make_task(weight.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
+        self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
+        self.fill(self._program.words[0])
+
+    def fill(self, words: npt.NDArray[np.int64]) -> None:
+        """What of a task's words stays: all but NUM_ROWS, X and OUT."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0] // BLOCKS, self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
+    @property
+    def is_whole(self) -> bool:
+        """Rows of the result are as long as they seem: no columns were filled up."""
+        return len(self._bias) == self.out_features
+
+    def empty(self, num_rows: int) -> torch.Tensor:
+        """What a task of this product writes to."""
+        return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)
+
+    def cut(self, out: torch.Tensor) -> torch.Tensor:
+        return out if self.is_whole else out[:, : self.out_features].contiguous()
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x, words = x.contiguous(), self._words
-        out = torch.empty((len(x), len(self._bias)), dtype=self._out_dtype)
-        words[TICKET], words[NUM_ROWS], words[X], words[OUT] = 0, len(x), x.data_ptr(), out.data_ptr()
-        self._team.run(self._task.address, words.ctypes.data)
-        return out if out.shape[1] == self.out_features else out[:, : self.out_features].contiguous()
+        x, out, words = x.contiguous(), self.empty(len(x)), self._program.words[0]
+        words[NUM_ROWS], words[X], words[OUT] = len(x), x.data_ptr(), out.data_ptr()
+        self._program.run()
+        return self.cut(out)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -79,15 +96,16 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return blocks.transpose(1, 2).contiguous()
 
 
+@functools.cache
 def make_task(is_half: bool, out_half: bool) -> Any:
-    """Each thread takes a run of tiles, so that it reads the weights once and in order."""
+    """A share is a run of tiles, so that a thread reads the weights once and in order."""
     item = 2 if out_half else 4
 
-    def product(words: Any) -> None:
-        thread, num_tiles, num_rows, depth = next_ticket(words), words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
-        per_thread = (num_tiles + words[NUM_THREADS] - 1) // words[NUM_THREADS]
+    def product(words: Any, share: int) -> None:
+        num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
+        per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
         row_bytes, out_bytes, block_bytes = depth * 4, num_tiles * TILE_COLUMNS * item, depth * COLUMNS * 4
-        for tile in range(thread * per_thread, min((thread + 1) * per_thread, num_tiles)):
+        for tile in range(share * per_share, min((share + 1) * per_share, num_tiles)):
             weight = words[WEIGHT] + tile * BLOCKS * block_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
             out = words[OUT] + tile * TILE_COLUMNS * item

@@ -13,26 +13,23 @@ from pathlib import Path
 
 import torch
 
-TaskFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+EntryFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Team:
-    """`size` threads: the caller's and size - 1 of torch's pool. Used by one thread at a time.
-
-    A task is the address of a C function that takes the address of its arguments (int64 words); on a team every
-    thread runs it once, at the same time, so tasks share their work out among themselves. Calls leave the GIL.
-    """
+    """`size` threads: the caller's and size - 1 of torch's pool. Used by one thread at a time."""
 
     def __init__(self, size: int) -> None:
         self._enter = _openmp_entry() if size > 1 else None
         self.size = size if self._enter else 1
 
-    def run(self, task: int, arguments: int) -> None:
-        """Returns when all threads are through."""
+    def enter(self, function: int, arguments: int) -> None:
+        """Every thread calls the C function at an address once, at the same time, with the address of its arguments.
+        Returns when all are through; the GIL is left meanwhile."""
         if self._enter is None:
-            TaskFunction(task)(arguments)
+            EntryFunction(function)(arguments)
         else:
-            self._enter(task, arguments, self.size, 0)
+            self._enter(function, arguments, self.size, 0)
 
 
 def _openmp_entry() -> Callable[..., None] | None:

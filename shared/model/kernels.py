@@ -24,6 +24,7 @@ class Kernels:
     make_head: HeadFactory
     make_attention: Callable[[RopeTables], AttentionBackend]
     blocks: BlockKernels
+    team: Team | None = None  # of the compiled ones
 
 
 def pick_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, threads: int, plain: bool) -> Kernels:
@@ -74,7 +75,7 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team) -> Ker
         return NumbaAttention(shape, dtype, rope, team) if supports(shape) else library.make_attention(rope)
 
     blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, team)
-    return Kernels(make_linear, make_head, make_attention, blocks)
+    return Kernels(make_linear, make_head, make_attention, blocks, team)
 
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:

@@ -21,6 +21,11 @@ from shared.model.weights import LayerWeights, LlamaWeights
 KV_PLANE = "kv"
 
 
+def kv_plane(config: LlamaConfig, spec: ModelSpec, page_size: int) -> PlaneSpec:
+    shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
+    return PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype))
+
+
 class LlamaModel:
     """Implements Model. One forward at a time: the kernels keep scratch buffers."""
 
@@ -39,9 +44,7 @@ class LlamaModel:
         self._blocks = blocks
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        config = self.config
-        shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
-        return (PlaneSpec(KV_PLANE, shape, getattr(torch, self.spec.dtype)),)
+        return (kv_plane(self.config, self.spec, page_size),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""

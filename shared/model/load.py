@@ -10,12 +10,13 @@ import torch
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import Model, ModelInputs, ModelSpec
-from shared.model.kernels import pick_kernels
+from shared.model.kernels import Kernels, pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.safetensors_folder import SafetensorsFolder
-from shared.model.weights import TensorSource, load_weights, weights_bytes
+from shared.model.weights import LlamaWeights, TensorSource, load_weights, weights_bytes
 
 WARM_PAGE = 8
 WINDOW_SLACK = 64  # a verify window near the end reaches past the last position that is kept
@@ -34,8 +35,8 @@ def load_model(
 ) -> Model:
     """`name`: smollm2, hashlm, a .gguf file or a Hugging Face folder. `max_context` 0 means what the model can.
 
-    `threads` is what the core plan gives this process. `kernels`: "auto" or "torch" (plain torch only).
-    `available_bytes` bounds the weights; None asks the operating system.
+    `threads` is what the core plan gives this process. `kernels`: "auto", "separate" (each compiled kernel called from
+    Python) or "torch" (plain torch only). `available_bytes` bounds the weights; None asks the operating system.
     """
     found = resolve_model(name)
     if found.path is None:
@@ -67,7 +68,7 @@ def check_memory(need: int, available: int) -> None:
 
 def build_model(
     source: TensorSource, dtype: str, device: torch.device, context: int, threads: int, kernels: str
-) -> LlamaModel:
+) -> Model:
     config = source.config
     picked = pick_kernels(config, DTYPES[dtype], device, threads, plain=kernels == "torch")
     weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_linear, picked.make_head)
@@ -79,13 +80,24 @@ def build_model(
         weights_hash=source.content_hash(),
         eos_ids=config.eos_ids,
     )
-    model = LlamaModel(config, spec, weights, picked.make_attention(weights.rope), picked.blocks)
+    model = _assemble(config, spec, weights, picked, as_program=kernels == "auto")
     if device.type == "cpu":
         warm_up(model)
     return model
 
 
-def warm_up(model: LlamaModel) -> None:
+def _assemble(
+    config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, picked: Kernels, as_program: bool
+) -> Model:
+    if picked.team is not None and as_program:
+        from shared.model.llama_compiled import CompiledLlama, fits
+
+        if fits(config, weights):
+            return CompiledLlama(config, spec, weights, picked.team)
+    return LlamaModel(config, spec, weights, picked.make_attention(weights.rope), picked.blocks)
+
+
+def warm_up(model: Model) -> None:
     """Two tiny steps, so that no request waits for a kernel to be compiled or read from disk."""
     pool = KVPool(model.kv_planes(WARM_PAGE), 2, WARM_PAGE)
     with torch.inference_mode():

@@ -10,8 +10,9 @@ import torch
 
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.blocks_numba import NumbaBlocks
-from shared.kernel.jit import compile_task, exp32, floats_at, next_ticket, store
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
 from shared.kernel.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
+from shared.kernel.program import Program
 from shared.kernel.rope import inverse_frequencies
 from shared.kernel.team import Team
 
@@ -93,29 +94,57 @@ def test_llama3_rope_stretches_slow_waves_only() -> None:
 
 
 def test_exp32_and_bfloat16_rounding() -> None:
-    def task(words: Any) -> None:
-        for i in range(words[1]):
+    def task(words: Any, share: int) -> None:
+        for i in range(words[NUM_ROWS]):
             floats_at(words[3])[i] = exp32(floats_at(words[2])[i])
             store(words[4], i, floats_at(words[2])[i], True)
 
     x = torch.cat((torch.linspace(-87, 80, 5000), torch.tensor([0.0, -1e4, 1e-8, float("nan")])))
     exps, halves = torch.empty_like(x), torch.empty(len(x), dtype=torch.bfloat16)
-    compiled = compile_task(task)
-    words = np.array([0, len(x), x.data_ptr(), exps.data_ptr(), halves.data_ptr()], np.int64)
-    Team(1).run(compiled.address, words.ctypes.data)
+    words = np.array([[len(x), 0, x.data_ptr(), exps.data_ptr(), halves.data_ptr()]], np.int64)
+    Program(Team(1), [compile_task(task)], words).run()
     torch.testing.assert_close(exps[:-1], x[:-1].double().clamp(min=-87).exp().float(), rtol=5e-7, atol=0)
     assert torch.equal(halves[:-1], x[:-1].to(torch.bfloat16)) and halves[-1].isnan()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_thread_of_a_team_runs_the_task_once(size: int) -> None:
-    def task(words: Any) -> None:
-        words[1 + next_ticket(words)] += 1
+def test_a_program_runs_every_share_once_and_tasks_in_order(size: int) -> None:
+    """Task i copies what task i - 1 wrote, from the other end, so a share that starts early reads an old value."""
+    length, num_tasks = 64, 20
+
+    def task(words: Any, share: int) -> None:
+        source, target = longs_at(words[2]), longs_at(words[3])
+        for i in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            target[i] = source[words[NUM_ROWS] - 1 - i] + 1
 
     compiled = compile_task(task)
-    team = Team(size)
-    words = np.zeros(1 + size, np.int64)
-    for runs in range(1, 4):
-        words[0] = 0
-        team.run(compiled.address, words.ctypes.data)
-        assert words[0] == team.size and words[1 : 1 + team.size].tolist() == [runs] * team.size
+    values = np.zeros((num_tasks + 1, length), np.int64)
+    words = np.zeros((num_tasks, 4), np.int64)
+    words[:, NUM_ROWS] = length
+    words[:, 2] = values.ctypes.data + values.strides[0] * np.arange(num_tasks)
+    words[:, 3] = words[:, 2] + values.strides[0]
+    program = Program(Team(size), [compiled] * num_tasks, words)
+    for first in (0, 100, 200):
+        values[0] = first
+        program.run()
+        assert (values == first + np.arange(num_tasks + 1)[:, None]).all()
+    values[:] = 0
+    program.run(num_tasks=3)
+    assert (values[3] == 3).all() and (values[4] == 0).all()
+
+
+def test_a_team_of_fewer_threads_does_all_the_work() -> None:
+    """An OpenMP runtime may give less than was asked for; no share may be left out, and nobody wait for one."""
+
+    class Alone(Team):
+        def enter(self, function: int, arguments: int) -> None:
+            Team.enter(Team(1), function, arguments)
+
+    def task(words: Any, share: int) -> None:
+        longs_at(words[2])[share] += 1
+
+    counts = np.zeros(4, np.int64)
+    team = Alone(4)
+    words = np.array([[4, 0, counts.ctypes.data]] * 2, np.int64)
+    Program(team, [compile_task(task)] * 2, words).run()
+    assert counts.tolist() == [2] * team.size + [0] * (4 - team.size)

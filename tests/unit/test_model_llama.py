@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+from shared.kernel.product import supports
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
+from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
 
 VOCAB = 97
@@ -25,6 +27,8 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Every product has whole tiles of 64 columns, so that a step is one program of compiled tasks.
+WHOLE = SIZES | {"hidden_size": 128, "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -46,6 +50,9 @@ FAMILIES = {
     ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, head_dim=32)),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**(SIZES | {"num_attention_heads": 4}))),
+    "llama-whole": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**WHOLE, head_dim=16)),
+    "qwen2-whole": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**WHOLE)),
+    "qwen3-whole": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**WHOLE, head_dim=32)),
     "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=16)),
 }
 
@@ -58,6 +65,7 @@ def one_thread() -> None:
 def save_random(family: str, folder: Path) -> transformers.PreTrainedModel:
     """Random biases and norm weights too: the defaults (0 and 1) would hide a missing one."""
     torch.manual_seed(7)
+    folder.mkdir(exist_ok=True)
     network = FAMILIES[family]().eval()
     with torch.no_grad():
         for name, value in network.named_parameters():
@@ -69,10 +77,12 @@ def save_random(family: str, folder: Path) -> transformers.PreTrainedModel:
     return network
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrainedModel, Path]:
+@pytest.fixture(scope="module", params=["llama", "llama-whole"])
+def llama(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("llama")
-    return save_random("llama", folder), folder
+    return save_random(request.param, folder), folder
 
 
 def load(folder: Path, kernels: str = "torch", dtype: str = "float32") -> Model:
@@ -198,7 +208,8 @@ def test_spec_and_planes(llama: tuple[transformers.PreTrainedModel, Path]) -> No
     assert (model.spec.vocab_size, model.spec.max_context, model.spec.dtype) == (VOCAB, 256, "float32")
     assert model.spec.eos_ids == (2,)
     (plane,) = model.kv_planes(16)
-    assert (plane.name, plane.shape, plane.dtype) == ("kv", (3, 2, 2, 16, 16), torch.float32)
+    num_kv_heads = model.config.num_kv_heads
+    assert (plane.name, plane.shape, plane.dtype) == ("kv", (3, 2, num_kv_heads, 16, 16), torch.float32)
 
 
 def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel, Path]) -> None:
@@ -217,3 +228,32 @@ def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel
     with torch.inference_mode():
         out = rows.model.forward(inputs, rows.pool)
         torch.testing.assert_close(network.lm_head(out.hidden), out.logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, tmp_path: Path) -> None:
+    save_random("qwen3-whole", tmp_path)
+    model = load_model(str(tmp_path), dtype, threads=threads)
+    if not supports(128, getattr(torch, dtype)):
+        pytest.skip("our products don't run on this processor")
+    assert isinstance(model, CompiledLlama)
+    program = Rows(model, 2, 16)
+    separate = Rows(load_model(str(tmp_path), dtype, kernels="separate"), 2, 16)
+    ids = prompt(60)
+    for chunks, wanted in (
+        ({0: ids[:40]}, [39]),
+        ({0: ids[40:41], 1: ids[:9]}, [9, 0, 0]),
+        ({1: ids[9:30]}, []),
+        ({0: ids[41:42], 1: ids[30:31]}, None),
+    ):
+        assert torch.equal(program.step(chunks, wanted), separate.step(chunks, wanted))
+    assert torch.equal(program.pool.plane("kv").nan_to_num(), separate.pool.plane("kv").nan_to_num())
+
+
+def test_wrong_ids_fail_before_anything_is_read(tmp_path: Path) -> None:
+    save_random("llama-whole", tmp_path)
+    rows = Rows(load_model(str(tmp_path), "float32"), 1, 16)
+    for chunk, wanted in (([VOCAB], None), ([-1], None), ([1], [1]), ([1], [-1])):
+        with pytest.raises(IndexError):
+            rows.step({0: chunk}, wanted)

@@ -1,0 +1,218 @@
+"""Forward of the Llama family on a CPU as one program of compiled tasks: a step is a single call without the GIL.
+
+Same arithmetic and the same bits as LlamaModel on the same kernels. Tasks, in the order they run (T tokens, E outputs):
+
+    0              embed -> residual (T)
+    1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
+    the last layer, after its attention, goes on with the E wanted rows alone, taken to other buffers by two tasks
+    at the end     norm -> hidden (E), head -> logits (E)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.kernel import attention_numba as attention
+from shared.kernel import blocks_numba as blocks
+from shared.kernel import product
+from shared.kernel.attention import AttentionInputs, AttentionShape
+from shared.kernel.jit import NUM_ROWS
+from shared.kernel.product import TileLinear
+from shared.kernel.program import Program
+from shared.kernel.team import Team
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
+from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.llama import KV_PLANE, kv_plane
+from shared.model.weights import LayerWeights, LlamaWeights
+
+BEFORE, AFTER, TAKEN = 4, 5, 2  # a layer's tasks up to its attention, from there on, and what takes the wanted rows
+NUM_WORDS = max(attention.NUM_WORDS, blocks.NUM_WORDS, product.NUM_WORDS)
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which task is where. Arrays have one index per layer."""
+
+    norm: Index
+    qkv: Index
+    write: Index
+    attend: Index
+    out: Index
+    mlp_norm: Index
+    gate_up: Index
+    gate: Index
+    down: Index
+    take_residual: int
+    take_attended: int
+    last_norm: int
+    head: int
+
+
+def make_layout(num_layers: int) -> Layout:
+    front = 1 + (BEFORE + AFTER) * np.arange(num_layers)
+    back = front + BEFORE
+    back[-1] += TAKEN
+    end = int(back[-1])
+    return Layout(
+        *(front + n for n in range(BEFORE)),
+        *(back + n for n in range(AFTER)),
+        take_residual=end - 2,
+        take_attended=end - 1,
+        last_norm=end + AFTER,
+        head=end + AFTER + 1,
+    )
+
+
+def fits(config: LlamaConfig, weights: LlamaWeights) -> bool:
+    """Every product is ours and none has columns filled up: a task's rows are the next one's."""
+    linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return (
+        attention.supports(attention_shape(config))
+        and isinstance(weights.head, TileLinear)
+        and all(isinstance(linear, TileLinear) and linear.is_whole for linear in linears)
+    )
+
+
+def attention_shape(config: LlamaConfig) -> AttentionShape:
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
+
+
+class CompiledLlama:
+    """Implements Model. One forward at a time: all steps use the same buffers, which grow to the largest one."""
+
+    def __init__(self, config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, team: Team) -> None:
+        self.config, self.spec = config, spec
+        self._weights = weights
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
+        self._at = make_layout(config.num_layers)
+        tasks = self._make_tasks()
+        self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
+        self._program = Program(team, tasks, self._words)
+        self._fill_weights()
+        self._capacity = 0
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return (kv_plane(self.config, self.spec, page_size),)
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
+        view = AttentionInputs(
+            inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len
+        )
+        num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
+        check_range("input ids", inputs.input_ids, self.config.vocab_size)
+        check_range("logits_idx", inputs.logits_idx, num_tokens)
+        self._step.begin(view, kv.plane(KV_PLANE))
+        self._reserve(max(num_tokens, num_outputs))
+        hidden = torch.empty(num_outputs, self.config.hidden_size, dtype=self._dtype)
+        head = self._weights.head
+        assert isinstance(head, TileLinear)
+        logits = head.empty(num_outputs)
+        ids, wanted = inputs.input_ids.contiguous(), inputs.logits_idx.contiguous()
+        self._fill_step(ids, wanted, hidden, logits)
+        self._program.run(None if num_outputs else self._at.take_residual)
+        return ModelOutput(logits=head.cut(logits), hidden=hidden)
+
+    def _fill_step(
+        self, ids: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor
+    ) -> None:
+        at, words = self._at, self._words
+        words[: at.take_residual, NUM_ROWS] = len(ids)
+        words[at.take_residual :, NUM_ROWS] = len(wanted)
+        words[0, blocks.SOURCE] = ids.data_ptr()
+        words[[at.take_residual, at.take_attended], blocks.WEIGHT] = wanted.data_ptr()
+        words[at.last_norm, blocks.OUT] = words[at.head, product.X] = hidden.data_ptr()
+        words[at.head, product.OUT] = logits.data_ptr()
+        layers = np.arange(self.config.num_layers)
+        for tasks in (at.write, at.attend):
+            self._step.fill(words, tasks, layers)
+
+    def _make_tasks(self) -> list[Any]:
+        config, is_half = self.config, self._dtype == torch.bfloat16
+        norm = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
+        gate = blocks.make_gate(config.intermediate_size, is_half)
+        attend = attention.make_tasks(attention_shape(config), self._dtype)
+        multiply = product.make_task(is_half, is_half)
+        front, back = [norm, multiply, *attend], [multiply, norm, multiply, gate, multiply]
+        take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
+        inner = (front + back) * (config.num_layers - 1)
+        end = [norm, product.make_task(is_half, False)]
+        return [blocks.make_embed(config.hidden_size, is_half), *inner, *front, *take, *back, *end]
+
+    def _fill_weights(self) -> None:
+        at, words, weights = self._at, self._words, self._weights
+        words[0, blocks.WEIGHT] = weights.embed.data_ptr()
+        for index, layer in enumerate(weights.layers):
+            self._fill_layer(index, layer)
+        words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()
+        assert isinstance(weights.head, TileLinear)
+        weights.head.fill(words[at.head])
+
+    def _fill_layer(self, index: int, layer: LayerWeights) -> None:
+        at, words = self._at, self._words
+        words[at.norm[index], blocks.WEIGHT] = layer.attn_norm.data_ptr()
+        words[at.mlp_norm[index], blocks.WEIGHT] = layer.mlp_norm.data_ptr()
+        for task in (at.write[index], at.attend[index]):
+            words[task, attention.Q_NORM] = 0 if layer.q_norm is None else layer.q_norm.data_ptr()
+            words[task, attention.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
+        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
+        for task, linear in zip((at.qkv, at.out, at.gate_up, at.down), linears, strict=True):
+            assert isinstance(linear, TileLinear)
+            linear.fill(words[task[index]])
+
+    def _reserve(self, num_rows: int) -> None:
+        """Buffers for that many rows, and their addresses in all tasks. Two layers' buffers are never alive at once."""
+        if num_rows <= self._capacity:
+            return
+        self._capacity = num_rows
+        config, dtype = self.config, self._dtype
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self._residual = torch.empty(2, num_rows, hidden)  # of all tokens, and of those that are wanted
+        self._attended = torch.empty(2, num_rows, config.q_size, dtype=dtype)
+        self._normed = torch.empty(num_rows, hidden, dtype=dtype)
+        self._change = torch.empty(num_rows, hidden, dtype=dtype)
+        self._qkv = torch.empty(num_rows, config.q_size + 2 * config.kv_size, dtype=dtype)
+        self._gate_up = torch.empty(num_rows, 2 * inner, dtype=dtype)
+        self._inner = torch.empty(num_rows, inner, dtype=dtype)
+        self._connect()
+
+    def _connect(self) -> None:
+        at, words = self._at, self._words
+        residual, wanted = (part.data_ptr() for part in self._residual)
+        attended, wanted_attended = (part.data_ptr() for part in self._attended)
+        change, normed = self._change.data_ptr(), self._normed.data_ptr()
+        words[0, blocks.OUT] = residual
+        words[at.norm, blocks.SOURCE], words[at.norm, blocks.OUT] = residual, normed
+        words[at.norm[1:], blocks.DELTA] = change
+        words[at.qkv, product.X], words[at.qkv, product.OUT] = normed, self._qkv.data_ptr()
+        for task in (at.write, at.attend):
+            words[task, attention.QKV], words[task, attention.OUT] = self._qkv.data_ptr(), attended
+        words[at.take_residual, [blocks.SOURCE, blocks.OUT]] = residual, wanted
+        words[at.take_attended, [blocks.SOURCE, blocks.OUT]] = attended, wanted_attended
+        words[at.out, product.X], words[at.out, product.OUT] = attended, change
+        words[at.out[-1], product.X] = wanted_attended
+        words[at.mlp_norm, blocks.SOURCE], words[at.mlp_norm, blocks.OUT] = residual, normed
+        words[at.mlp_norm[-1], blocks.SOURCE] = wanted
+        words[at.mlp_norm, blocks.DELTA] = change
+        words[at.gate_up, product.X], words[at.gate_up, product.OUT] = normed, self._gate_up.data_ptr()
+        words[at.gate, blocks.SOURCE], words[at.gate, blocks.OUT] = self._gate_up.data_ptr(), self._inner.data_ptr()
+        words[at.down, product.X], words[at.down, product.OUT] = self._inner.data_ptr(), change
+        words[at.last_norm, [blocks.SOURCE, blocks.DELTA]] = wanted, change
+
+
+def check_range(name: str, values: torch.Tensor, limit: int) -> None:
+    """The tasks check no bounds."""
+    if len(values) == 0:
+        return
+    low, high = (int(bound) for bound in values.aminmax())
+    if low < 0 or high >= limit:
+        raise IndexError(f"{name} {low}..{high} where 0..{limit - 1} are")
