@@ -1,0 +1,110 @@
+"""The simulation's oracles refuse what they must, each by itself; and a seed that proves too little does not count."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from router.effects import Update
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Key, SequenceEnd, TokenLogprobs, Tokens
+from tests.sim.clients import Stream, WrongStream, streams_of
+from tests.sim.plan import RequestPlan, draw_plan
+from tests.sim.report import SeedReport
+from tests.sim.summary import Summary
+from tests.sim.trace import Trace
+
+
+def stream(num_logprobs: int = -1) -> Stream:
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, num_logprobs=num_logprobs)
+    return streams_of("r0/1#", RequestPlan((1, 2, 3), 1, sampling, seed=7))[0]
+
+
+def update(ids: list[int], end: SequenceEnd | None = None, logprobs: tuple[TokenLogprobs, ...] = ()) -> Update:
+    return Update("1", 0, ids, logprobs, end)
+
+
+def end(count: int = 4, reason: str = "length") -> SequenceEnd:
+    return SequenceEnd(Key("r0", 1, "1", 0, 0), reason, count, 0, "", "")
+
+
+def test_the_reference_in_any_pieces_is_right() -> None:
+    whole, pieces = stream(), stream()
+    ids = whole.reference.ids
+    whole.take(update(ids, end()))
+    for token in ids:
+        pieces.take(update([token]))
+    pieces.take(update([], end()))
+    assert whole.is_over and pieces.is_over
+
+
+@pytest.mark.parametrize("fault", ["wrong", "twice", "gap", "too many", "short", "reason", "usage", "after the end"])
+def test_anything_else_is_wrong(fault: str) -> None:
+    one = stream()
+    ids = one.reference.ids
+    steps = {
+        "wrong": [update([(ids[0] + 1) % 95])],
+        "twice": [update(ids[:2]), update(ids[1:2] * 2)],
+        "gap": [update(ids[1:])],
+        "too many": [update([*ids, ids[0]])],
+        "short": [update(ids[:3], end(3))],
+        "reason": [update(ids, end(reason="stop"))],
+        "usage": [update(ids, end(3))],
+        "after the end": [update(ids, end()), update([], end())],
+    }[fault]
+    with pytest.raises(WrongStream):
+        for step in steps:
+            one.take(step)
+
+
+def test_logprobs_are_held_to_the_reference() -> None:
+    one = stream(num_logprobs=0)
+    right = [TokenLogprobs(value, [], []) for value in one.reference.logprobs]
+    one.take(update(one.reference.ids[:1], logprobs=(right[0],)))
+    with pytest.raises(WrongStream, match="logprob"):
+        one.take(update(one.reference.ids[1:2], logprobs=(TokenLogprobs(right[1].logprob - 0.5, [], []),)))
+    with pytest.raises(WrongStream, match="0 logprobs"):
+        one.take(update(one.reference.ids[1:2]))
+    with pytest.raises(WrongStream, match="nobody asked"):
+        stream().take(update(one.reference.ids[:1], logprobs=(right[0],)))
+
+
+def test_only_hard_seeds_count_and_failures_always() -> None:
+    hard = SeedReport(1, num_nodes=2, num_requests=20, hits=Counter(crash=2, reset=1))
+    assert hard.counts
+    for change in ({"num_nodes": 1}, {"num_nodes": 7}, {"num_requests": 19}, {"hits": Counter(crash=3)}):
+        assert not SeedReport(**{"seed": 2, "num_nodes": 2, "num_requests": 20, "hits": hard.hits} | change).counts
+    summary = Summary()
+    summary.add(hard)
+    summary.add(SeedReport(3, failure="wrong"))
+    assert (summary.counted, summary.uncounted, len(summary.failures)) == (1, 1, 1)
+    assert summary.missing and any("never" in line for line in summary.lines())
+
+
+def test_plans_cover_what_they_promise() -> None:
+    plans = [draw_plan(seed) for seed in range(200)]
+    assert {plan.mood for plan in plans} == {"normal", "harsh", "gentle"}
+    assert {len(plan.nodes) for plan in plans} == {2, 3, 4, 5, 6}
+    requests = [request for plan in plans for client in plan.clients for request in client.requests]
+    assert all(sum(len(client.requests) for client in plan.clients) >= 20 for plan in plans)
+    assert max(request.num_sequences for request in requests) == 3
+    for feature in ("stop_token_ids", "min_tokens", "logit_bias", "top_k"):
+        assert any(getattr(request.sampling, feature) for request in requests), feature
+    assert any(request.sampling.needs_history for request in requests)
+    assert any(request.sampling.num_logprobs > 0 for request in requests)
+    assert any(client.hangs_up_after is not None for plan in plans for client in plan.clients)
+    assert len({fault.kind for plan in plans for fault in plan.faults}) == 16
+
+
+def test_a_timeline_shows_a_request_and_every_fault() -> None:
+    trace = Trace()
+    trace.note(0.5, "p0.1", "<- r0", end_message())
+    trace.note(0.7, "d0", "FAULT crash")
+    trace.note(0.9, "d0.2", "starts")
+    assert [line.split()[1] for line in trace.lines("r0/1#")] == ["p0.1", "d0"]
+    assert len(trace.lines()) == 3 and trace.digest() == trace.digest()
+
+
+def end_message() -> Tokens:
+    return Tokens("p0", 1, [], [end()])
