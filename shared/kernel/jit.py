@@ -29,6 +29,20 @@ NUM_ROWS, NUM_SHARES = 0, 1  # the first words of every task
 _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
 
 
+def kernel(**options: Any) -> Callable[[F], F]:
+    """njit without the GIL, for kernels over arrays (sampler, HashLM); compiled code is kept on disk as below."""
+
+    def decorate(function: F) -> F:
+        settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
+        try:
+            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
+            return njit(**settings)(function)  # type: ignore[no-any-return]
+
+    return decorate
+
+
 def compile_task(function: Callable[[Any, int], None]) -> Any:
     """A C function for a Program: keep the result as long as its `address` is used.
 
