@@ -333,7 +333,7 @@ def _decode_side(site: Site) -> DecodeSide:
 
 
 LOCAL = ("plain", "spec")
-DETECTOR, STREAM, LATENCY, SCRIPT = ("detector",), ("stream",), ("latency",), ("script",)
+DETECTOR, STREAM, LATENCY, SCRIPT = ("detector",), ("stream", "crash"), ("latency",), ("script",)
 
 MUTANTS = {
     broken.name: broken
@@ -357,7 +357,7 @@ MUTANTS = {
         Broken("admit_off_stream", "admission on the forward stream", ("pair",), DETECTOR, admission_off_stream),
         Broken("live_batch", "the plan's own rows", LOCAL, DETECTOR, live_batch_rows),
         Broken("live_page_table", "the plan's own page table", LOCAL, DETECTOR, live_page_table),
-        Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked),
+        Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked, 2),
         Broken("result_before_done", "lease.done.query()", LOCAL, DETECTOR, result_before_done),
         Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 1, "pulls"),
         Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 1, "pulls"),

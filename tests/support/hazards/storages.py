@@ -7,6 +7,7 @@ of the sources bans both where a device tensor could be meant.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ class StorageWatch:
         self._regions: list[Region] = []
         self._states: dict[int, StorageState] = {}
         self._marks: dict[object, Marks] = {}
+        self._lock = threading.Lock()
 
     def protect(self, name: str, address: int, num_bytes: int) -> None:
         self._regions.append(Region(name, address, address + num_bytes))
@@ -64,10 +66,21 @@ class StorageWatch:
 
     def op(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
         """One operator of the running actor: what it read, what it wrote, and what it made."""
-        detector = self.detector
-        actor = detector.actor()
+        actor = self.detector.actor()
         if actor is None:
             return
+        with self._lock:
+            self._op(actor, reads, writes, outs, name)
+
+    def _op(
+        self,
+        actor: int,
+        reads: list[torch.Tensor],
+        writes: list[torch.Tensor],
+        outs: list[torch.Tensor],
+        name: str,
+    ) -> None:
+        detector = self.detector
         self.num_ops += 1
         if self.num_ops % SWEEP_EVERY == 0:
             self._states = {key: state for key, state in self._states.items() if not state.ref.expired()}
