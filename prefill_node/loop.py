@@ -16,7 +16,7 @@ from shared.core.errors import BatonError, HandoffFailed, NodeLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.handoff.context import NodeContext
-from shared.sched.events import ChunkReady, Ended, PrefillDone, SchedEvent
+from shared.sched.events import ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.transfer.interface import PageSender
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Abort, Failed, Generate, Grant, Installed, Refuse, Wait
@@ -111,11 +111,15 @@ class PrefillSide:
             self._ended(event.key, now)
         elif isinstance(event, ChunkReady | PrefillDone):
             self._progressed(event, now)
+        elif isinstance(event, HandoffUnpinned):
+            handoff = self.bootstrap.find(event.request.key)
+            if handoff is not None:
+                handoff.num_final_tokens, handoff.record = 0, None
 
     def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
         key = event.request.key
         handoff = self.inflight.granted.get(key) or self.bootstrap.find(key)
-        if handoff is None:
+        if handoff is None or not event.request.row:  # no row: it gave its memory away since
             return
         if isinstance(event, ChunkReady):
             handoff.num_final_tokens = max(handoff.num_final_tokens, event.num_tokens)

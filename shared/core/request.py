@@ -38,7 +38,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     S.PREFILLING: frozenset({S.RUNNING, S.HANDED_OFF, S.WAITING, S.FINISHED}),
     S.RUNNING: frozenset({S.WAITING, S.FINISHED}),
     S.GRANTED: frozenset({S.RUNNING, S.WAITING, S.FINISHED}),
-    S.HANDED_OFF: frozenset({S.FINISHED}),
+    S.HANDED_OFF: frozenset({S.WAITING, S.FINISHED}),
     S.FINISHED: frozenset(),
 }
 

@@ -66,7 +66,15 @@ class GrantRevoked:
     retracted: bool  # True: the request lives on here and is prefilled locally
 
 
-SchedEvent = Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked
+@dataclass(frozen=True, slots=True)
+class HandoffUnpinned:
+    """A prompt without a grant gave its memory to one that has one. What was said of its KV is void: it is prefilled
+    again, and ChunkReady and PrefillDone come again."""
+
+    request: Request
+
+
+SchedEvent = Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
 
 
 @dataclass(slots=True)

@@ -22,9 +22,10 @@ from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager, page_count
+from shared.sched.admission import Pins, waits_for_sibling
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt, share_budget
-from shared.sched.events import ChunkReady, Ended, GrantRevoked, PrefillDone, SchedCounters, SchedEvent
+from shared.sched.events import ChunkReady, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedCounters, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.memory import PageBudget, pick_victim
 from shared.sched.mirror import concat_lengths
@@ -73,12 +74,7 @@ class Scheduler:
 
     def can_fit(self, req: Request) -> bool:
         """Whether an empty node could run it to its end."""
-        most = len(req.prompt_ids) + req.sampling.max_tokens + self.settings.width
-        return req.num_tokens > 0 and most <= self.settings.history_len and self._fits_alone(most)
-
-    def _fits_alone(self, num_tokens: int) -> bool:
-        pages = page_count(num_tokens + 2 * self.settings.width, self.settings.page_size)
-        return pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
+        return self.budget.can_ever_hold(req)
 
     def abort(self, key: RequestKey) -> None:
         """Any state; unknown keys are legal (late or duplicate). Pages are free at once, or held by a pull."""
@@ -255,43 +251,43 @@ class Scheduler:
         return len(self.running) + len(self.granted) + len(self.prefilling)
 
     def _admit_waiting(self) -> None:
-        """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory."""
-        pinned = self._num_ungranted_pages()
+        """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory, but for those
+        whose decode node has not answered: who has a grant goes before them."""
+        pins = Pins(self.kv, self.settings, (self.requests[key] for key in self.ungranted))
         for req in list(self.waiting):
             if self.oldest_offer is not None and req.arrival > self.oldest_offer:
                 return  # an Offer is older: it gets memory first
-            if self._waits_for_sibling(req) or self._is_above_cap(req, pinned):
+            if self.kv.cache.enabled and waits_for_sibling(req, self.requests):
                 continue
-            ids = req.all_ids()
-            extra = 0 if req.handoff_to is not None else self.settings.width
-            cached = self.budget.reserve(req, ids, extra, self.budget.headroom(self._num_decoding()), "active")
-            if cached is None:
-                return
-            self.waiting.remove(req)
-            if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
-                req.cached_tokens = min(cached, len(req.prompt_ids))
-            self.counters.cached_prompt_tokens += cached
-            req.to(S.PREFILLING)
-            bisect.insort(self.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
             if req.key in self.ungranted:
-                pinned += int(self.kv.rows.num_pages[req.row])
+                if pins.have_room(req) and self._admit(req):
+                    pins.add(req)
+                continue
+            while not self._admit(req):
+                victim = pins.pop_youngest()
+                if victim is None:
+                    return
+                self._unpin(victim)
 
-    def _waits_for_sibling(self, req: Request) -> bool:
-        """n > 1: the first sequence's prefix is better than memory of its own."""
-        if not req.key.seq_index or not self.kv.cache.enabled:
+    def _admit(self, req: Request) -> bool:
+        ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
+        cached = self.budget.reserve(req, ids, extra, self.budget.headroom(self._num_decoding()), "active")
+        if cached is None:
             return False
-        leader = self.requests.get(req.key.sibling(0))
-        return leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids)
+        self.waiting.remove(req)
+        if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
+            req.cached_tokens = min(cached, len(req.prompt_ids))
+        self.counters.cached_prompt_tokens += cached
+        req.to(S.PREFILLING)
+        bisect.insort(self.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
+        return True
 
-    def _num_ungranted_pages(self) -> int:
-        rows = (self.requests[key].row for key in self.ungranted)
-        return sum(int(self.kv.rows.num_pages[row]) for row in rows if row)
-
-    def _is_above_cap(self, req: Request, pinned: int) -> bool:
-        """Its decode node has not answered, and prompts like it pin enough already."""
-        if not pinned or req.key not in self.ungranted:
-            return False
-        return pinned + page_count(req.num_tokens, self.settings.page_size) > self.settings.max_ungranted_pages
+    def _unpin(self, req: Request) -> None:
+        """An ungranted hand-off gives way and is prefilled again later; its first token will be the same."""
+        if self.handed_off.pop(req.key, None) is not None:
+            req.output_ids.pop()
+        self._events.append(HandoffUnpinned(req))
+        self.retract(req)
 
     def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 from hand_driven import HandDriven
-from pair import Net, assert_clean, expected, make_node, name_of
+from pair import Net, assert_clean, expected, make_node, name_of, sibling
 from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
@@ -164,6 +164,22 @@ def test_pages_described_after_the_end_are_not_announced() -> None:
     assert not net.messages(Ready)
     assert_clean(p, d)
     assert errors(d) == 0, "an abort that crosses with messages is no error"
+
+
+def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
+    """Siblings are offered late. Here they hold both rows, over there the next request has the only one: it is granted
+    and finds no row here, and they are not granted for want of one there."""
+    p = make_node("prefill", "p0", CoreKnobs(max_running=2))
+    d = make_node("decode", "d0", CoreKnobs(max_running=1))
+    net = Net([p, d])
+    first, second = job(0, 40), job(1, 40)
+    family = net.generate(p, first, d, num_sequences=4)
+    other = net.generate(p, second, d)
+    net.run()
+    for index in range(4):
+        assert net.router.streams[sibling(family, index)] == expected(first, index)
+    assert net.router.streams[other] == expected(second)
+    assert_clean(p, d)
 
 
 def test_a_tick_that_freed_something_is_followed_by_another_at_once() -> None:

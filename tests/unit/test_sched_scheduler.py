@@ -18,7 +18,7 @@ from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
 from shared.model.hash_reference import reference_run
 from shared.sched.assemble import NodeCore
-from shared.sched.events import Emitted, Ended, TokenLogprob
+from shared.sched.events import Emitted, Ended, HandoffUnpinned, TokenLogprob
 
 BACKENDS = ("inline", "cpu", "simulated")
 
@@ -302,6 +302,36 @@ def test_a_long_queue_behind_the_cap_is_counted_once_a_plan() -> None:
         core.scheduler.submit(job(rid, 20).request(handoff_to="decode"))
     assert core.scheduler.plan() is not None and watched.rounds == 1
     assert len(core.scheduler.waiting) == 28, "5 pages each, 12 allowed"
+    core.close()
+
+
+@pytest.mark.parametrize("short_of", ["rows", "pages"])
+def test_a_granted_prompt_pushes_out_those_without_a_grant(short_of: str) -> None:
+    """Their decode node may be full of prompts that wait for memory here."""
+    small = {"max_running": 2} if short_of == "rows" else {"num_pages": 13}
+    core = make_core(CoreKnobs(page_size=4, **small))  # type: ignore[arg-type]
+    pinned = [job(rid, 20, 9).request(handoff_to="decode") for rid in range(2)]
+    for req in pinned:
+        core.scheduler.submit(req)
+    while [req.state.value for req in pinned] != ["handed_off"] * 2:
+        core.loop.step(block=True)
+    outcome = Outcome()
+    outcome.take(core)
+    granted = job(2, 20, 9).request(handoff_to="decode")
+    core.scheduler.submit(granted)
+    core.scheduler.set_granted(granted.key)
+    for _ in range(4):
+        core.loop.step(block=True)
+    assert [req.state.value for req in (*pinned, granted)] == ["handed_off", "waiting", "handed_off"]
+    assert pinned[1].key in {event.request.key for event in outcome.take(core) if isinstance(event, HandoffUnpinned)}
+    core.scheduler.complete_handoff(granted.key)
+    while pinned[1].state.value != "handed_off":
+        core.loop.step(block=True)
+    outcome.take(core)  # checks that its first token came again
+    for req, one in zip(pinned, (job(0, 20, 9), job(1, 20, 9)), strict=True):
+        assert outcome.streams[req.key.rid] == req.output_ids == one.expected()[:1]
+        core.scheduler.complete_handoff(req.key)
+    assert_whole(core)
     core.close()
 
 
