@@ -62,7 +62,7 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 found.add(node.module.split(".")[0])
     own = {file.stem for file in (ROOT / "tests").rglob("*.py")} | {"tests"} | set(PACKAGES)
-    own |= {folder.name for folder in (ROOT / "tests").iterdir()}  # tests/sim is a package of the simulation
+    own |= {folder.name for folder in (ROOT / "tests").rglob("*") if folder.is_dir()}
     return found - set(sys.stdlib_module_names) - own
 
 
