@@ -60,13 +60,13 @@ class AdminClient:
             connection.request(method, path, json.dumps(body) if body else None, self._headers)
             answer = connection.getresponse()
             data = answer.read()
-        except OSError as error:
+            found: dict[str, Any] = json.loads(data)
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise ConfigError(f"no router at {self._host}:{self._port}: {error}") from None
         finally:
             connection.close()
-        found: dict[str, Any] = json.loads(data)
         if answer.status >= 400:
-            raise ConfigError(str(found["error"]["message"]))
+            raise ConfigError(str(found.get("error", {}).get("message", found)))
         return found
 
     def status(self) -> dict[str, Any]:

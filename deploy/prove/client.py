@@ -32,7 +32,10 @@ class ProveClient:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._max_tokens = max_tokens
         self.cached_tokens = 0  # of all prompts so far
-        self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
+        try:
+            self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(f"what answers at {base} names no model: is it a router?") from None
 
     def one_by_one(self, cases: Sequence[Case]) -> list[Answer]:
         return [self.ask(case) for case in cases]
@@ -62,7 +65,7 @@ class ProveClient:
             connection.request(method, path, json.dumps(body) if body else None, self._headers)
             answer = connection.getresponse()
             data = answer.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ConfigError(f"no answer from {self._host}:{self._port}: {error}") from None
         finally:
             connection.close()

@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     flip_after = 1_000_000
     num_asked = 0
+    is_something_else = False
 
     @property
     def url(self) -> str:
@@ -45,7 +46,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
+        if self.server.is_something_else:
+            self._send(b"<html>hello</html>")
+        elif self.path == "/metrics":
             self._send(b'baton_handoffs_total{node="d"} 4.0\nother 7\n')
         else:
             self._send(json.dumps({"data": [{"id": "stub"}]}).encode())
@@ -104,6 +107,14 @@ def test_the_first_difference_is_named(server: Server, capsys: pytest.CaptureFix
 def test_what_can_not_be_proved(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["prove", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_something_else_answers(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.is_something_else = True
+    assert cli.main(["prove", server.url]) == 2
+    assert "is it a router?" in capsys.readouterr().err
+    assert cli.main(["admin", "--url", server.url, "status"]) == 2
+    assert "no router at" in capsys.readouterr().err
 
 
 def test_where_two_streams_part() -> None:
