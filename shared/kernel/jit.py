@@ -115,6 +115,18 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def call_plain(typing_context: Any, function: Any) -> Any:
+    """Calls the C function `int f(void)` at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 def _pointer(address: Any, item: types.Type) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))

@@ -11,6 +11,7 @@ than it asked for is slower, and nothing else.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from shared.kernel.jit import NUM_SHARES, WORDS, call_task, compile_c, longs_at, look_at, take_one
+from shared.kernel.jit import NUM_SHARES, WORDS, call_plain, call_task, compile_c, longs_at, look_at, take_one
 from shared.kernel.team import Team
 
 COUNTER_WORDS = 16  # two cache lines a task: shares taken | shares done
 DONE = 64  # bytes to the second
 
+LOOKS_BEFORE_YIELD = 4000  # some microseconds: longer than a share takes that is nearly done
+
 # The words of the driver.
-NUM_TASKS, SHARES, TASKS, COUNTERS = range(4)
+NUM_TASKS, SHARES, TASKS, COUNTERS, YIELD = range(5)
 
 
 class Program:
@@ -39,13 +42,22 @@ class Program:
         self._tasks = np.stack((np.array([task.address for task in tasks], np.int64), rows.astype(np.int64)), axis=1)
         self._counters = np.zeros((len(tasks), COUNTER_WORDS), np.int64)
         self._driver = make_driver()
-        self._header = np.array([0, team.size, self._tasks.ctypes.data, self._counters.ctypes.data], np.int64)
+        addresses = (self._tasks.ctypes.data, self._counters.ctypes.data, yield_address())
+        self._header = np.array([0, team.size, *addresses], np.int64)
 
     def run(self, num_tasks: int | None = None) -> None:
         """The first `num_tasks`, or all."""
         self._counters.fill(0)
         self._header[NUM_TASKS] = len(self._tasks) if num_tasks is None else num_tasks
         self._team.enter(self._driver.address, self._header.ctypes.data)
+
+
+def yield_address() -> int:
+    """The C library's sched_yield, 0 where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError, TypeError):
+        return 0
 
 
 @functools.cache
@@ -60,7 +72,11 @@ def make_driver() -> Any:
                 call_task(task[0], task[1], share)
                 take_one(counter + DONE)
                 share = take_one(counter)
+            looks = 0
             while look_at(counter + DONE) < shares:
-                pass
+                looks += 1
+                # Whoever has the last share may have lost its core to another process: give it ours.
+                if looks > LOOKS_BEFORE_YIELD and words[YIELD] != 0:
+                    call_plain(words[YIELD])
 
     return compile_c(drive, types.void(WORDS))
