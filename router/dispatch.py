@@ -124,7 +124,7 @@ class Dispatcher:
     def drain(self, node: Node, drain: Drain, move_after_s: float, now: float) -> Effects:
         """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
         effects = Effects(now)
-        node.is_draining = True
+        node.is_draining, node.drain = True, drain
         node.move_at = now + move_after_s
         effects.sends.append((node.peer, drain))
         return effects

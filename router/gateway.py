@@ -160,6 +160,8 @@ class Gateway:
         node = self._registry.heartbeat(beat, now)
         if node is not None:
             self._metrics.update(report_of(node, beat))
+            if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
+                self._link.send(node.peer, node.drain)
 
     def _on_gone(self, peer: str, reason: str, now: float) -> None:
         node = self._registry.by_peer(peer)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.breaker import Breaker
-from shared.wire.messages import Fingerprint, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import Drain, Fingerprint, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
 
@@ -29,6 +29,7 @@ class Node:
     breaker: Breaker = field(default_factory=Breaker)
     load: NodeLoad | None = None
     is_draining: bool = False
+    drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
     is_silent: bool = False
     open_sequences: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from shared.wire.messages import Message, Tokens
+from shared.wire.messages import Heartbeat, Message, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Trace:
         self.entries.append(Entry(time, who, what, message))
 
     def lines(self, word: str = "") -> list[str]:
-        """All, or those that speak of `word` (a request's name), faults always."""
-        lines = [entry.line() for entry in self.entries]
+        """All but heartbeats, or those that speak of `word` (a request's name); faults always."""
+        lines = [entry.line() for entry in self.entries if not isinstance(entry.message, Heartbeat)]
         return [line for line in lines if not word or word in line or "FAULT" in line]
 
     def digest(self) -> str:
         """Equal for two runs that did the same at the same times."""
-        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(entry.line() for entry in self.entries).encode()).hexdigest()[:16]
 
 
 def describe(message: Message) -> str:

@@ -7,7 +7,7 @@ import io
 from pair import ROUTER, Net, make_node
 from prometheus_client import CollectorRegistry
 from rig import CoreKnobs
-from router_rig import RouterRig, hello
+from router_rig import RouterRig, hello, load
 
 from router.dispatch import NewRequest
 from router.gateway import Gateway
@@ -15,7 +15,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.handoff.node import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
-from shared.wire.messages import Generate, Hello, Message, Welcome
+from shared.wire.messages import Drain, Generate, Heartbeat, Hello, Message, Welcome
 from shared.wire.peers import PeerUp, Received, peer_name
 
 
@@ -66,6 +66,21 @@ def test_a_node_that_connects_anew_gets_its_requests_anew() -> None:
     gateway.open([request()])
     say_hello(gateway, 1)
     assert kinds(link, peer_name("d", 1)) == [Welcome, Generate, Welcome, Generate]
+
+
+def test_a_drain_that_never_arrived_is_said_again() -> None:
+    """It was lost with a connection, or met a full queue; else the node would stay, out of use, for ever."""
+    rig = RouterRig()
+    gateway, link = gateway_of(rig)
+    say_hello(gateway, 1)
+    node = next(iter(rig.registry))
+    gateway.drain(node, Drain("d", "stop"), 5.0)
+    said: list[int] = []
+    for is_draining in (False, True, True):
+        beat = Heartbeat("d", 1, load(), is_draining)
+        gateway.handle(Received(peer_name("d", 1), beat))
+        said.append(sum(isinstance(message, Drain) for _, message in link.sent))
+    assert said == [2, 2, 2]
 
 
 def test_a_hello_without_welcome_is_said_again() -> None:
