@@ -37,6 +37,7 @@ def test_no_order_breaks_the_code_as_it_is(scenario: str, seed: int) -> None:
     assert verdict.num_steps > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", SEEDED, ids=lambda mutant: mutant.name)
 def test_a_broken_stream_is_found(mutant: Broken) -> None:
     assert mutant.seed is not None
@@ -63,6 +64,7 @@ def test_a_seed_and_a_recorded_schedule_both_replay() -> None:
     assert recorded.timeline(last=100_000) == first.timeline(last=100_000)
 
 
+@pytest.mark.slow
 def test_a_failing_case_shrinks_and_still_fails_for_the_same_reason() -> None:
     mutant = MUTANTS["stash_off_stream"]
     case = Case("plain", 2)
