@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from shared.kernel import jit
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.blocks_numba import NumbaBlocks
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
@@ -148,3 +149,22 @@ def test_a_team_of_fewer_threads_does_all_the_work() -> None:
     words = np.array([[4, 0, counts.ctypes.data]] * 2, np.int64)
     Program(team, [compile_task(task)] * 2, words).run()
     assert counts.tolist() == [2] * team.size + [0] * (4 - team.size)
+
+
+def test_where_nothing_can_be_kept_on_disk_kernels_still_compile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = jit.cfunc
+
+    def no_disk(signature: Any, cache: bool = False, **options: Any) -> Any:
+        if cache:
+            raise RuntimeError("no locator available")
+        return real(signature, **options)
+
+    def task(words: Any, share: int) -> None:
+        words[2] += share + 5
+
+    monkeypatch.setattr(jit, "cfunc", no_disk)
+    words = np.zeros((1, 3), np.int64)
+    Program(Team(1), [compile_task(task)], words).run()
+    assert words[0, 2] == 5 and "can't be kept on disk" in caplog.text
