@@ -167,9 +167,9 @@ def test_pages_described_after_the_end_are_not_announced() -> None:
 
 
 def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
-    """Siblings are offered late. Here they hold both rows, over there the next request has the only one: it is granted
-    and finds no row here, and they are not granted for want of one there."""
-    p = make_node("prefill", "p0", CoreKnobs(max_running=2))
+    """Siblings are offered late. One holds the only row here, over there the next request has the only one: it is
+    granted and finds no row here, and the sibling is not granted for want of one there."""
+    p = make_node("prefill", "p0", CoreKnobs(max_running=1))
     d = make_node("decode", "d0", CoreKnobs(max_running=1))
     net = Net([p, d])
     first, second = job(0, 40), job(1, 40)
