@@ -1,8 +1,8 @@
 """Which nodes run a request: the hand-off pair, or one node alone. Knows nothing of messages.
 
-    prefill and decode node there          P -> D
-    short prompt, or no prefill node       D alone
-    no decode node                         P alone
+prefill and decode node there          P -> D
+short prompt, or no prefill node       D alone
+no decode node                         P alone
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs the HTTP server and the gateway on one uvloop, and stops them in order. Knows nothing of what they serve.
 
-    SIGTERM, SIGINT -> new requests get 503 -> open ones finish (bounded) -> the rest get an error -> sockets close
-    a second signal -> no more waiting
+SIGTERM, SIGINT -> new requests get 503 -> open ones finish (bounded) -> the rest get an error -> sockets close
+a second signal -> no more waiting
 """
 
 from __future__ import annotations

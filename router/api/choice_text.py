@@ -1,6 +1,6 @@
 """One choice of an answer while it grows: tokens in, visible text out. Knows nothing of JSON shapes.
 
-    ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
+ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers one generation request: streamed or whole. The per-token path of the router is `_absorb` and `_events`.
 
-    plan -> gateway.open -> mailbox ... news -> ChoiceText -> Shape -> one write per batch of news
+plan -> gateway.open -> mailbox ... news -> ChoiceText -> Shape -> one write per batch of news
 """
 
 from __future__ import annotations

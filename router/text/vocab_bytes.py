@@ -1,7 +1,7 @@
 """From a vocabulary entry to the bytes it stands for, for the two spellings in use. Knows nothing of tokenizers.
 
-    byte level   each byte is written as one printable character ("Ġ" is a space)
-    metaspace    text as it is, "▁" is a space, <0xE2> is a single byte
+byte level   each byte is written as one printable character ("Ġ" is a space)
+metaspace    text as it is, "▁" is a space, <0xE2> is a single byte
 """
 
 from __future__ import annotations

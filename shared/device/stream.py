@@ -1,9 +1,9 @@
 """The stream interface, and what every backend does with one closure. Knows nothing of steps or tensors.
 
-    work on a stream runs in launch order; across streams only events order it:
+work on a stream runs in launch order; across streams only events order it:
 
-        forward |--- step 1 ---*pub|--- step 2 ---|
-        copy          wait(pub) . . |- lengths -|
+    forward |--- step 1 ---*pub|--- step 2 ---|
+    copy          wait(pub) . . |- lengths -|
 """
 
 from __future__ import annotations

@@ -87,9 +87,7 @@ class AttentionStep:
         # Heads of a page lie side by side: short rows take one after the other. A chunk's tokens read the same keys.
         words[ROW_MAJOR] = inputs.max_q_len <= SHORT_ROW
 
-    def fill(
-        self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]
-    ) -> None:
+    def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
         """Sets what depends on the pool in the words of some tasks (n,) that work on the given layers (n,)."""
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes

@@ -184,5 +184,3 @@ class _Vectors:
 
     def _shuffle(self, x: Any, y: Any, lanes: list[int]) -> Any:
         return self._builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
-
-

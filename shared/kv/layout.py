@@ -1,7 +1,7 @@
 """Layout of one KV page: page-major, so that a page is one contiguous block on every transport.
 
-    pool:  | page 0 (sink) | page 1 | page 2 | ...
-    page:  | plane "kv": [layer][k, v][kv_head][slot][head_dim] | plane "draft": ... |
+pool:  | page 0 (sink) | page 1 | page 2 | ...
+page:  | plane "kv": [layer][k, v][kv_head][slot][head_dim] | plane "draft": ... |
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def hash_files(paths: tuple[Path, ...]) -> str:
 
 
 def _gguf_name(name: str) -> str:
-    """"embed" -> token_embd.weight, "layers.3.q" -> blk.3.attn_q.weight."""
+    """ "embed" -> token_embd.weight, "layers.3.q" -> blk.3.attn_q.weight."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")

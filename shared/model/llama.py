@@ -1,9 +1,9 @@
 """Forward of the Llama family over paged KV. Knows nothing of requests, sampling or where the weights came from.
 
-    residual (T, H) float32
-      per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
-                  norm -> gate, up -> silu * -> down -> add
-    rows logits_idx:  norm -> head -> logits float32
+residual (T, H) float32
+  per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
+              norm -> gate, up -> silu * -> down -> add
+rows logits_idx:  norm -> head -> logits float32
 """
 
 from __future__ import annotations

@@ -122,9 +122,7 @@ class CompiledLlama:
         self._program.run(None if num_outputs else self._at.take_residual)
         return ModelOutput(logits=head.cut(logits), hidden=hidden)
 
-    def _fill_step(
-        self, ids: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor
-    ) -> None:
+    def _fill_step(self, ids: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         at, words = self._at, self._words
         words[: at.take_residual, NUM_ROWS] = len(ids)
         words[at.take_residual :, NUM_ROWS] = len(wanted)

@@ -86,9 +86,7 @@ def build_model(
     return model
 
 
-def _assemble(
-    config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, picked: Kernels, as_program: bool
-) -> Model:
+def _assemble(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, picked: Kernels, as_program: bool) -> Model:
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, fits
 

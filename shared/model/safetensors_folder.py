@@ -69,7 +69,7 @@ class SafetensorsFolder:
 
 
 def hf_name(name: str) -> str:
-    """"embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight."""
+    """ "embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
     _, layer, kind = name.split(".")

@@ -49,7 +49,6 @@ class PageSet:
             inline=self.pool is None,
         )
 
-
     def split(self, num_pages: int) -> list[PageSet]:
         """The same in sets of at most num_pages, in order. One Ready each lets the receiver of frames copy the
         first pages while the next are on the wire: with zmq, pages of 1 to 2 MiB per message are the fastest."""

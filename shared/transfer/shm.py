@@ -65,9 +65,7 @@ class ShmReceiver:
         if ready.pool is None or frames:
             raise HandoffFailed("pages came as frames where a shared pool was granted")
         source = self._mapped(ready.pool)
-        for src, generation, digest, dst in zip(
-            ready.pages, ready.generations, ready.digests, dst_pages, strict=True
-        ):
+        for src, generation, digest, dst in zip(ready.pages, ready.generations, ready.digests, dst_pages, strict=True):
             target = self._pool.page_view(int(dst))
             np.copyto(target, source.page(src))
             if int(source.generation[src]) != generation:

@@ -60,9 +60,7 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
     return message
 
 
-def decode_parts(
-    parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS
-) -> tuple[AnyMessage, tuple[Buffer, ...]]:
+def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -> tuple[AnyMessage, tuple[Buffer, ...]]:
     """A message and the page frames behind it. Only an inline Ready has frames, one for each of its pages."""
     if not parts or len(parts) > limits.max_frames + 1:
         raise WireError(f"{len(parts)} frames where 1 to {limits.max_frames + 1} may be")

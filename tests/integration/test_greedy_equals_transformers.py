@@ -53,9 +53,9 @@ def prompts() -> list[list[int]]:
     path: Path = bundled_gguf()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     return [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True)[
-            "input_ids"
-        ]
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
         for text in PROMPTS
     ]
 

@@ -289,6 +289,7 @@ def test_a_node_can_not_speak_for_anothers_requests(pair: Pair) -> None:
 def test_many_streams_at_once_are_all_right(router: RouterProcess) -> None:
     decode = FakeNode("decode", router.nodes, "d0", period_s=0.001).start()
     try:
+
         def one(index: int) -> str:
             response = post(router, f"say:stream number {index} says its own text and no other", stream=True)
             return "".join(json.loads(line[6:])["choices"][0]["text"] for line in response.text.splitlines()

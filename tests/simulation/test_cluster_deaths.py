@@ -14,6 +14,7 @@ from tests.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_
 from tests.support.rig import CoreKnobs
 
 CLIENTS = 32
+OTHER_ENDS = ("power loss", "partition", "freeze", "reset", "stop signal", "role change")
 STRIKE_AT = {"prefill": 1.06, "decode": 1.25}  # prompts are computed, answers stream
 MOST_S = 10.0  # of simulated time, for all streams to go on and end
 
@@ -74,7 +75,7 @@ def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("kind", ["crash", "power loss", "partition", "freeze", "reset", "stop signal", "role change"])
+@pytest.mark.parametrize("kind", ["crash", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER_ENDS)])
 def test_every_stream_survives_one_node(kind: str, victim: str) -> None:
     cluster = run(plan_of(len(kind) + len(victim)), victim, kind)
     clients = cluster.clients[:CLIENTS]

@@ -1,10 +1,10 @@
 """A node that speaks the wire protocol and computes nothing: what it answers is written in the prompt (HashLM text).
 
-    "...say:hello"   the tokens of `hello`, then the end token
-    "...fail:code"   ends with that error before its first token
-    "...late:code"   three tokens, then ends with that error
-    "...hold:"       never answers
-    anything else    the alphabet, over and over, until max_tokens
+"...say:hello"   the tokens of `hello`, then the end token
+"...fail:code"   ends with that error before its first token
+"...late:code"   three tokens, then ends with that error
+"...hold:"       never answers
+anything else    the alphabet, over and over, until max_tokens
 """
 
 from __future__ import annotations
