@@ -139,7 +139,11 @@ class Dispatcher:
             request = self._journal.find(message.key.rid)
             if request is not None and request.attempt == message.key.attempt:
                 self._avoid(request, request.prefiller)
-                self._resume_or_fail(request, NodeLost(f"node {peer} takes no messages"), effects)
+                if request.attempt:  # what never left is no failed attempt; the next tick tries again
+                    self._withdraw(request, effects)
+                    request.parked_until = now + self._limits.resume_wait_s
+                else:
+                    self._resume_or_fail(request, NodeLost(f"node {peer} takes no messages"), effects)
         return effects
 
     def tick(self, now: float) -> Effects:
@@ -223,18 +227,22 @@ class Dispatcher:
         if request.num_failed >= self._limits.max_attempts:
             self._fail(request, given_up(error, request.num_failed), effects)
             return
+        self._withdraw(request, effects)
+        effects.num_resumed += 1
+        if request.is_done:
+            self._forget(request, effects.now)
+        else:
+            self._start_attempt(request, effects.now, effects)
+
+    def _withdraw(self, request: OpenRequest, effects: Effects) -> None:
+        """From its nodes; what follows is the next attempt."""
         self._stop_everywhere(request, effects)
         for node in request.nodes:
             node.breaker.abandoned()
         release(request)
         request.attempt += 1
         request.begun_by_decode.clear()
-        effects.num_resumed += 1
         self._restart_sequences(request, effects)
-        if request.is_done:
-            self._forget(request, effects.now)
-        else:
-            self._start_attempt(request, effects.now, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
         """One whose last token is here, and only the word that it was the last is missing, has ended."""

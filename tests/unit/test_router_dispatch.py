@@ -246,6 +246,25 @@ def test_a_refused_generate_fails_at_once(rig: RouterRig) -> None:
     rig.check_quiet()
 
 
+def test_an_attempt_that_never_left_costs_none() -> None:
+    """The router slept, and all of its nodes have hung up: it learns so one by one, while it tries them in turn."""
+    rig = RouterRig(max_attempts=2, resume_wait_s=10.0)
+    _, decode = pair(rig)
+    for name in ("e", "f"):
+        rig.join("decode", name)
+    key = rig.open(n=1)[0].key
+    rig.registry.remove(decode)
+    effects = rig.dispatcher.node_lost(decode, "gone", 0.0)
+    for moment in range(5):
+        generate = generates(effects)[0]
+        assert generate.key.rid == key.rid and generate.key.attempt == moment + 1
+        refused = rig.dispatcher.send_refused("p@1", generate, float(moment))
+        assert not failures(refused) and not generates(refused)  # at once it would meet the same
+        effects = rig.dispatcher.tick(moment + 0.25)
+    assert rig.dispatcher.tick(60.0).news, "a deadline ends it"
+    rig.check_quiet()
+
+
 def test_deadlines(rig: RouterRig) -> None:
     pair(rig)
     rig.open()
