@@ -66,7 +66,7 @@ class SchedConfig:
     """How a node plans its steps."""
 
     overlap: bool = option(True, "plan the next step while the current one runs")
-    chunk_size: int = option(512, "most prompt tokens in one step when nothing is being decoded", low=1, high=65536)
+    chunk_size: int = option(256, "most prompt tokens in one step when nothing is being decoded", low=1, high=65536)
     mixed_chunk_size: int = option(
         64, "most prompt tokens that join a step of running requests (bounds their delay)", low=1, high=65536
     )

@@ -223,14 +223,16 @@ class Faults:
         """The next forward raises."""
         assert host.node is not None
         model = host.node.ctx.core.model
-        forward = model.forward
+
+        def disarm() -> None:
+            vars(model).pop("forward", None)  # the class has the true one, however often this was armed
 
         def raise_once(*args: Any, **kwargs: Any) -> Any:
-            model.forward = forward  # type: ignore[method-assign]
+            disarm()
             raise RuntimeError("a failure of the device, injected")
 
         model.forward = raise_once  # type: ignore[method-assign]
-        self.net.timers.after(fault.lasts, lambda: setattr(model, "forward", forward))
+        self.net.timers.after(fault.lasts, disarm)
 
     def _retract(self, host: NodeHost, fault: FaultPlan) -> None:
         """Memory ran out for somebody, at a time of our choice."""
