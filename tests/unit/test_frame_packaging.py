@@ -110,7 +110,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *PACKAGES, "pyproject.toml", "LICENSE"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *PACKAGES, "pyproject.toml", "README.md", "LICENSE"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     names = listed.stdout.split("\0") if listed.returncode == 0 else all_files()
