@@ -109,8 +109,9 @@ def wheel(tmp_path_factory):
     """Built without network from a copy: building writes into the tree."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
+    files = [*PACKAGES, "pyproject.toml", "README.md", "LICENSE"]
     listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *PACKAGES, "pyproject.toml", "README.md", "LICENSE"],
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *files],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     names = listed.stdout.split("\0") if listed.returncode == 0 else all_files()
