@@ -23,7 +23,7 @@ from shared.device.streams import make_streams
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
-from shared.sched.events import Emitted
+from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
 from tests.bench.report import report
 
@@ -49,15 +49,21 @@ def _greedy(num_out: int) -> SamplingParams:
 
 
 def run_dry(core: NodeCore, batch: int) -> tuple[float, float]:
-    """(prefill seconds until every request has its first token, decode tokens/s after that)."""
-    start, counted, first_done, tokens_then = time.perf_counter(), 0, 0.0, 0
+    """(seconds until every request has its first token, tokens/s from then until the first one ends)."""
+    start, first_done, end = time.perf_counter(), 0.0, 0.0
+    started: set[str] = set()
+    counted = 0
     while core.scheduler.requests or not core.loop.idle:
         core.loop.step(block=True)
-        counted += sum(len(event.ids) for event in core.scheduler.take_events() if isinstance(event, Emitted))
-        if not first_done and counted >= batch:
-            first_done, tokens_then = time.perf_counter(), counted
-    rate = (counted - tokens_then) / max(time.perf_counter() - first_done, 1e-9)
-    return first_done - start, rate
+        events = core.scheduler.take_events()
+        tokens = sum(len(event.ids) for event in events if isinstance(event, Emitted))
+        started.update(event.key.rid for event in events if isinstance(event, Emitted))
+        if not first_done and len(started) == batch:
+            first_done = time.perf_counter()
+        elif first_done and not end:
+            counted += tokens
+            end = time.perf_counter() if any(isinstance(event, Ended) for event in events) else 0.0
+    return first_done - start, counted / max(end - first_done, 1e-9)
 
 
 def decode_rate(core: NodeCore, batch: int, num_out: int) -> float:
@@ -110,7 +116,7 @@ def main() -> int:
     for _ in range(2):
         submit(core, 1, 2, 512)
         figures["prefill_512"] = 512 / run_dry(core, 1)[0]
-    for batch, num_out in ((1, 96), (8, 64), (32, 48)):
+    for batch, num_out in ((1, 96), (8, 64), (32, 96)):
         figures[f"decode_{batch}"] = max(decode_rate(core, batch, num_out) for _ in range(2))
     core.close()
     if args.pairs:
