@@ -58,8 +58,8 @@ class LengthMirror:
         self.hi = self.lo.copy()
 
     def filter(self, keep: Int64s) -> None:
-        old, index = self.device, torch.from_numpy(keep.copy()).to(self._device_name)
-        self.device = self._make(len(keep), lambda out: torch.index_select(old, 0, index, out=out))
+        """Keep these rows, in their order."""
+        self.device = self.take(keep)
         self.lo, self.hi = self.lo[keep], self.hi[keep]
 
     def merge(self, other: LengthMirror) -> None:
