@@ -12,7 +12,7 @@ from decode_node.handoff_in import HandoffIn, WaitingOffer
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.handoff.context import NodeContext
-from shared.handoff.convert import hidden_of_bytes
+from shared.handoff.convert import draft_state_of_bytes
 from shared.handoff.jobs import TransferJobs
 from shared.handoff.ranges import PageRanges
 from shared.transfer.interface import PageReceiver
@@ -88,7 +88,7 @@ class Transfers:
             raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
         if record.token >= self._ctx.core.model.spec.vocab_size:
             raise HandoffFailed("a first token beyond the vocabulary")
-        hidden_of_bytes(record.draft_hidden, self._ctx.core.future_map)
+        draft_state_of_bytes(record.draft_state, self._ctx.core.future_map)
         handoff.record = record
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:

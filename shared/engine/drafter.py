@@ -1,4 +1,7 @@
-"""What a draft algorithm gives to the worker. Width 1 has none: plain decoding is the same path without a drafter."""
+"""What a draft algorithm gives to the worker. Width 1 has none: plain decoding is the same path without a drafter.
+
+propose -> target forward -> verify (shared/engine/verify.py, the same for all) -> publish -> extend -> stash
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,29 @@ import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.verify import Drafts, Verified
 from shared.kv.pool import KVPool
+from shared.model.interface import ModelOutput
 
 
 class Drafter(Protocol):
     """Both calls run on the forward stream, inside the step's closures. Draft KV lies in the same pages as the
-    target's, so it is handed over and cached with them."""
+    target's, so it is handed over and cached with them.
+
+    relay_specs: what `extend` leaves in the FutureMap for the next `propose`, and what crosses the hand-off.
+    key_lookahead: 1 where a slot's draft KV depends on the token after it: a page's cache key then covers that token.
+    """
 
     relay_specs: Sequence[RelaySpec]
+    key_lookahead: int
 
-    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> torch.Tensor:
-        """Draft ids (D, width - 1) int64 of the D decode rows, from relayed state and draft KV."""
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        """Drafts for the D decode rows of a step with plan.width > 1, from relayed state and draft KV."""
         ...
 
-    def extend(self, fb: ForwardBatch, next_ids: torch.Tensor, kv: KVPool) -> None:
-        """Write draft KV for all T tokens; next_ids[t] (T,) int64 is the token that follows token t."""
+    def extend(self, fb: ForwardBatch, output: ModelOutput, verified: Verified, kv: KVPool) -> dict[str, torch.Tensor]:
+        """Write draft KV for all T tokens of the step; verified.next_ids tells which token follows each.
+
+        Returns (B, *shape) per name of `relay_specs`; rows that don't emit are not read.
+        """
         ...

@@ -15,7 +15,8 @@ from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.engine.worker import Verified, Worker
+from shared.engine.verify import Verified
+from shared.engine.worker import Worker
 from shared.kv.integrity import raise_problems
 
 
@@ -84,9 +85,7 @@ class Engine:
             lengths = torch.from_numpy(admission.committed).to(self.worker.device)
             self.future_map.publish(rows, lengths, publish_ready)
         yield
-        extras = {}
-        if admission.draft_hidden is not None:
-            extras = {name: admission.draft_hidden.to(self.worker.device) for name in self.future_map.extras}
+        extras = {name: value.to(self.worker.device) for name, value in admission.draft_state.items()}
         self.future_map.stash(rows, torch.from_numpy(admission.tokens), admission.step, **extras)
 
     def _launch_copy(self, lease: StepLease) -> None:
@@ -162,7 +161,7 @@ def _to_host(lease: StepLease) -> StepResult | None:
         accept_lens=verified.accept_lens.cpu().numpy().astype(np.int32),
         seq_lens=verified.seq_lens.cpu().numpy().copy(),
         tag_ok=verified.tag_ok.cpu().numpy().copy(),
-        hidden=verified.hidden.cpu().clone() if verified.hidden.numel() else None,
+        draft_state={name: value[: plan.num_prefill].cpu().clone() for name, value in verified.draft_state.items()},
         logprobs=sampled.logprobs.cpu()[output_of].numpy() if has_logprobs else np.zeros(shape, np.float32),
         top_ids=sampled.top_ids.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.int64),
         top_logprobs=sampled.top_logprobs.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.float32),

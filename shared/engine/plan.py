@@ -81,7 +81,7 @@ class Admission:
     req_pool_indices: Int64s  # (B,)
     tokens: Int64s  # (B,) the next input token of each row
     committed: Int64s  # (B,)
-    draft_hidden: torch.Tensor | None  # (B, H) host; None where no draft state is relayed
+    draft_state: dict[str, torch.Tensor]  # (B, *shape) host, per relayed extra of the drafter
     history_seeds: tuple[HistorySeed, ...]
 
 
@@ -99,7 +99,7 @@ class StepResult:
     accept_lens: Int32s  # (B,) 0 for rows that don't emit
     seq_lens: Int64s  # (B,) committed after the step
     tag_ok: Bools  # (B,)
-    hidden: torch.Tensor | None  # (B, H) draft state after the step, host
+    draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) host: what a hand-off takes along
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -80,21 +80,23 @@ def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
         logprobs=logprobs_to_wire(done.logprobs),
         committed=done.committed,
         cached_tokens=done.request.cached_tokens,
-        draft_hidden=hidden_to_bytes(done.hidden),
+        draft_state=draft_state_to_bytes(done.draft_state),
     )
 
 
-def hidden_to_bytes(hidden: torch.Tensor | None) -> bytes:
-    """(H,) host tensor of any number format -> its bytes; empty when no draft state is relayed."""
-    return b"" if hidden is None else hidden.contiguous().view(torch.uint8).numpy().tobytes()
+def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
+    """Host tensors of any number format, one after another in the drafter's order; empty without a drafter."""
+    return b"".join(value.contiguous().view(torch.uint8).numpy().tobytes() for value in state.values())
 
 
-def hidden_of_bytes(data: bytes, future_map: FutureMap) -> torch.Tensor | None:
-    """The draft state that this node's relay buffer declares; HandoffFailed when the peer's has another size."""
-    if not future_map.extras:
-        return None
-    buffer = next(iter(future_map.extras.values()))
-    shape, dtype = tuple(buffer.shape[1:]), buffer.dtype
-    if len(data) != math.prod(shape) * dtype.itemsize:
-        raise HandoffFailed(f"draft state of {len(data)} bytes where {math.prod(shape) * dtype.itemsize} are needed")
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(shape)
+def draft_state_of_bytes(data: bytes, future_map: FutureMap) -> dict[str, torch.Tensor]:
+    """What this node's relay buffers declare; HandoffFailed when the peer's has another size."""
+    sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for buffer in future_map.extras.values()]
+    if future_map.extras and len(data) != sum(sizes):
+        raise HandoffFailed(f"draft state of {len(data)} bytes where {sum(sizes)} are needed")
+    state, begin = {}, 0
+    for (name, buffer), size in zip(future_map.extras.items(), sizes, strict=True):
+        part = torch.frombuffer(bytearray(data[begin : begin + size]), dtype=buffer.dtype)
+        state[name] = part.view(tuple(buffer.shape[1:]))
+        begin += size
+    return state

@@ -73,6 +73,6 @@ def assemble_core(
     extras: Sequence[RelaySpec] = drafter.relay_specs if drafter is not None else ()
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device)
-    engine = Engine(streams, worker, future_map, publishes=settings.width > 1)
+    engine = Engine(streams, worker, future_map, publishes=settings.speculative)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))

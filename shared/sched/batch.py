@@ -50,25 +50,25 @@ class ScheduleBatch:
     def index_of(self, req: Request) -> int | None:
         return self._index.get(id(req))
 
-    def prepare_for_decode(self, width: int) -> None:
+    def prepare_for_decode(self, speculative: bool) -> None:
         """Move rows past the plain step that was planned last: a new tensor, never in place (S7). With speculation
         only results and publish move lengths; the device mirror follows the host's lower bounds."""
-        if width > 1:
+        if speculative:
             self.seq_lens.refresh()
             return
         self.seq_lens.advance(self._pending_advance)
         self._pending_advance = np.zeros(len(self), dtype=np.int64)
 
-    def mark_planned(self, rows: Int64s, step: int, width: int) -> None:
-        """These rows are in the plan of `step`. Plain rows will have moved by one at the next prepare; with
-        speculation only the bound moves, and the exact length comes from publish or the result."""
+    def mark_planned(self, rows: Int64s, step: int, width: int, speculative: bool) -> None:
+        """These rows are in the plan of `step`, with `width` tokens each. Plain rows will have moved by one at the next
+        prepare; with speculation only the bound moves, and the exact length comes from publish or the result."""
         self.expect_step = self.expect_step.copy()
         self.expect_step[rows] = step
         self.in_flight[rows] += 1
-        if width == 1:
-            self._pending_advance[rows] = 1
-        else:
+        if speculative:
             self.seq_lens.widen(rows, width)
+        else:
+            self._pending_advance[rows] = 1
 
     def on_processed(self, req: Request, committed: int, width: int) -> None:
         index = self.index_of(req)

@@ -53,7 +53,7 @@ class PrefillDone:
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    hidden: torch.Tensor | None
+    draft_state: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,14 +42,20 @@ class PlanFreezer:
         self._sampling = SamplingBatch.build([], [], [])
 
     def freeze(
-        self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, lengths: torch.Tensor
+        self,
+        step: int,
+        shares: Sequence[ChunkShare],
+        batch: ScheduleBatch,
+        rows: Int64s,
+        lengths: torch.Tensor,
+        width: int,
     ) -> StepPlan:
-        """`rows` index the decode batch; `lengths` is the device tensor of all rows, chunks first."""
-        settings = self._settings
+        """`rows` index the decode batch and step `width` tokens; `lengths` is the device tensor of all rows, chunks
+        first."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
         chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
         chunk_q = [share.q_len for share in shares]
-        q_lens = np.asarray(chunk_q + [settings.width] * len(rows), dtype=np.int32)
+        q_lens = np.asarray(chunk_q + [width] * len(rows), dtype=np.int32)
         upper = np.concatenate([chunk_lens, batch.seq_lens.hi[rows]])
         row_ids = tuple(RowId(req.key, req.incarnation) for req in reqs)
         pool_rows = np.asarray([req.row for req in reqs], dtype=np.int64)
@@ -69,12 +75,12 @@ class PlanFreezer:
             sampling=self._sampling_batch(row_ids, reqs),
             history_rows=np.asarray([req.sampling.needs_history for req in reqs], dtype=np.bool_),
             history_seeds=tuple(_history_seeds(shares)),
-            width=settings.width,
+            width=width,
             max_seq_len=int((upper + q_lens).max()),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
-        exact = self._settings.width == 1 or self._settings.needs_cpu_seq_lens or not len(rows)
+        exact = not self._settings.speculative or self._settings.needs_cpu_seq_lens or not len(rows)
         return np.concatenate([chunk_lens, mirror.lo[rows]]) if exact else None
 
     def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:

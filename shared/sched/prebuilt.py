@@ -21,20 +21,21 @@ class Arrival:
     token: int
     committed: int
     logprobs: tuple[TokenLogprob, ...]
-    hidden: torch.Tensor | None  # (H,) host: draft state, where the spec configuration has one
+    draft_state: dict[str, torch.Tensor]  # (*shape) host, per relayed extra of the drafter; empty without one
 
 
 def build_admission(step: int, arrivals: Sequence[Arrival]) -> Admission:
     """Values only. History: all tokens with KV; the next input is written by the forward that consumes it."""
     reqs = [arrival.request for arrival in arrivals]
-    hidden = [arrival.hidden for arrival in arrivals if arrival.hidden is not None]
     return Admission(
         step=step,
         row_ids=tuple(RowId(req.key, req.incarnation) for req in reqs),
         req_pool_indices=np.asarray([req.row for req in reqs], dtype=np.int64),
         tokens=np.asarray([arrival.token for arrival in arrivals], dtype=np.int64),
         committed=np.asarray([arrival.committed for arrival in arrivals], dtype=np.int64),
-        draft_hidden=torch.stack(hidden) if len(hidden) == len(arrivals) else None,
+        draft_state={
+            name: torch.stack([arrival.draft_state[name] for arrival in arrivals]) for name in arrivals[0].draft_state
+        },
         history_seeds=tuple(
             HistorySeed(req.row, req.all_ids()[: arrival.committed])
             for req, arrival in zip(reqs, arrivals, strict=True)

@@ -159,7 +159,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         self._drop_left_rows()
-        self.running.prepare_for_decode(self.settings.width)
+        self.running.prepare_for_decode(self.settings.speculative)
         stepping = self._reserve_running()
         self._drop_left_rows()
         self._admit_waiting()
@@ -179,8 +179,9 @@ class Scheduler:
             computed = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
             chunks = torch.from_numpy(computed).to(self.settings.device, non_blocking=True)
             lengths = concat_lengths(self._schedule, chunks, lengths) if len(rows) else chunks
-        plan = self._freezer.freeze(step, shares, self.running, rows, lengths)
-        self.running.mark_planned(rows, step, self.settings.width)
+        width = self.settings.width
+        plan = self._freezer.freeze(step, shares, self.running, rows, lengths, width)
+        self.running.mark_planned(rows, step, width, self.settings.speculative)
         self._advance_chunks(shares, step)
         return plan
 
@@ -339,7 +340,7 @@ class Scheduler:
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         self._events.append(emitted)
         self.counters.output_tokens += len(emitted.ids)
-        if self.settings.width > 1 and index >= result.num_prefill:
+        if self.settings.speculative and index >= result.num_prefill:
             self.counters.spec_steps += 1
             self.counters.spec_accepted_tokens += int(result.accept_lens[index]) - 1
         if reason is not None:
@@ -347,8 +348,8 @@ class Scheduler:
         elif req.state is S.PREFILLING:
             req.to(S.HANDED_OFF)
             self.handed_off[req.key] = req
-            hidden = result.hidden[index] if result.hidden is not None else None
-            self._events.append(PrefillDone(req, emitted.ids[0], committed, emitted.logprobs, hidden))
+            draft_state = {name: value[index] for name, value in result.draft_state.items()}
+            self._events.append(PrefillDone(req, emitted.ids[0], committed, emitted.logprobs, draft_state))
 
     def resolve(self, lengths: torch.Tensor) -> None:
         """Exact lengths of the running rows, device and host mirrors together (S6)."""

@@ -11,13 +11,18 @@ class SchedSettings:
     max_context: int  # tokens of one sequence, prompt and output
     chunk_size: int = 512  # prompt tokens computed per step, over all prompts
     mixed_chunk_size: int = 512  # the same in a step that decode rows share: it bounds their delay
-    width: int = 1  # tokens a decode row may commit per step; above 1 lengths are known on the device only
+    width: int = 1  # most tokens a decode row commits per step; above 1 there is a drafter
     mix: bool = True  # chunks and decode rows in one step; otherwise steps alternate
     key_lookahead: int = 0  # 1: a page's KV depends on the token after it (EAGLE-like drafts)
     needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     device: str = "cpu"
     pin_memory: bool = False
+
+    @property
+    def speculative(self) -> bool:
+        """Steps of any width then publish their lengths, which are known on the device only."""
+        return self.width > 1
 
     @property
     def history_len(self) -> int:

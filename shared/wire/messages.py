@@ -250,7 +250,7 @@ class Prebuilt(Message, frozen=True):
     logprobs: list[TokenLogprobs]
     committed: Count
     cached_tokens: Count
-    draft_hidden: bytes
+    draft_state: bytes
 
 
 class Installed(Message, frozen=True):

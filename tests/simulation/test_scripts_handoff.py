@@ -53,7 +53,7 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     for stream in (SCHEDULE, TRANSFER, FORWARD, TRANSFER):
         script.world.run_stream(stream)
     assert [done.tag for done in jobs.take_done()] == [arrived]
-    script.core.loop.admit([Arrival(arrived, token, 14, (), None)])
+    script.core.loop.admit([Arrival(arrived, token, 14, (), {})])
     assert script.finish().streams["r2"] == arriving.expected()
     assert_whole(script.core)
 
@@ -76,7 +76,7 @@ def test_a_pull_does_not_wait_for_steps_that_come_after_it() -> None:
     assert not script.core.engine.leases[-1].done.peek()
     script.world.run_stream(TRANSFER)
     assert [done.tag for done in jobs.take_done()] == [arrived]
-    script.core.loop.admit([Arrival(arrived, token, 14, (), None)])
+    script.core.loop.admit([Arrival(arrived, token, 14, (), {})])
     outcome = script.finish()
     assert outcome.streams["r2"] == arriving.expected() and outcome.streams["r1"] == running.expected()
     assert_whole(script.core)

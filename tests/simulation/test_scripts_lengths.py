@@ -20,7 +20,7 @@ def test_host_lengths_are_those_that_the_newest_step_published() -> None:
     drafter = script.core.engine.worker.drafter
     assert drafter is not None
     extend = drafter.extend
-    drafter.extend = lambda *args: (extended.append(newest.step), extend(*args))  # type: ignore[method-assign]
+    drafter.extend = lambda *args: extended.append(newest.step) or extend(*args)  # type: ignore[method-assign]
     committed = int(script.in_flight().seq_lens[0])
     accepted = expected_accept_len(committed, 4, 70)
     script.step()
@@ -43,8 +43,8 @@ def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_st
     assert script.core.scheduler.grant(arrived) == 0
     from shared.sched.scheduler import Arrival
 
-    hidden = torch.zeros(1, dtype=torch.int64)
-    script.core.loop.admit([Arrival(arrived, 5, 8, (), hidden)])
+    state = {"hidden_states": torch.zeros(1, dtype=torch.int64)}
+    script.core.loop.admit([Arrival(arrived, 5, 8, (), state)])
     script.step()
     assert script.plans[-1].seq_lens_cpu is not None
     lengths = dict(zip(script.plans[-1].req_pool_indices.tolist(), script.plans[-1].seq_lens_cpu.tolist(), strict=True))

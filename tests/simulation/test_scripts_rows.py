@@ -92,7 +92,7 @@ def _arrive(script: Script, arriving) -> tuple[Request, list[int]]:  # noqa: ANN
     assert script.core.scheduler.grant(req) == 0
     stream = reference_stream(arriving.prompt, arriving.sampling, arriving.seed, arriving.sampling.max_tokens)
     _compute_pages_elsewhere(script, req)
-    script.core.loop.admit([Arrival(req, stream[0], len(req.prompt_ids), (), None)])
+    script.core.loop.admit([Arrival(req, stream[0], len(req.prompt_ids), (), {})])
     return req, stream
 
 

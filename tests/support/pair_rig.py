@@ -129,8 +129,9 @@ class CorePair:
         if handoff.held_row:
             self.decode.scheduler.release_held(handoff.held_row)
         elif handoff.decode.state is RequestState.GRANTED:
-            hidden = done.hidden
-            self.decode.loop.admit([Arrival(handoff.decode, done.token, done.committed, done.logprobs, hidden)])
+            self.decode.loop.admit(
+                [Arrival(handoff.decode, done.token, done.committed, done.logprobs, done.draft_state)]
+            )
         self.prefill.scheduler.complete_handoff(handoff.prefill.key)
         del self.handoffs[handoff.decode.key]
 

@@ -14,9 +14,9 @@ from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.future_map import FutureMap, RelaySpec
 from shared.handoff.convert import (
+    draft_state_of_bytes,
+    draft_state_to_bytes,
     end_of,
-    hidden_of_bytes,
-    hidden_to_bytes,
     logprobs_of_wire,
     prebuilt_of,
     request_of,
@@ -200,24 +200,25 @@ def test_events_survive_the_wire() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float32])
 def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
-    hidden = torch.arange(6).to(dtype)
+    state = {"topk_index": torch.arange(2), "hidden_states": torch.arange(6).to(dtype)}
     req = Request(KEY, np.asarray([1, 2], np.int64), SAMPLING, 0, 0)
-    record = decode(encode(prebuilt_of(PrefillDone(req, 9, 2, (), hidden), lease=4)))
-    future_map = FutureMap(2, 8, (RelaySpec("hidden_states", (6,), dtype),))
-    assert torch.equal(hidden_of_bytes(record.draft_hidden, future_map), hidden)
+    record = decode(encode(prebuilt_of(PrefillDone(req, 9, 2, (), state), lease=4)))
+    specs = (RelaySpec("topk_index", (2,), torch.int64), RelaySpec("hidden_states", (6,), dtype))
+    here = draft_state_of_bytes(record.draft_state, FutureMap(2, 8, specs))
+    assert here.keys() == state.keys() and all(torch.equal(here[name], state[name]) for name in state)
     assert (record.token, record.committed, record.lease) == (9, 2, 4)
 
 
 def test_draft_state_of_another_size_is_refused() -> None:
     future_map = FutureMap(2, 8, (RelaySpec("hidden_states", (6,), torch.int64),))
-    for data in (b"", b"1234", hidden_to_bytes(torch.zeros(7, dtype=torch.int64))):
+    for data in (b"", b"1234", draft_state_to_bytes({"hidden_states": torch.zeros(7, dtype=torch.int64)})):
         with pytest.raises(HandoffFailed, match="48 are needed"):
-            hidden_of_bytes(data, future_map)
+            draft_state_of_bytes(data, future_map)
 
 
 def test_without_a_drafter_draft_state_is_not_read() -> None:
-    assert hidden_of_bytes(b"whatever", FutureMap(2, 8)) is None
-    assert hidden_to_bytes(None) == b""
+    assert draft_state_of_bytes(b"whatever", FutureMap(2, 8)) == {}
+    assert draft_state_to_bytes({}) == b""
 
 
 # ---- jobs on the transfer stream

@@ -373,7 +373,7 @@ def test_a_senseless_ready_fails_its_request(changes: dict[str, object]) -> None
     assert_clean(p, d)
 
 
-@pytest.mark.parametrize("changes", [{"committed": 69}, {"token": 96}, {"draft_hidden": b"123"}])
+@pytest.mark.parametrize("changes", [{"committed": 69}, {"token": 96}, {"draft_state": b"123"}])
 def test_a_senseless_record_fails_its_request(changes: dict[str, object]) -> None:
     p, d = pair(width=4)
     net = Net([p, d])

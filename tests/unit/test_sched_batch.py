@@ -89,7 +89,7 @@ def test_bounds_hold_the_true_length_whatever_is_processed_when(moves: list[tupl
     req, true, in_flight = batch.reqs[0], 10, []
     for launch, accepted in moves:
         if launch and len(in_flight) < 2:
-            batch.mark_planned(i64(0), 8, width)
+            batch.mark_planned(i64(0), 8, width, speculative=width > 1)
             true += accepted
             in_flight.append(true)
         elif in_flight:
@@ -98,40 +98,40 @@ def test_bounds_hold_the_true_length_whatever_is_processed_when(moves: list[tupl
         assert lo <= true <= hi <= lo + width * len(in_flight)
         if not in_flight:
             assert lo == true == hi
-    batch.prepare_for_decode(width)
+    batch.prepare_for_decode(speculative=width > 1)
     assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist()
 
 
 def test_prepare_moves_only_the_rows_that_were_planned() -> None:
     batch = batch_of([5, 6, 7])
-    batch.mark_planned(i64(0, 2), step=9, width=1)
+    batch.mark_planned(i64(0, 2), step=9, width=1, speculative=False)
     assert batch.seq_lens.lo.tolist() == [5, 6, 7], "lengths are those before the step while its plan is frozen"
-    batch.prepare_for_decode(1)
+    batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist() == [6, 6, 8]
     assert batch.expect_step.tolist() == [9, 7, 9] and batch.in_flight.tolist() == [1, 0, 1]
-    batch.prepare_for_decode(1)
+    batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.lo.tolist() == [6, 6, 8], "nothing was planned since"
 
 
 def test_filter_then_merge_keeps_every_column_aligned() -> None:
     batch = batch_of([5, 6, 7], in_flight=1)
-    batch.mark_planned(i64(1, 2), step=9, width=1)
+    batch.mark_planned(i64(1, 2), step=9, width=1, speculative=False)
     batch.filter_batch(i64(0, 2))
     batch.merge_batch(batch_of([30, 31], first_row=8, step=10))
     assert batch.req_pool_indices.tolist() == [1, 3, 8, 9] == [req.row for req in batch.reqs]
     assert batch.expect_step.tolist() == [7, 9, 10, 10]
     assert batch.in_flight.tolist() == [1, 2, 0, 0]
-    batch.prepare_for_decode(1)
+    batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.lo.tolist() == [5, 8, 30, 31] == batch.seq_lens.device.tolist()
 
 
 def test_filter_to_empty_leaves_no_stale_column() -> None:
     batch = batch_of([5, 6])
-    batch.mark_planned(i64(0, 1), step=9, width=1)
+    batch.mark_planned(i64(0, 1), step=9, width=1, speculative=False)
     batch.filter_batch(i64())
     assert len(batch) == 0 and batch.seq_lens.device.numel() == 0 and len(batch.seq_lens) == 0
     batch.merge_batch(batch_of([12]))
-    batch.prepare_for_decode(1)
+    batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.lo.tolist() == [12] and batch.in_flight.tolist() == [0]
 
 
@@ -139,9 +139,9 @@ def test_planning_never_writes_into_an_array_that_a_plan_may_hold() -> None:
     batch = batch_of([5, 6])
     columns = (batch.req_pool_indices, batch.expect_step, batch.seq_lens.lo, batch.seq_lens.hi)
     before = [column.copy() for column in columns]
-    batch.mark_planned(i64(0), step=9, width=4)
-    batch.mark_planned(i64(1), step=9, width=1)
-    batch.prepare_for_decode(1)
+    batch.mark_planned(i64(0), step=9, width=4, speculative=True)
+    batch.mark_planned(i64(1), step=9, width=1, speculative=False)
+    batch.prepare_for_decode(speculative=False)
     for column, old in zip(columns, before, strict=True):
         assert np.array_equal(column, old)
 
@@ -154,7 +154,7 @@ def test_filter_and_merge_between_publish_and_resolve() -> None:
     published[torch.tensor([1, 2, 3])] = torch.tensor([13, 22, 31])
     published[8] = 40
     for _ in range(2):
-        batch.mark_planned(np.arange(3), step=9, width=4)
+        batch.mark_planned(np.arange(3), step=9, width=4, speculative=True)
     batch.filter_batch(i64(0, 2))
     batch.merge_batch(batch_of([40], first_row=8))
     batch.seq_lens.set_exact(published[torch.from_numpy(batch.req_pool_indices)])
@@ -163,7 +163,7 @@ def test_filter_and_merge_between_publish_and_resolve() -> None:
 
 def test_without_host_lengths_filter_and_merge_keep_bounds() -> None:
     batch = batch_of([10, 20])
-    batch.mark_planned(i64(0, 1), step=9, width=4)
+    batch.mark_planned(i64(0, 1), step=9, width=4, speculative=True)
     batch.filter_batch(i64(1))
     batch.merge_batch(batch_of([40], first_row=8))
     assert batch.seq_lens.lo.tolist() == [20, 40] and batch.seq_lens.hi.tolist() == [24, 40]

@@ -35,7 +35,7 @@ def until(pair: CorePair, ready: str, rid: int) -> None:
 
 
 def arrival(core_request, token: int, committed: int) -> Arrival:  # noqa: ANN001
-    return Arrival(core_request, token, committed, (), None)
+    return Arrival(core_request, token, committed, (), {})
 
 
 def test_a_grant_is_all_or_nothing() -> None:

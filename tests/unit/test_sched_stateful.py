@@ -49,7 +49,8 @@ def computed(shape: int, stop: bool) -> tuple[tuple[bytes, ...], int, int, np.nd
         far.core.loop.step()
         done = next((e for e in far.core.scheduler.take_events() if type(e).__name__ == "PrefillDone"), None)
     pages = far.core.kv.rows.pages_of(sent.row).tolist()
-    return tuple(far.core.pool.page_view(page).tobytes() for page in pages), done.token, done.committed, done.hidden
+    content = tuple(far.core.pool.page_view(page).tobytes() for page in pages)
+    return content, done.token, done.committed, done.draft_state
 
 
 class Life(RuleBasedStateMachine):
@@ -138,8 +139,8 @@ class Life(RuleBasedStateMachine):
                 self.held.discard(row)
                 self.core.scheduler.release_held(row)
             elif request.state is RequestState.GRANTED:
-                _, token, committed, hidden = computed(*self.jobs[request.key.rid])
-                arrivals.append(Arrival(request, token, committed, (), hidden))  # type: ignore[arg-type]
+                _, token, committed, draft_state = computed(*self.jobs[request.key.rid])
+                arrivals.append(Arrival(request, token, committed, (), draft_state))  # type: ignore[arg-type]
         self.core.loop.admit(arrivals)
         self.take_events()
 

@@ -170,11 +170,11 @@ def watch_latency(core: NodeCore) -> None:
     extend, step = drafter.extend, core.loop.step
     late: list[str] = []
 
-    def timed(fb, next_ids, kv):  # noqa: ANN001, ANN202
+    def timed(fb, *rest):  # noqa: ANN001, ANN202
         lease = next((lease for lease in core.engine.leases if lease.step == fb.plan.step), None)
         if lease is not None and lease.publish_ready is not None and not lease.publish_ready.fired:
             late.append(f"step {fb.plan.step}: draft-extend began before its lengths were published")
-        return extend(fb, next_ids, kv)
+        return extend(fb, *rest)
 
     def checked(block: bool = False) -> bool:
         moved = step(block)
