@@ -20,7 +20,7 @@ from shared.handoff.context import NodeContext
 from shared.sched.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
+from shared.wire.messages import Abort, Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
 from shared.wire.peers import Received
 
 
@@ -48,6 +48,8 @@ class DecodeSide:
             self.prealloc.add(received.peer, message, now)
         elif isinstance(message, Ready | Prebuilt):
             self._arrived(received, message, now)
+        elif isinstance(message, Abort):
+            self._given_up(received.peer, message, now)
         else:
             self._ctx.drop(received.peer, f"{type(message).__name__} at a decode node")
 
@@ -62,6 +64,18 @@ class DecodeSide:
                 self.transfers.prebuilt(handoff, message, now)
         except HandoffFailed as error:
             self._fail(handoff, error)
+
+    def _given_up(self, source: str, abort: Abort, now: float) -> None:
+        """The prefill node ends it, perhaps before it has heard Installed. What we have taken over is not its to end:
+        the router may have seen us begin, and then it leaves the request here."""
+        key = key_of(abort.key)
+        if key in self._ctx.core.scheduler.requests:
+            handoff = self.transfers.open.get(key)
+            if handoff is None or handoff.source != source:
+                return
+        self._ctx.tombstones.bury(key, now)
+        self.abort(key)
+        self._ctx.core.scheduler.abort(key)
 
     # ---- what the scheduler says
 

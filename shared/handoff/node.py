@@ -182,10 +182,10 @@ class Node:
 
     def _receive_message(self, received: Received, now: float) -> None:
         message, from_router = received.message, received.peer in self.ctx.routers.peers
-        if isinstance(message, Abort):
-            self._abort(message, now)
-        elif not from_router:
+        if not from_router:
             self.side.receive(received, now)
+        elif isinstance(message, Abort):
+            self._abort(message, now)
         elif isinstance(message, Welcome):
             self._welcomed(received.peer, message)
         elif isinstance(message, Generate):
@@ -281,6 +281,7 @@ class Node:
         self.ctx.core.scheduler.submit(req)
 
     def _abort(self, abort: Abort, now: float) -> None:
+        """By the router, whose word ends a request wherever it is."""
         key = key_of(abort.key)
         self.ctx.tombstones.bury(key, now, abort.all_sequences)
         if not abort.all_sequences:

@@ -169,6 +169,33 @@ def test_a_closed_link_to_the_router_frees_everything() -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.parametrize("retracted", [False, True])
+def test_a_prefill_node_that_lost_its_router_ends_nothing_that_the_decode_node_has_taken(retracted: bool) -> None:
+    """It has not heard Installed yet. The router has seen the decode node begin and leaves the request there, so the
+    decode node must go on (simulation seed 21669)."""
+    p, d = pair()
+    net = Net([p, d])
+    net.hold = lambda src, dst, message: isinstance(message, Installed)
+    if retracted:
+        net.on_message = lambda src, dst, message: retract_granted(d) if isinstance(message, Prebuilt) else None
+    key = net.generate(p, job(), d)
+    net.run(until=lambda: bool(net.kept))
+    net.inboxes[name_of(p)].append(PeerClosed(ROUTER))
+    net.run()
+    assert [message.key for message in net.messages(Abort)] == [key]
+    assert net.router.streams[key] == expected(job()) and ends_of(net, key) == [("length", "")]
+    net.release_held()
+    net.run()
+    assert counters(p)["wire_errors"] == 0
+    assert_clean(p, d)
+
+
+def retract_granted(node: Node) -> None:
+    scheduler = node.ctx.core.scheduler
+    for req in list(scheduler.granted.values()):
+        scheduler.retract(req)
+
+
 def test_what_is_queued_for_a_closed_router_is_not_sent_to_the_next() -> None:
     p, _ = pair()
     assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
