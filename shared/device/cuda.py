@@ -12,17 +12,30 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
 
+from shared.core.errors import ConfigError
 from shared.device.cpu import do_nothing
 from shared.device.events import Event, Ticket
 from shared.device.stream import Closure, StreamEpochs, make_work, run_work
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
+
+
+POOL_SIZE = 32  # streams of one priority that torch hands out, round robin
+
+
+def draw_stream(device: torch.device, priority: int, taken: Collection[int]) -> torch.cuda.Stream:
+    """One whose handle is not in `taken`: two streams with one handle are one stream, and nothing overlaps (H7)."""
+    for _ in range(POOL_SIZE):
+        stream = torch.cuda.Stream(device=device, priority=priority)  # type: ignore[no-untyped-call]
+        if stream.cuda_stream not in taken:
+            return stream
+    raise ConfigError(f"torch has no stream on {device} that is not in use here already")
 
 
 class CudaMarks:
@@ -71,13 +84,20 @@ class CudaMarks:
 
 
 class CudaStream:
-    """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease."""
+    """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
+    `taken`: handles of streams that this one must not be."""
 
     def __init__(
-        self, name: str, device: torch.device, *, notify: Callable[[], None] = do_nothing, priority: int = 0
+        self,
+        name: str,
+        device: torch.device,
+        *,
+        notify: Callable[[], None] = do_nothing,
+        priority: int = 0,
+        taken: Collection[int] = (),
     ) -> None:
         self.name = name
-        self.cuda_stream = torch.cuda.Stream(device=device, priority=priority)  # type: ignore[no-untyped-call]
+        self.cuda_stream = draw_stream(device, priority, taken)
         self._marks = CudaMarks(name, self.cuda_stream, notify)
         self._epochs = StreamEpochs()
         self._stopped = False

@@ -63,12 +63,11 @@ def make_streams(
         return StreamSet(InlineStream("schedule", may_block=True), *workers)
     if kind == "cuda":
         device = device or torch.device("cuda", torch.cuda.current_device())
-        return StreamSet(
-            *(
-                CudaStream(name, device, notify=notify_of.get(name, do_nothing))
-                for name in ("schedule", "forward", "copy", "transfer")
-            )
-        )
+        drawn: list[CudaStream] = []
+        for name in ("schedule", "forward", "copy", "transfer"):
+            taken = [stream.cuda_stream.cuda_stream for stream in drawn]
+            drawn.append(CudaStream(name, device, notify=notify_of.get(name, do_nothing), taken=taken))
+        return StreamSet(*drawn)
     if kind == "simulated" and world is not None:
         return StreamSet(*(world.stream(name) for name in ("schedule", "forward", "copy", "transfer")))
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")
