@@ -122,9 +122,7 @@ class Cluster:
 
     def _calm_down(self) -> None:
         self.trace.note(self.timers.now, "network", "FAULTS are over")
-        self.net.heal()
-        for host in self.nodes:
-            host.thaw()
+        self.faults.end()
         for router in self.routers:
             router.restart()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shared.core.request import RequestState
+from shared.model.interface import Model
 from shared.wire.messages import Drain, Message
 from tests.sim.hosts import NodeHost, RouterHost
 from tests.sim.plan import FaultPlan
@@ -23,7 +24,8 @@ NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
 
 @dataclass
 class Faults:
-    """`hits`: faults by kind that hit an open request. `first_at`: when the first one was tried."""
+    """`hits`: faults by kind that hit an open request. `first_at`: when the first one was tried. `are_over`: nothing
+    strikes any more, and what was set to strike later does not."""
 
     net: Network
     nodes: Sequence[NodeHost]
@@ -32,6 +34,18 @@ class Faults:
     is_gentle: bool
     hits: Counter[str] = field(default_factory=Counter)
     first_at: float = float("inf")
+    are_over: bool = False
+
+    def end(self) -> None:
+        """All is well from now on: slow nodes, wrong clocks and failures that wait for their step too."""
+        self.are_over = True
+        self.net.heal()
+        for host in self.nodes:
+            host.thaw()
+            host.slowness = 1.0
+            host.clock.skew(host.plan.clock_rate)
+            if host.node is not None:
+                disarm(host.node.ctx.core.model)
 
     # ---- who is in use
 
@@ -78,6 +92,8 @@ class Faults:
 
     def strike(self, fault: FaultPlan, tries: int = MAX_TRIES) -> None:
         """Waits a while for a victim that is worth it."""
+        if self.are_over:
+            return
         if fault.kind == "router restart":
             self._restart_router(fault)
             return
@@ -224,15 +240,12 @@ class Faults:
         assert host.node is not None
         model = host.node.ctx.core.model
 
-        def disarm() -> None:
-            vars(model).pop("forward", None)  # the class has the true one, however often this was armed
-
         def raise_once(*args: Any, **kwargs: Any) -> Any:
-            disarm()
+            disarm(model)
             raise RuntimeError("a failure of the device, injected")
 
         model.forward = raise_once  # type: ignore[method-assign]
-        self.net.timers.after(fault.lasts, disarm)
+        self.net.timers.after(fault.lasts, lambda: disarm(model))
 
     def _retract(self, host: NodeHost, fault: FaultPlan) -> None:
         """Memory ran out for somebody, at a time of our choice."""
@@ -244,6 +257,11 @@ class Faults:
         kinds = [kind for kind in (running, prompts, granted) if kind]
         if kinds:
             scheduler.retract(self.rng.choice(self.rng.choice(kinds)))
+
+
+def disarm(model: Model) -> None:
+    """The class has the true forward, however often a failing one was set."""
+    vars(model).pop("forward", None)
 
 
 def keys_in(message: Message) -> list[object]:

@@ -10,7 +10,9 @@ from router.effects import Update
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, SequenceEnd, TokenLogprobs, Tokens
 from tests.sim.clients import Stream, WrongStream, streams_of
-from tests.sim.plan import RequestPlan, draw_plan
+from tests.sim.cluster import Cluster
+from tests.sim.faults import AIM
+from tests.sim.plan import FaultPlan, RequestPlan, draw_plan
 from tests.sim.report import SeedReport
 from tests.sim.summary import Summary
 from tests.sim.trace import Trace
@@ -95,6 +97,24 @@ def test_plans_cover_what_they_promise() -> None:
     assert any(request.sampling.num_logprobs > 0 for request in requests)
     assert any(client.hangs_up_after is not None for plan in plans for client in plan.clients)
     assert len({fault.kind for plan in plans for fault in plan.faults}) == 16
+
+
+def test_nothing_strikes_after_the_faults_are_over() -> None:
+    """A step that was to fail and a fault that still looked for a victim hit the probes (seeds 22065, 22861)."""
+    cluster = Cluster(draw_plan(0))
+    host, faults = cluster.nodes[0], cluster.faults
+    host.start()
+    assert host.node is not None
+    model = host.node.ctx.core.model
+    late = FaultPlan(at=0.0, kind="slow node", lasts=9.0, draw=AIM)
+    faults.strike(late, tries=0)
+    assert host.slowness > 1.0 or any(node.slowness > 1.0 for node in cluster.nodes)
+    faults._fail_step(host, late)
+    assert "forward" in vars(model)
+    faults.end()
+    faults.strike(late, tries=0)
+    assert "forward" not in vars(model) and all(node.slowness == 1.0 for node in cluster.nodes)
+    cluster.close()
 
 
 def test_a_timeline_shows_a_request_and_every_fault() -> None:
