@@ -3,6 +3,8 @@
     kv (one layer, a view of the pool):  [page][k, v][kv_head][slot][head_dim]
 
 Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]); the token at position p reads positions 0..p of its row.
+In a window of alternatives (a tree of drafts) several tokens have one position, each with a slot of its own: a token
+then reads all slots before the window, and in it its ancestors' and its own.
 """
 
 from __future__ import annotations
@@ -25,13 +27,25 @@ class AttentionShape:
 
 @dataclass(slots=True)
 class AttentionInputs:
-    """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs."""
+    """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs.
+
+    slots and visible are both there or both None (no windows: slots are positions). visible[t] is -1 where a token
+    reads all slots up to its own, else bits: the highest is the token's own slot, those below it are the slots before,
+    and everything before the lowest of these slots is read too. At most 48 bits.
+    """
 
     positions: torch.Tensor  # (T,) int64
     cu_q_lens: torch.Tensor  # (B+1,) int32
     page_table: torch.Tensor  # (B, P) int32
     max_q_len: int
     max_seq_len: int
+    slots: torch.Tensor | None = None  # (T,) int64: where each token's key and value lie
+    visible: torch.Tensor | None = None  # (T,) int64
+
+    @property
+    def key_slots(self) -> torch.Tensor:
+        """(T,) int64"""
+        return self.positions if self.slots is None else self.slots
 
 
 class AttentionBackend(Protocol):
@@ -65,8 +79,9 @@ class TorchAttention:
         token = torch.arange(num_tokens, device=bounds.device)
         self._row = torch.searchsorted(bounds[1:].contiguous(), token, right=True)  # which row a token belongs to
         self._nth = token - bounds[self._row]  # and its place in the row's queries
-        self._write_page = inputs.page_table[self._row, inputs.positions // page_size].long()
-        self._write_slot = inputs.positions % page_size
+        slots = inputs.key_slots
+        self._write_page = inputs.page_table[self._row, slots // page_size].long()
+        self._write_slot = slots % page_size
         self._turn = (self._cos[inputs.positions][:, None], self._sin[inputs.positions][:, None])
         self._num_pages = -(-inputs.max_seq_len // page_size)
 
@@ -92,14 +107,17 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """All rows as one (B, heads, max_q, D) batch; padding queries sit at position -1 and see slot 0 only."""
+        """All rows as one (B, heads, max_q, D) batch; padding queries see slot 0 only."""
         table = self._inputs.page_table[:, : self._num_pages].long()
         shape = (len(table), self._inputs.max_q_len)
         padded = q.new_zeros(*shape, *q.shape[1:])
         padded[self._row, self._nth] = q
-        positions = torch.zeros(shape, dtype=torch.long, device=q.device)
-        positions[self._row, self._nth] = self._inputs.positions
-        out = self._masked(padded, positions, *self._gather(layer, table))
+        slots = torch.zeros(shape, dtype=torch.long, device=q.device)
+        slots[self._row, self._nth] = self._inputs.key_slots
+        visible = torch.full_like(slots, -1)
+        if self._inputs.visible is not None:
+            visible[self._row, self._nth] = self._inputs.visible
+        out = self._masked(padded, slots, visible, *self._gather(layer, table))
         return out[self._row, self._nth]
 
     def _row_by_row(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -111,8 +129,11 @@ class TorchAttention:
             if start == stop:
                 continue
             table = self._inputs.page_table[row : row + 1, : self._num_pages].long()
-            positions = self._inputs.positions[None, start:stop]
-            parts.append(self._masked(q[None, start:stop], positions, *self._gather(layer, table))[0])
+            slots = self._inputs.key_slots[None, start:stop]
+            visible = torch.full_like(slots, -1)
+            if self._inputs.visible is not None:
+                visible = self._inputs.visible[None, start:stop]
+            parts.append(self._masked(q[None, start:stop], slots, visible, *self._gather(layer, table))[0])
         return torch.cat(parts) if parts else q
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,15 +142,25 @@ class TorchAttention:
         keys, values = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).unbind(0)
         return keys, values
 
-    def _masked(self, q: torch.Tensor, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """q (B, Q, heads, D), positions (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
+    def _masked(
+        self, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        slots = torch.arange(k.shape[2], device=q.device)
-        # Slots behind a row's end hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
-        unused = slots[None] > positions.amax(dim=1, keepdim=True)
-        v = v.masked_fill(unused[:, None, :, None], 0)
+        keys = torch.arange(k.shape[2], device=q.device)
+        hidden = hidden_keys(keys, slots, visible)
+        # Slots that none reads hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
+        v = v.masked_fill(hidden.all(dim=1)[:, None, :, None], 0)
         scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.head_dim**-0.5
-        hidden = slots[None, None] > positions[:, :, None]
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
         return torch.matmul(weights, v.float()).transpose(1, 2).to(q.dtype)
+
+
+def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """(B, Q, S) bool: which of the keys (S,) each query, at slots (B, Q), does not read."""
+    num_bits = torch.frexp(visible.clamp(min=1).double()).exponent
+    bit = keys[None, None] - (slots - num_bits + 1)[:, :, None]
+    is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
+    in_window = (visible[:, :, None] >= 0) & (bit >= 0)
+    return (keys[None, None] > slots[:, :, None]) | (in_window & ~is_set)

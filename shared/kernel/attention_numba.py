@@ -3,7 +3,8 @@
 A step runs in two passes: every token is rotated and its key and value written to the row's pages, then every token
 attends on its own, one kv head and its group of queries at a time, block of keys by block. A token's sums always run
 in the same order, so its result depends neither on its batch mates, nor on how its prompt was cut, nor on the size of
-pages, nor on the threads.
+pages, nor on the threads; nor on the siblings in a window of alternatives, whose keys are left out before the blocks
+are formed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT = range(2, 9)
 NUM_WORDS = 9
 # The words that all layers of a step share, at the address STEP.
 ROWS, POSITIONS, TABLE, TABLE_STRIDE, COS, SIN, PAGE_BYTES, PAGE_SIZE = range(8)
-QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR = range(8, 13)
-NUM_STEP_WORDS = 13
+QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR, SLOTS, VISIBLE = range(8, 15)
+NUM_STEP_WORDS = 15
 
 
 def supports(shape: AttentionShape) -> bool:
@@ -67,7 +68,8 @@ class AttentionStep:
         bounds = inputs.cu_q_lens.to(torch.int64)
         # Which page table row each token reads through.
         self._rows = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff(), output_size=num_tokens)
-        self._positions = inputs.positions.contiguous()
+        self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
+        self._visible = None if inputs.visible is None else inputs.visible.contiguous()
         self._table = inputs.page_table.contiguous()
         self._kv = kv
         self._check(inputs)
@@ -80,6 +82,8 @@ class AttentionStep:
         words = self.words
         words[ROWS], words[POSITIONS] = self._rows.data_ptr(), self._positions.data_ptr()
         words[TABLE], words[TABLE_STRIDE] = self._table.data_ptr(), self._table.shape[1]
+        words[SLOTS] = self._slots.data_ptr()
+        words[VISIBLE] = 0 if self._visible is None else self._visible.data_ptr()
         words[COS], words[SIN] = self._cos.data_ptr(), self._sin.data_ptr()
         words[PAGE_BYTES], words[PAGE_SIZE] = kv.stride(0) * kv.element_size(), kv.shape[4]
         words[QUERIES], words[SCRATCH] = self._queries.data_ptr(), self._scratch.data_ptr()
@@ -96,10 +100,13 @@ class AttentionStep:
 
     def _check(self, inputs: AttentionInputs) -> None:
         """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
-        low, high = (int(bound) for bound in self._positions.aminmax())
         limit = min(inputs.max_seq_len, len(self._cos), self._table.shape[1] * self._kv.shape[4])
-        if low < 0 or high >= limit:
-            raise IndexError(f"positions {low}..{high} of a step that holds 0..{limit - 1}")
+        for name, places in (("positions", self._positions), ("slots", inputs.slots)):
+            low, high = (0, 0) if places is None else (int(bound) for bound in places.aminmax())
+            if low < 0 or high >= limit:
+                raise IndexError(f"{name} {low}..{high} of a step that holds 0..{limit - 1}")
+        if self._visible is not None and bool((self._visible.clamp(min=0) >> (self._slots + 1).clamp(max=62)).any()):
+            raise IndexError("a window of alternatives begins before slot 0")
         low, high = (int(bound) for bound in self._table.aminmax())
         if low < 0 or high >= len(self._kv):
             raise IndexError(f"pages {low}..{high} of a pool that holds 0..{len(self._kv) - 1}")
@@ -154,8 +161,9 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
         block = page_size * head_bytes  # one head's slots of one page
         for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             row, position = longs_at(step[ROWS])[token], longs_at(step[POSITIONS])[token]
-            page = np.int64(ints_at(step[TABLE] + row * step[TABLE_STRIDE] * 4)[position // page_size])
-            slot = page * step[PAGE_BYTES] + position % page_size * head_bytes
+            place = longs_at(step[SLOTS])[token]
+            page = np.int64(ints_at(step[TABLE] + row * step[TABLE_STRIDE] * 4)[place // page_size])
+            slot = page * step[PAGE_BYTES] + place % page_size * head_bytes
             cos, sin = step[COS] + position * head_dim * 2, step[SIN] + position * head_dim * 2
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
@@ -194,7 +202,11 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
                 head, token = index // num_tokens, index % num_tokens
             first = token * num_heads + head * group
             table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
-            num_keys = longs_at(step[POSITIONS])[token] + 1
+            num_keys = longs_at(step[SLOTS])[token] + 1
+            window, seen = num_keys, 0  # where the row's window begins, and which of its slots are read
+            if step[VISIBLE] != 0 and longs_at(step[VISIBLE])[token] >= 0:
+                seen = longs_at(step[VISIBLE])[token]
+                window, num_keys = _window_of(seen, num_keys)
             keys = words[KEYS] + head * page_size * head_bytes
             values = words[VALUES] + head * page_size * head_bytes
             _fill(tops, group * lanes, _f32(-np.inf))
@@ -210,10 +222,16 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
                     _fetch(keys, table, start + FETCH_AHEAD, num_keys, page_size, page_bytes, head_bytes, lanes)
                     _fetch(values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 _locate(addresses, keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
+                if seen != 0 and start + lanes > window:
+                    _locate_seen(addresses, keys, table, start, window, seen, page_size, page_bytes, head_bytes, lanes)
                 score_block(group, head_dim, is_half, queries, addresses, scores + start * 4, score_bytes, tops)
             _soften(scores, score_bytes // 4, tops, num_keys, group, lanes, scale)
             for start in range(0, num_keys, lanes):
                 _locate(addresses, values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
+                if seen != 0 and start + lanes > window:
+                    _locate_seen(
+                        addresses, values, table, start, window, seen, page_size, page_bytes, head_bytes, lanes
+                    )
                 weigh_block(group, head_dim, is_half, scores + start * 4, score_bytes, addresses, sums)
             for g in range(group):
                 share = floats_at(tops)[g * lanes]
@@ -247,6 +265,45 @@ def _locate(
             if slot == page_size:
                 page, slot = page + 1, 0
                 at = base + np.int64(pages[page]) * page_bytes
+        out[lane] = at
+
+
+@inlined
+def _window_of(seen: int, end: int) -> tuple[int, int]:
+    """Bits of a window whose last slot is end - 1 -> (its first slot, how many keys are read in all)."""
+    width, count = 0, 0
+    while seen >> width != 0:
+        count += (seen >> width) & 1
+        width += 1
+    return end - width, end - width + count
+
+
+@inlined
+def _locate_seen(
+    addresses: int,
+    base: int,
+    table: int,
+    start: int,
+    window: int,
+    seen: int,
+    page_size: int,
+    page_bytes: int,
+    head_bytes: int,
+    lanes: int,
+) -> None:
+    """Corrects a block's addresses from the window on: its n-th key is the n-th slot that is seen. Behind the last one
+    it is repeated, as it is where there is no window."""
+    pages, out = ints_at(table), longs_at(addresses)
+    key, slot, at = window, window, base
+    while seen != 0:
+        if seen & 1:
+            at = base + np.int64(pages[slot // page_size]) * page_bytes + slot % page_size * head_bytes
+            if start <= key < start + lanes:
+                out[key - start] = at
+            key += 1
+        seen >>= 1
+        slot += 1
+    for lane in range(key - start, lanes):
         out[lane] = at
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from shared.kernel.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 
@@ -30,6 +31,13 @@ class ModelInputs:
         row b owns tokens [cu_q_lens[b], cu_q_lens[b+1]); its token at position p reads KV of positions 0..p and
         writes its own KV at page page_table[b, p // page_size], slot p % page_size, before it reads.
 
+    A verify window may be a tree: siblings have one position, and a KV slot each. Then `slots` and `visible` are there:
+
+        token          b     x     y     z      x and y follow b, z follows x
+        slots          9    10    11    12
+        positions      9    10    10    11      of the token in the text: rotation, weights, noise
+        visible     0001  0011  0101  1011      bit j is the window's j-th slot; -1: all slots up to its own (chunks)
+
     All tensors are on the model's device and were made on the forward stream, which is also the one that reads
     them. Host fields (ints) are upper bounds that never need a sync.
     """
@@ -41,6 +49,19 @@ class ModelInputs:
     logits_idx: torch.Tensor  # (E,) int64 indices into T: the tokens whose logits are wanted
     max_q_len: int
     max_seq_len: int  # >= every committed + q_len of this step
+    slots: torch.Tensor | None = None  # (T,) int64, the KV slot that each token writes; None: its position
+    visible: torch.Tensor | None = None  # (T,) int64, None: -1 everywhere; the highest bit is the token's own
+
+    def for_attention(self) -> AttentionInputs:
+        return AttentionInputs(
+            self.positions,
+            self.cu_q_lens,
+            self.page_table,
+            self.max_q_len,
+            self.max_seq_len,
+            self.slots,
+            self.visible,
+        )
 
 
 @dataclass(slots=True)

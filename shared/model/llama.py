@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs
+from shared.kernel.attention import AttentionBackend
 from shared.kernel.blocks import BlockKernels
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -48,10 +48,7 @@ class LlamaModel:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
-        view = AttentionInputs(
-            inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len
-        )
-        self._attention.begin(view, kv.plane(KV_PLANE))
+        self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE))
         residual = self._weights.embed[inputs.input_ids].float()
         delta: torch.Tensor | None = None
         *inner, last = self._weights.layers

@@ -20,7 +20,7 @@ import torch
 from shared.kernel import attention_numba as attention
 from shared.kernel import blocks_numba as blocks
 from shared.kernel import product
-from shared.kernel.attention import AttentionInputs, AttentionShape
+from shared.kernel.attention import AttentionShape
 from shared.kernel.jit import NUM_ROWS
 from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
@@ -105,13 +105,10 @@ class CompiledLlama:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
-        view = AttentionInputs(
-            inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len
-        )
         num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
         check_range("input ids", inputs.input_ids, self.config.vocab_size)
         check_range("logits_idx", inputs.logits_idx, num_tokens)
-        self._step.begin(view, kv.plane(KV_PLANE))
+        self._step.begin(inputs.for_attention(), kv.plane(KV_PLANE))
         self._reserve(max(num_tokens, num_outputs))
         hidden = torch.empty(num_outputs, self.config.hidden_size, dtype=self._dtype)
         head = self._weights.head
