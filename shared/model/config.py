@@ -114,7 +114,7 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
 
 def config_from_hf(folder: Path) -> LlamaConfig:
     """Reads config.json (and generation_config.json for the ids that end an answer)."""
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     arch = (raw.get("architectures") or ["?"])[0]
     if arch not in HF_ARCHITECTURES:
         raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
@@ -131,7 +131,7 @@ def config_from_hf(folder: Path) -> LlamaConfig:
 def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     generation = folder / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     return LlamaConfig(
         name=folder.resolve().name,
         family=family,
@@ -143,7 +143,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=int(raw.get("head_dim") or hidden // heads),
         rms_eps=float(raw["rms_norm_eps"]),
-        rope=_rope_from_hf(folder, raw),
+        rope=rope_from_hf(folder, raw),
         max_context=_context(raw),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         eos_ids=_ids(raw.get("eos_token_id") if eos is None else eos),
@@ -158,7 +158,7 @@ def _context(raw: Mapping[str, Any]) -> int:
     return min(context, int(window)) if window else context
 
 
-def _rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
+def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
     """Older files have rope_theta and rope_scaling, newer ones a single rope_parameters."""
     scaling: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
@@ -183,7 +183,8 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; ConfigError says what is wrong with it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

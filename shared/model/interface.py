@@ -68,6 +68,7 @@ class ModelInputs:
 class ModelOutput:
     logits: torch.Tensor  # (E, vocab) float32
     hidden: torch.Tensor  # (E, H) what a draft model relays; (E, 0) where there is none
+    aux: torch.Tensor | None = None  # (T, layers * H) in the dtype: the residual before each captured layer, if asked
 
 
 class Model(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend
 from shared.kernel.blocks import BlockKernels
 from shared.kv.layout import PlaneSpec
@@ -42,6 +43,13 @@ class LlamaModel:
         self._weights = weights
         self._attention = attention
         self._blocks = blocks
+        self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
+        self._captured: tuple[int, ...] = ()
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None:
+        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
+        check_layers(layers, self.config.num_layers)
+        self._captured = layers
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return (kv_plane(self.config, self.spec, page_size),)
@@ -51,30 +59,46 @@ class LlamaModel:
         self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE))
         residual = self._weights.embed[inputs.input_ids].float()
         delta: torch.Tensor | None = None
+        aux: list[torch.Tensor] = []
         *inner, last = self._weights.layers
         for index, layer in enumerate(inner):
-            attended = self._attend(index, layer, residual, delta)
+            attended = self._attend(index, layer, residual, delta, aux)
             delta = self._mlp(layer, residual, layer.out(attended))
-        attended = self._attend(len(inner), last, residual, delta)
-        return self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
+        attended = self._attend(len(inner), last, residual, delta, aux)
+        output = self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
+        output.aux = torch.cat(aux, dim=-1) if aux else None
+        return output
 
     def _finish(self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> ModelOutput:
         """E rows: with all KV written, nothing reads the other tokens any more."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
-            return ModelOutput(logits=empty, hidden=residual.to(self._weights.embed.dtype))
+            return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
         delta = self._mlp(last, residual, last.out(attended))
         hidden = self._blocks.add_norm(residual, delta, self._weights.norm)
         return ModelOutput(logits=self._weights.head(hidden), hidden=hidden)
 
     def _attend(
-        self, index: int, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor | None
+        self,
+        index: int,
+        layer: LayerWeights,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        aux: list[torch.Tensor],
     ) -> torch.Tensor:
         """(T, heads * D)"""
         normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
+        if index in self._captured:
+            aux.append(residual.to(self.embed.dtype, copy=True))
         return self._attention.attend(index, layer.qkv(normed), layer.q_norm, layer.k_norm)
 
     def _mlp(self, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """(M, H): what the layer adds to the residual."""
         normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
         return layer.down(self._blocks.gate(layer.gate_up(normed)))
+
+
+def check_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    """Ascending, so that a head's `fc` and its target can't mean different orders."""
+    if list(layers) != sorted({*layers}) or any(not 0 <= layer < num_layers for layer in layers):
+        raise ConfigError(f"auxiliary layers {layers} of a model with {num_layers}: ascending numbers below that")

@@ -4,6 +4,7 @@ Same arithmetic and the same bits as LlamaModel on the same kernels. Tasks, in t
 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
+    a layer whose input is captured stores it in one task more, before its second half
     the last layer, after its attention, goes on with the E wanted rows alone, taken to other buffers by two tasks
     at the end     norm -> hidden (E), head -> logits (E)
 """
@@ -29,7 +30,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
-from shared.model.llama import KV_PLANE, kv_plane
+from shared.model.llama import KV_PLANE, check_layers, kv_plane
 from shared.model.weights import LayerWeights, LlamaWeights
 
 BEFORE, AFTER, TAKEN = 4, 5, 2  # a layer's tasks up to its attention, from there on, and what takes the wanted rows
@@ -54,11 +55,13 @@ class Layout:
     take_attended: int
     last_norm: int
     head: int
+    aux: Index  # one per captured layer
 
 
-def make_layout(num_layers: int) -> Layout:
-    front = 1 + (BEFORE + AFTER) * np.arange(num_layers)
-    back = front + BEFORE
+def make_layout(num_layers: int, captured: tuple[int, ...]) -> Layout:
+    stores = np.isin(np.arange(num_layers), captured)
+    front = 1 + (BEFORE + AFTER) * np.arange(num_layers) + stores.cumsum() - stores
+    back = front + BEFORE + stores
     back[-1] += TAKEN
     end = int(back[-1])
     return Layout(
@@ -68,6 +71,7 @@ def make_layout(num_layers: int) -> Layout:
         take_attended=end - 1,
         last_norm=end + AFTER,
         head=end + AFTER + 1,
+        aux=front[stores] + BEFORE,
     )
 
 
@@ -92,11 +96,19 @@ class CompiledLlama:
         self.config, self.spec = config, spec
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._team = team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
-        self._at = make_layout(config.num_layers)
+        self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
+        self.capture_aux(())
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None:
+        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
+        check_layers(layers, self.config.num_layers)
+        self._captured = layers
+        self._at = make_layout(self.config.num_layers, layers)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
-        self._program = Program(team, tasks, self._words)
+        self._program = Program(self._team, tasks, self._words)
         self._fill_weights()
         self._capacity = 0
 
@@ -116,8 +128,17 @@ class CompiledLlama:
         logits = head.empty(num_outputs)
         ids, wanted = inputs.input_ids.contiguous(), inputs.logits_idx.contiguous()
         self._fill_step(ids, wanted, hidden, logits)
+        aux = self._fill_aux(num_tokens)
         self._program.run(None if num_outputs else self._at.take_residual)
-        return ModelOutput(logits=head.cut(logits), hidden=hidden)
+        return ModelOutput(logits=head.cut(logits), hidden=hidden, aux=aux)
+
+    def _fill_aux(self, num_tokens: int) -> torch.Tensor | None:
+        if not self._captured:
+            return None
+        row = self.config.hidden_size
+        aux = torch.empty(num_tokens, len(self._captured) * row, dtype=self._dtype)
+        self._words[self._at.aux, blocks.OUT] = aux.data_ptr() + np.arange(len(self._captured)) * row * aux.itemsize
+        return aux
 
     def _fill_step(self, ids: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
         at, words = self._at, self._words
@@ -138,10 +159,17 @@ class CompiledLlama:
         attend = attention.make_tasks(attention_shape(config), self._dtype)
         multiply = product.make_task(is_half, is_half)
         front, back = [norm, multiply, *attend], [multiply, norm, multiply, gate, multiply]
+        fronts = [front + self._capture(layer) for layer in range(config.num_layers)]
         take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
-        inner = (front + back) * (config.num_layers - 1)
+        inner = [task for front in fronts[:-1] for task in front + back]
         end = [norm, product.make_task(is_half, False)]
-        return [blocks.make_embed(config.hidden_size, is_half), *inner, *front, *take, *back, *end]
+        return [blocks.make_embed(config.hidden_size, is_half), *inner, *fronts[-1], *take, *back, *end]
+
+    def _capture(self, layer: int) -> list[Any]:
+        if layer not in self._captured:
+            return []
+        hidden = self.config.hidden_size
+        return [blocks.make_store(hidden, self._dtype == torch.bfloat16, hidden * len(self._captured))]
 
     def _fill_weights(self) -> None:
         at, words, weights = self._at, self._words, self._weights
@@ -188,6 +216,7 @@ class CompiledLlama:
         words[0, blocks.OUT] = residual
         words[at.norm, blocks.SOURCE], words[at.norm, blocks.OUT] = residual, normed
         words[at.norm[1:], blocks.DELTA] = change
+        words[at.aux, blocks.SOURCE] = residual
         words[at.qkv, product.X], words[at.qkv, product.OUT] = normed, self._qkv.data_ptr()
         for task in (at.write, at.attend):
             words[task, attention.QKV], words[task, attention.OUT] = self._qkv.data_ptr(), attended

@@ -7,10 +7,13 @@ from pathlib import Path
 import psutil
 import torch
 
-from shared.config.model_path import resolve_model
+from shared.config.model_path import resolve_head, resolve_model
 from shared.core.errors import ConfigError
+from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
+from shared.model.eagle_file import HeadFolder
+from shared.model.eagle_head import DraftTarget, EagleHead, SeparateMidlayer, load_eagle_weights
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import Model, ModelInputs, ModelSpec
 from shared.model.kernels import Kernels, pick_kernels
@@ -118,3 +121,33 @@ def _context(source: TensorSource, asked: int) -> int:
     if asked > limit:
         raise ConfigError(f"--max-context is {asked}; this model was made for at most {limit}")
     return asked or limit
+
+
+def load_eagle_head(
+    name: str, model: str, target: DraftTarget, *, threads: int = 1, kernels: str = "auto"
+) -> EagleHead:
+    """`name`: a folder in the public format, or auto: the head shipped for `model`, the name the target was loaded by.
+    Device, dtype, embedding and context are the target's; ConfigError names a tensor or field that does not fit it.
+    `threads` and `kernels` as for load_model."""
+    source = HeadFolder(resolve_head(name, model), target.config)
+    layer, embed = source.config.layer, target.embed
+    picked = pick_kernels(layer, embed.dtype, embed.device, threads, plain=kernels == "torch")
+    context = target.spec.max_context + WINDOW_SLACK
+    weights = load_eagle_weights(source, embed, context, picked.make_linear, picked.make_head)
+    midlayer = SeparateMidlayer(weights, picked.make_attention(weights.rope), picked.blocks)
+    head = EagleHead(source, target.spec, weights, midlayer, picked.blocks)
+    if embed.device.type == "cpu":
+        warm_up_head(head)
+    return head
+
+
+def warm_up_head(head: EagleHead) -> None:
+    """As warm_up."""
+    pool = KVPool(head.kv_planes(WARM_PAGE), 2, WARM_PAGE)
+    with torch.inference_mode():
+        for count in (1, WARM_PAGE):
+            cu_q_lens, table = torch.tensor([0, count], dtype=torch.int32), torch.ones(1, 1, dtype=torch.int32)
+            view = AttentionInputs(torch.arange(count), cu_q_lens, table, count, count)
+            features = torch.zeros(count, head.hidden_size)
+            head.logits(head.forward(torch.zeros(count, dtype=torch.int64), features, view, pool))
+    pool.close()

@@ -36,12 +36,11 @@ MODEL_NAMES = {
 }
 
 
-class SafetensorsFolder:
-    """A TensorSource over one folder; shards are found by their own headers, so no index file is needed."""
+class TensorFiles:
+    """All *.safetensors of a folder under the names in them, found by their own headers: no index file is needed."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
-        self.config: LlamaConfig = config_from_hf(folder)
         self._files = tuple(sorted(folder.glob("*.safetensors")))
         if not self._files:
             raise ConfigError(f"{folder} has no *.safetensors file")
@@ -53,19 +52,42 @@ class SafetensorsFolder:
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"can't read {path}: {error}") from error
 
-    def has(self, name: str) -> bool:
-        return hf_name(name) in self._where
+    def names(self) -> frozenset[str]:
+        return frozenset(self._where)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor that is there, from the file's header."""
+        with safe_open(self._where[name], framework="pt") as shard:
+            return tuple(shard.get_slice(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
         """In the dtype of the file, rows first (out, in)."""
-        key = hf_name(name)
-        if key not in self._where:
-            raise ConfigError(f"{self.path} has no tensor {key}")
-        with safe_open(self._where[key], framework="pt") as shard:
-            return shard.get_tensor(key)
+        if name not in self._where:
+            raise ConfigError(f"{self.path} has no tensor {name}")
+        with safe_open(self._where[name], framework="pt") as shard:
+            return shard.get_tensor(name)
 
     def content_hash(self) -> str:
+        """Of config.json too."""
         return hash_files((self.path / "config.json", *self._files))
+
+
+class SafetensorsFolder:
+    """A TensorSource over one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config: LlamaConfig = config_from_hf(folder)
+        self._files = TensorFiles(folder)
+
+    def has(self, name: str) -> bool:
+        return hf_name(name) in self._files.names()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """In the dtype of the file, rows first (out, in)."""
+        return self._files.tensor(hf_name(name))
+
+    def content_hash(self) -> str:
+        return self._files.content_hash()
 
 
 def hf_name(name: str) -> str:

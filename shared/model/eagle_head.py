@@ -1,0 +1,182 @@
+"""The EAGLE-3 draft head (arXiv 2503.01840): one decoder layer over the target's embedding and hidden states.
+
+    slot j:   token j + 1 -> embed -> norm \\
+              f_j                  -> norm  > x (2H) -> q, k, v -> rotate at j, attend to slots 0..j -> out
+              g_j = f_j + attention + mlp             logits = lm_head(norm(g_j)) foresee token j + 2
+
+f_j is fc(three of the target's hidden states at j); where the target has not been yet, it is the head's own g_(j-1).
+So slot j's KV depends on the token after it. Knows nothing of requests, sampling, or how drafts become a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from shared.kernel.attention import AttentionBackend, AttentionInputs
+from shared.kernel.blocks import BlockKernels
+from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
+from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
+from shared.model.eagle_file import HeadConfig, HeadFolder
+from shared.model.interface import ModelSpec
+
+EAGLE_PLANE = "eagle"
+
+
+class DraftTarget(Protocol):
+    """What a head takes from its target: every Llama-family model here has it."""
+
+    config: LlamaConfig
+    spec: ModelSpec
+    embed: torch.Tensor  # (vocab, H) in the dtype
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None:
+        """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """Norm weights are float32."""
+
+    embed: torch.Tensor  # (vocab, H): the target's
+    fc: Linear  # 3H -> H
+    embed_norm: torch.Tensor  # (H,)
+    feature_norm: torch.Tensor  # (H,)
+    qkv: Linear  # 2H -> heads * D + 2 * kv_heads * D
+    out: Linear  # heads * D -> H
+    mlp_norm: torch.Tensor  # (H,)
+    gate_up: Linear  # H -> 2 * I
+    down: Linear  # I -> H
+    norm: torch.Tensor  # (H,)
+    head: Head  # (M, H) in the dtype -> (M, Vd) float32
+    rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
+
+
+def load_eagle_weights(
+    source: HeadFolder,
+    embed: torch.Tensor,
+    max_context: int,
+    make: LinearFactory,
+    make_head: HeadFactory,
+) -> EagleWeights:
+    """In the embedding's dtype, on its device."""
+
+    def get(*names: str) -> torch.Tensor:
+        return torch.cat([source.tensor(f"{name}.weight").to(embed.device, embed.dtype) for name in names])
+
+    def norm(name: str) -> torch.Tensor:
+        return source.tensor(f"{name}.weight").to(embed.device, torch.float32)
+
+    attn, mlp = "midlayer.self_attn", "midlayer.mlp"
+    return EagleWeights(
+        embed=embed,
+        fc=make(get("fc"), None),
+        embed_norm=norm("midlayer.input_layernorm"),
+        feature_norm=norm("midlayer.hidden_norm"),
+        qkv=make(get(f"{attn}.q_proj", f"{attn}.k_proj", f"{attn}.v_proj"), None),
+        out=make(get(f"{attn}.o_proj"), None),
+        mlp_norm=norm("midlayer.post_attention_layernorm"),
+        gate_up=make(get(f"{mlp}.gate_proj", f"{mlp}.up_proj"), None),
+        down=make(get(f"{mlp}.down_proj"), None),
+        norm=norm("norm"),
+        head=make_head(get("lm_head")),
+        rope=_rope(source.config.layer, max_context, embed.device),
+    )
+
+
+def _rope(layer: LlamaConfig, max_context: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    rope = layer.rope
+    stretch = (rope.kind, rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context)
+    cos, sin = rope_tables(inverse_frequencies(layer.head_dim, rope.theta, *stretch), max_context)
+    return cos.to(device), sin.to(device)
+
+
+class Midlayer(Protocol):
+    def add_to(
+        self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
+    ) -> None:
+        """Turns f into g: residual (N, H) float32, contiguous, is changed in place. N > 0. Writes draft KV of all N
+        slots, then attends."""
+        ...
+
+
+class EagleHead:
+    """A DraftHead. Runs on the forward stream, one call at a time. Returned tensors are fresh and belong to the caller.
+
+    Features and hidden states are float32, as every residual stream here. A slot's results do not depend on the other
+    rows of a call, nor on how slots are cut into calls.
+    """
+
+    hidden_dtype = torch.float32
+
+    def __init__(
+        self, source: HeadFolder, spec: ModelSpec, weights: EagleWeights, midlayer: Midlayer, blocks: BlockKernels
+    ) -> None:
+        self.config: HeadConfig = source.config
+        self.hidden_size = self.config.layer.hidden_size
+        self.hidden_shape = (self.hidden_size,)
+        self.draft_vocab_size = self.config.draft_vocab_size
+        self.aux_layers = self.config.aux_layers
+        self.weights_hash = source.content_hash()
+        self.d2t = source.draft_ids.to(weights.embed.device)  # (Vd,) int64: the target's id of each draft id
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._weights = weights
+        self._midlayer = midlayer
+        self._blocks = blocks
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        """What a page of the target's pool holds besides the target's own."""
+        layer = self.config.layer
+        return (PlaneSpec(EAGLE_PLANE, (1, 2, layer.num_kv_heads, page_size, layer.head_dim), self._dtype),)
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """ModelOutput.aux (N, 3H) in the dtype -> features (N, H) float32."""
+        if len(aux) == 0:
+            return aux.new_empty((0, self.hidden_size), dtype=torch.float32)
+        return self._weights.fc(aux).float()
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
+    ) -> torch.Tensor:
+        """next_ids (N,) int64: the token after each slot; features (N, H); view: positions are the slots' own.
+        Writes their draft KV to the plane "eagle", then attends. Returns g (N, H) float32."""
+        if not len(next_ids) == len(features) == len(view.positions):
+            raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
+        residual = features.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        if len(residual) > 0:
+            self._midlayer.add_to(residual, next_ids, view, kv.plane(EAGLE_PLANE))
+        return residual
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """g (N, H) -> (N, Vd) float32 over the draft vocabulary; `d2t` leads from there to the target's ids."""
+        if len(hidden) == 0:
+            return hidden.new_empty((0, self.draft_vocab_size), dtype=torch.float32)
+        return self._weights.head(self._blocks.add_norm(hidden.float().contiguous(), None, self._weights.norm))
+
+
+class SeparateMidlayer:
+    """The layer kernel by kernel: any device."""
+
+    def __init__(self, weights: EagleWeights, attention: AttentionBackend, blocks: BlockKernels) -> None:
+        self._weights = weights
+        self._attention = attention
+        self._blocks = blocks
+
+    def add_to(
+        self, residual: torch.Tensor, next_ids: torch.Tensor, view: AttentionInputs, plane: torch.Tensor
+    ) -> None:
+        weights, blocks = self._weights, self._blocks
+        self._attention.begin(view, plane)
+        hidden = residual.shape[1]
+        x = torch.empty((len(residual), 2 * hidden), dtype=weights.embed.dtype, device=residual.device)
+        x[:, :hidden] = blocks.add_norm(weights.embed[next_ids].float(), None, weights.embed_norm)
+        x[:, hidden:] = blocks.add_norm(residual, None, weights.feature_norm)
+        attended = self._attention.attend(0, weights.qkv(x), None, None)
+        normed = blocks.add_norm(residual, weights.out(attended), weights.mlp_norm)
+        residual += weights.down(blocks.gate(weights.gate_up(normed)))

@@ -1,0 +1,246 @@
+"""The draft head over paged KV against a plain causal pass, and what the target gives it to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from draft_head import (
+    AUX_LAYERS,
+    DRAFT_VOCAB,
+    HEAD,
+    LAYERS,
+    VOCAB,
+    PlainHead,
+    head_config,
+    head_tensors,
+    save_head,
+    save_target,
+)
+
+from shared.core.errors import ConfigError
+from shared.kernel.attention import AttentionInputs
+from shared.kv.pool import KVPool
+from shared.model.eagle_head import DraftTarget, EagleHead
+from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.load import load_eagle_head, load_model
+
+KERNELS = ["torch", "separate", "auto"]
+SLOTS = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Case:
+    """One kind of sizes on disk, and a teacher-forced sequence of it."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        self.network = save_target(folder / "target", kind)
+        save_head(folder / "head", head_tensors(kind), head_config(kind))
+        embed = self.network.get_input_embeddings().weight.detach()
+        self.plain = PlainHead(head_tensors(kind), head_config(kind), embed)
+        draw = torch.Generator().manual_seed(3)
+        self.next_ids = torch.randint(0, VOCAB, (SLOTS,), generator=draw)
+        self.aux = torch.randn(SLOTS, 3 * embed.shape[1], generator=draw) * 2
+
+    def target(self, kernels: str = "torch", dtype: str = "float32") -> DraftTarget:
+        return load_model(str(self.folder / "target"), dtype, kernels=kernels)
+
+    def head(self, kernels: str, dtype: str = "float32", threads: int = 1) -> EagleHead:
+        target = self.target("torch", dtype)
+        return load_eagle_head(str(self.folder / "head"), "tiny", target, threads=threads, kernels=kernels)
+
+
+@pytest.fixture(scope="module", params=list(HEAD))
+def case(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Case:
+    return Case(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("whole"), "whole")
+
+
+class Draft:
+    """Slots of several rows over one pool that nobody cleared, pages scattered over it."""
+
+    def __init__(self, head: EagleHead, num_rows: int = 1, page_size: int = 16, max_len: int = 48) -> None:
+        self.head = head
+        per_row = -(-max_len // page_size)
+        self.pool = KVPool(head.kv_planes(page_size), 1 + num_rows * per_row, page_size)
+        self.pool.plane("eagle").fill_(float("nan"))  # what is read must have been written
+        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = order.to(torch.int32).view(num_rows, per_row)
+
+    def forward(self, slots: dict[int, range], next_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """g of slots[row] of each row, one after another."""
+        q_lens = torch.tensor([len(part) for part in slots.values()])
+        view = AttentionInputs(
+            torch.tensor([slot for part in slots.values() for slot in part]),
+            torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+            self.table[list(slots)],
+            int(q_lens.max()),
+            max(part.stop for part in slots.values()),
+        )
+        with torch.inference_mode():
+            return self.head.forward(next_ids, features, view, self.pool)
+
+    def one(self, case: Case, start: int, stop: int, row: int = 0) -> torch.Tensor:
+        """Slots start..stop of a row, teacher-forced."""
+        with torch.inference_mode():
+            features = self.head.project(case.aux[start:stop].to(self.pool.planes[0].dtype))
+        return self.forward({row: range(start, stop)}, case.next_ids[start:stop], features)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_chunks_and_single_steps_equal_one_causal_pass(case: Case, kernels: str, page_size: int) -> None:
+    draft = Draft(case.head(kernels), page_size=page_size)
+    cuts = [0, 19, 30, 31, 32, 35, SLOTS]
+    got = torch.cat([draft.one(case, *cut) for cut in zip(cuts, cuts[1:], strict=False)])
+    want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+    with torch.inference_mode():
+        logits = draft.head.logits(got)
+    assert (logits.shape, logits.dtype) == ((SLOTS, DRAFT_VOCAB), torch.float32)
+    torch.testing.assert_close(logits, case.plain.logits(want), atol=5e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bfloat16_stays_near_float32(case: Case, kernels: str) -> None:
+    draft = Draft(case.head(kernels, "bfloat16"))
+    got = torch.cat([draft.one(case, 0, 30), *(draft.one(case, n, n + 1) for n in range(30, SLOTS))])
+    want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))
+    assert (got - want).abs().mean() < 0.02 * want.abs().mean()
+    with torch.inference_mode():
+        logits = draft.head.logits(got)
+    assert (logits - case.plain.logits(want)).abs().mean() < 0.03 * case.plain.logits(want).abs().mean()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_chain_feeds_on_itself_and_leaves_no_trace(case: Case, kernels: str) -> None:
+    """Draft steps take the head's own output; their slots are written again once the target has been there."""
+    draft, start = Draft(case.head(kernels)), 20
+    hidden = draft.one(case, 0, start)[-1:]
+    features = case.plain.features(case.aux[:start])
+    want = case.plain.hidden(case.next_ids[:start], features)[-1:]
+    for step in range(3):
+        hidden = draft.forward({0: range(start + step, start + step + 1)}, case.next_ids[-1 - step :][:1], hidden)
+        features = torch.cat((features, want))
+        drafted = torch.cat([case.next_ids[-1 - n :][:1] for n in range(step + 1)])
+        want = case.plain.hidden(torch.cat((case.next_ids[:start], drafted)), features)[-1:]
+        torch.testing.assert_close(hidden, want, atol=5e-4, rtol=1e-3)
+    again = draft.one(case, start, SLOTS)
+    want = case.plain.hidden(case.next_ids, case.plain.features(case.aux))[start:]
+    torch.testing.assert_close(again, want, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neighbours_and_cuts_do_not_show(whole: Case, dtype: str) -> None:
+    """Bit for bit, on compiled kernels: rows of 30, 1, 4 and 1 slots in one call, and each alone in other cuts."""
+    head = whole.head("auto", dtype)
+    together, alone = Draft(head, 4), Draft(head, 4)
+    parts = {0: range(0, 30), 1: range(25, 26), 2: range(7, 11), 3: range(0, 1)}
+    for row, part in parts.items():
+        for draft in (together, alone):
+            if part.start:
+                draft.one(whole, 0, part.start, row)
+    flat = torch.tensor([slot for part in parts.values() for slot in part])
+    with torch.inference_mode():
+        features = head.project(whole.aux[flat].to(getattr(torch, dtype)))
+    got = together.forward(parts, whole.next_ids[flat], features)
+    cuts = {0: (0, 1, 9, 30), 1: (25, 26), 2: (7, 8, 11), 3: (0, 1)}
+    want = [alone.one(whole, *cut, row) for row, at in cuts.items() for cut in zip(at, at[1:], strict=False)]
+    assert torch.equal(got, torch.cat(want))
+    with torch.inference_mode():
+        assert torch.equal(head.logits(got), torch.cat([head.logits(g) for g in got.split(5)]))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_nothing_in_gives_nothing(whole: Case, kernels: str) -> None:
+    head = whole.head(kernels)
+    pool = KVPool(head.kv_planes(16), 2, 16)
+    none = torch.zeros(0, dtype=torch.int64)
+    bounds, table = torch.zeros(1, dtype=torch.int32), torch.zeros(0, 1, dtype=torch.int32)
+    view = AttentionInputs(none, bounds, table, 0, 0)
+    hidden = head.forward(none, head.project(whole.aux[:0]), view, pool)
+    assert (hidden.shape, head.logits(hidden).shape) == ((0, head.hidden_size), (0, DRAFT_VOCAB))
+
+
+def test_features_are_left_as_they_are(whole: Case) -> None:
+    draft = Draft(whole.head("auto"))
+    features = torch.randn(4, draft.head.hidden_size)
+    before = features.clone()
+    hidden = draft.forward({0: range(4)}, whole.next_ids[:4], features)
+    kept = hidden.clone()
+    draft.head.logits(hidden)
+    draft.forward({0: range(4)}, whole.next_ids[4:8], features * 2)
+    assert torch.equal(features, before) and torch.equal(hidden, kept)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_uneven_inputs_are_refused(whole: Case, kernels: str) -> None:
+    draft = Draft(whole.head(kernels))
+    with pytest.raises(ValueError, match="3 ids, 4 features, 4 positions"):
+        draft.forward({0: range(4)}, whole.next_ids[:3], torch.zeros(4, draft.head.hidden_size))
+
+
+def step(model: Model, ids: list[int], wanted: list[int]) -> ModelOutput:
+    pool = KVPool(model.kv_planes(16), 4, 16)
+    inputs = ModelInputs(
+        input_ids=torch.tensor(ids),
+        positions=torch.arange(len(ids)),
+        cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+        page_table=torch.tensor([[2, 1, 3]], dtype=torch.int32),
+        logits_idx=torch.tensor(wanted, dtype=torch.int64),
+        max_q_len=len(ids),
+        max_seq_len=len(ids),
+    )
+    with torch.inference_mode():
+        return model.forward(inputs, pool)
+
+
+def inputs_of_layers(network: transformers.PreTrainedModel, ids: list[int]) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        return network(torch.tensor([ids]), output_hidden_states=True).hidden_states
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("layers", [AUX_LAYERS, (0, 1, LAYERS - 1), (3,)])
+def test_aux_is_what_layers_read(case: Case, kernels: str, layers: tuple[int, ...]) -> None:
+    model, ids = case.target(kernels), torch.arange(40).mul(7).remainder(VOCAB).tolist()
+    off = step(model, ids, [39, 5])
+    model.capture_aux(layers)
+    hidden = inputs_of_layers(case.network, ids)
+    want = torch.cat([hidden[layer][0] for layer in layers], dim=-1)
+    for wanted in ([39, 5], []):
+        output = step(model, ids, wanted)
+        torch.testing.assert_close(output.aux, want, atol=2e-4, rtol=1e-4)
+        assert torch.equal(output.logits, off.logits[: len(wanted)])  # watching changes nothing
+    assert off.aux is None
+    model.capture_aux(())
+    assert step(model, ids, [39]).aux is None
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_aux_is_in_the_dtype_and_the_callers(whole: Case, kernels: str) -> None:
+    model = whole.target(kernels, "bfloat16")
+    model.capture_aux(AUX_LAYERS)
+    first = step(model, [5, 6, 7], [2])
+    kept = first.aux.clone()
+    second = step(model, [8, 9, 10], [2])
+    assert first.aux.dtype == torch.bfloat16 and first.aux.shape == (3, 3 * 128)
+    assert torch.equal(first.aux, kept) and not torch.equal(first.aux, second.aux)
+
+
+def test_layers_that_are_not_there_are_refused(whole: Case) -> None:
+    for kernels in KERNELS:
+        for layers in ((2, LAYERS), (3, 2), (-1,), (2, 2)):
+            with pytest.raises(ConfigError, match="auxiliary layers"):
+                whole.target(kernels).capture_aux(layers)
