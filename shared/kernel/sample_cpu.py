@@ -47,12 +47,15 @@ class RowParams(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """E outputs: which parameter row and which history row each belongs to, and the position of its input token."""
+    """E outputs: which parameter row and which history row each belongs to, the position of its input token, and what
+    its penalties count: the first `common` tokens of its history row, and N drafts (-1: none)."""
 
     rows: npt.NDArray[np.int64]  # (E,)
     positions: npt.NDArray[np.int64]  # (E,)
     history_rows: npt.NDArray[np.int64]  # (B,) into `history`
     history: npt.NDArray[np.int32]  # (rows, max_context)
+    common: npt.NDArray[np.int64]  # (E,)
+    drafted: npt.NDArray[np.int32]  # (E, N)
 
 
 @exact
@@ -225,15 +228,22 @@ def _narrow(
 
 
 @exact
-def _penalise(
-    logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32], prompt_len: int, knobs: npt.NDArray[np.float32]
-) -> None:
-    """Repetition over all tokens before, presence and frequency over the output; each id once. In place."""
-    vocab_size = logits.shape[0]
-    counts = np.zeros(vocab_size, dtype=np.int32)
-    for j in range(prompt_len, tokens.shape[0]):
-        if 0 <= tokens[j] < vocab_size:
+def _count(tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
+    for j in range(tokens.shape[0]):
+        if 0 <= tokens[j] < counts.shape[0]:
             counts[tokens[j]] += 1
+
+
+@exact
+def _penalise(
+    logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    knobs: npt.NDArray[np.float32],
+) -> None:
+    """Repetition for each of the tokens, presence and frequency for those that were counted; each id once. In place,
+    counts too."""
+    vocab_size = logits.shape[0]
     for j in range(tokens.shape[0]):
         i = tokens[j]
         if i < 0 or i >= vocab_size or counts[i] == _DONE:
@@ -254,10 +264,9 @@ def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: np
 
 
 @exact
-def _edited(
-    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, row: int, position: int
-) -> npt.NDArray[np.float32]:
+def _edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
     """Penalties, bias and mask on a copy; the logits themselves where nothing is to be done."""
+    row, position = outputs.rows[e], outputs.positions[e]
     knobs, counts = params.knobs[row], params.counts[row]
     stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]
     begin, end = params.bias_offsets[row], params.bias_offsets[row + 1]
@@ -267,8 +276,12 @@ def _edited(
         return logits
     logits = logits.copy()
     if penalised:
-        tokens = outputs.history[outputs.history_rows[row], : position + 1]
-        _penalise(logits, tokens, counts[PROMPT_LEN], knobs)
+        tokens = outputs.history[outputs.history_rows[row], : outputs.common[e]]
+        uses = np.zeros(logits.shape[0], dtype=np.int32)
+        _count(tokens[counts[PROMPT_LEN] :], uses)
+        _count(outputs.drafted[e], uses)
+        _penalise(logits, tokens, uses, knobs)
+        _penalise(logits, outputs.drafted[e], uses, knobs)
     _add(logits, params.bias_ids[begin:end], params.bias_values[begin:end])
     if masked:
         for j in range(stops.shape[0]):
@@ -281,7 +294,7 @@ def _edited(
 def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
-    final = _edited(logits, params, outputs, row, position)
+    final = _edited(logits, params, outputs, e)
     return _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
 
 

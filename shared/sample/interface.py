@@ -57,11 +57,17 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class History:
-    """Tokens by (request row, position), on the device. Every forward writes its input ids here first, so for an
-    output at input position p the row's tokens 0..p are all there: prompt, emitted, in flight, draft ancestors."""
+    """What penalties count, on the device: the tokens before an output, prompt, emitted and in flight, by (request row,
+    position), and of a verify window the output's own draft ancestors. Siblings share a position, so drafts have no
+    place in `tokens`.
+
+    common and drafted are both there or both None: an output at input position p then counts its row's tokens 0..p.
+    """
 
     tokens: torch.Tensor  # (rows, max_context) int32
     rows: npt.NDArray[np.int64]  # (B,) which row of `tokens` each batch row reads
+    common: torch.Tensor | None = None  # (E,) int64, how many of them each output counts
+    drafted: torch.Tensor | None = None  # (E, N) int32, in any order, all of them output; -1: none
 
 
 @dataclass(slots=True)

@@ -61,14 +61,22 @@ def sample_cpu(
     history: History | None,
 ) -> SampleOutput:
     values = logits.contiguous().numpy()
-    tokens = np.zeros((1, 1), np.int32) if history is None else history.tokens.numpy()
-    rows = np.zeros(len(batch), np.int64) if history is None else history.rows.astype(np.int64)
-    outputs = Outputs(np.array(row_of, np.int64), positions.contiguous().numpy(), rows, tokens)
+    outputs = outputs_of(row_of, positions, history or History(torch.zeros((1, 1), dtype=torch.int32), row_of[:0]))
     _check_range(outputs, len(batch), needs_history(batch))
     ids = np.zeros(len(values), dtype=np.int64)
     parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
     (sample_parallel if parallel else sample_serial)(values, row_params(batch), outputs, ids)
     return _with_logprobs(values, batch, outputs.rows, ids)
+
+
+def outputs_of(row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History) -> Outputs:
+    """In the layout of the numba kernels."""
+    where = positions.contiguous().numpy()
+    rows, tokens = history.rows.astype(np.int64), history.tokens.numpy()
+    if history.common is None or history.drafted is None:
+        return Outputs(np.array(row_of, np.int64), where, rows, tokens, where + 1, np.zeros((len(where), 0), np.int32))
+    common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
+    return Outputs(np.array(row_of, np.int64), where, rows, tokens, common, drafted)
 
 
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
@@ -83,8 +91,10 @@ def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
     rows = outputs.history_rows
     if len(rows) < num_rows or rows.min() < 0 or rows.max() >= num_history:
         raise IndexError(f"a batch row has no row among the {num_history} of the history")
-    if outputs.positions.max() >= max_context:
-        raise IndexError(f"position {outputs.positions.max()} is past the history's {max_context}")
+    if outputs.common.min() < 0 or outputs.common.max() > max_context:
+        raise IndexError(f"an output counts {outputs.common.max()} tokens, past the history's {max_context}")
+    if len(outputs.common) != len(outputs.rows) or len(outputs.drafted) != len(outputs.rows):
+        raise IndexError(f"{len(outputs.rows)} outputs, but drafts of {len(outputs.drafted)}")
 
 
 def row_params(batch: SamplingBatch) -> RowParams:

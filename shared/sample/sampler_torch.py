@@ -81,23 +81,44 @@ def _edit(
     if len(penalised):
         assert history is not None
         where = _to(penalised, logits.device)
-        logits[where] = _penalise(logits[where], batch, row_of[penalised], positions[where], history)
+        common = positions + 1 if history.common is None else history.common
+        drafted = None if history.drafted is None else history.drafted[where]
+        past = _Past(history.tokens[_to(history.rows[row_of[penalised]], logits.device)], common[where], drafted)
+        logits[where] = _penalise(logits[where], batch, row_of[penalised], past)
     _add_bias(logits, biases)
     _mask_stops(logits, batch, row_of, positions, stops)
     return logits
 
 
-def _penalise(
-    logits: torch.Tensor, batch: SamplingBatch, rows: Rows, positions: torch.Tensor, history: History
-) -> torch.Tensor:
-    device, vocab_size = logits.device, logits.shape[1]
-    tokens = history.tokens[_to(history.rows[rows], device)].to(torch.int64)  # (E, max_context)
-    steps = torch.arange(tokens.shape[1], device=device)
-    past = (steps <= positions.unsqueeze(1)) & (tokens >= 0) & (tokens < vocab_size)
-    output = past & (steps >= _column(batch.prompt_lens, rows, device))
-    tokens = tokens.clamp(0, vocab_size - 1)
-    seen = torch.zeros(logits.shape, dtype=torch.int32, device=device).scatter_add_(1, tokens, past.to(torch.int32))
-    counts = torch.zeros_like(seen).scatter_add_(1, tokens, output.to(torch.int32))
+class _Past(NamedTuple):
+    """What E outputs count, as in History."""
+
+    tokens: torch.Tensor  # (E, max_context) int32
+    common: torch.Tensor  # (E,)
+    drafted: torch.Tensor | None  # (E, N) int32
+
+    def uses(self, prompt_lens: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(E, vocab) int32: how often each id came before, and how often in the output; prompt_lens (E, 1)."""
+        steps = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        past = steps < self.common.unsqueeze(1)
+        seen = _uses(self.tokens, past, vocab_size)
+        counts = _uses(self.tokens, past & (steps >= prompt_lens), vocab_size)
+        if self.drafted is not None:
+            drafted = _uses(self.drafted, self.drafted >= 0, vocab_size)
+            seen, counts = seen + drafted, counts + drafted
+        return seen, counts
+
+
+def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """(E, vocab) int32"""
+    wanted = wanted & (tokens >= 0) & (tokens < vocab_size)
+    counts = torch.zeros((len(tokens), vocab_size), dtype=torch.int32, device=tokens.device)
+    return counts.scatter_add_(1, tokens.clamp(0, vocab_size - 1).to(torch.int64), wanted.to(torch.int32))
+
+
+def _penalise(logits: torch.Tensor, batch: SamplingBatch, rows: Rows, past: _Past) -> torch.Tensor:
+    device = logits.device
+    seen, counts = past.uses(_column(batch.prompt_lens, rows, device), logits.shape[1])
     repetition = _column(batch.repetition_penalty, rows, device)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits = torch.where((seen > 0) & (repetition != 1), repeated, logits)

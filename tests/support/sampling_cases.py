@@ -68,5 +68,7 @@ class Case:
         return SamplingBatch.build(self.params, self.seeds, self.prompt_lens)
 
     def run(self, sampler: Sampler, device: str = "cpu") -> SampleOutput:
-        history = History(self.history.tokens.to(device), self.history.rows)
+        given = self.history
+        drafted = [None if part is None else part.to(device) for part in (given.common, given.drafted)]
+        history = History(given.tokens.to(device), given.rows, *drafted)
         return sampler(self.logits.to(device), self.batch, self.rows, self.positions.to(device), history)

@@ -14,7 +14,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.noise import noise_bits, row_keys
 from shared.sample.interface import History, SamplingBatch
-from shared.sample.sampler import NO_TOKEN, row_params, sample, sample_cpu
+from shared.sample.sampler import NO_TOKEN, outputs_of, row_params, sample, sample_cpu
 from shared.sample.sampler_torch import sample_torch
 
 BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
@@ -128,9 +128,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(sampler: Sampler) -> None:
 
 def test_threads_do_not_show() -> None:
     case = Case(5)
-    outputs = kernels.Outputs(
-        case.rows, case.positions.numpy(), case.history.rows.astype(np.int64), case.history.tokens.numpy()
-    )
+    outputs = outputs_of(case.rows, case.positions, case.history)
     ids = np.zeros(len(case.rows), np.int64)
     kernels.sample_parallel(case.logits.numpy(), row_params(case.batch), outputs, ids)
     assert torch.equal(torch.from_numpy(ids), case.run(sample_cpu).ids)
@@ -228,3 +226,48 @@ def test_misuse_is_refused() -> None:
         sample(case.logits, case.batch, case.rows + 1, case.positions, case.history)
     with pytest.raises(IndexError, match="past the history"):
         sample(case.logits, case.batch, case.rows, case.positions + 40, case.history)
+
+
+# --- windows of alternatives ------------------------------------------------------------------------------------------
+
+
+def windows(seed: int) -> tuple[Case, list[list[int]]]:
+    """A case whose outputs stand on drafts: siblings at one position. Gives each output's drafts too."""
+    case, rng = Case(seed, outputs_per_row=5), np.random.default_rng(seed)
+    drafts = [rng.integers(0, 30, rng.integers(0, 5)).tolist() for _ in case.rows]
+    table = np.full((len(drafts), 6), -1, np.int32)
+    for row, ids in zip(table, drafts, strict=True):
+        row[np.sort(rng.permutation(6)[: len(ids)])] = ids
+    common = rng.integers(12, 40, len(KNOBS))[case.rows]
+    case.positions = torch.from_numpy(common + [len(ids) - 1 for ids in drafts])
+    case.history.common, case.history.drafted = torch.from_numpy(common), torch.from_numpy(table)
+    return case, drafts
+
+
+@BOTH
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drafts_of_an_output_count_as_if_they_had_been_emitted(sampler: Sampler, seed: int) -> None:
+    """Each output alone, over a plain history that goes through its own drafts, gives the same token."""
+    case, drafts = windows(seed)
+    together = case.run(sampler)
+    for e, b in enumerate(case.rows):
+        tokens, common = case.history.tokens.clone(), int(case.history.common[e])  # type: ignore[index]
+        tokens[case.history.rows[b], common : common + len(drafts[e])] = torch.tensor(drafts[e], dtype=torch.int32)
+        plain_history = History(tokens, case.history.rows[b : b + 1])
+        batch = SamplingBatch.build([case.params[b]], [case.seeds[b]], [case.prompt_lens[b]])
+        one = np.zeros(1, np.int64)
+        alone = sampler(case.logits[e : e + 1], batch, one, case.positions[e : e + 1], plain_history)
+        assert alone.ids[0] == together.ids[e], f"output {e} of {case.params[b]}"
+
+
+def test_numba_and_torch_agree_on_windows_bit_for_bit() -> None:
+    for seed in range(10):
+        case, _ = windows(seed)
+        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_torch).ids)
+
+
+def test_a_wrong_window_is_refused() -> None:
+    case, _ = windows(1)
+    case.history.drafted = case.history.drafted[1:]  # type: ignore[index]
+    with pytest.raises(IndexError, match="drafts"):
+        sample(case.logits, case.batch, case.rows, case.positions, case.history)
