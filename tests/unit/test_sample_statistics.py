@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from chi_square import SMALLEST_P, p_value
 
 from shared.core.sampling_params import SamplingParams
 from shared.sample.interface import SamplingBatch
@@ -17,7 +18,6 @@ VOCAB = 64
 NUM_SEEDS = 500
 NUM_POSITIONS = 2000
 NUM_DRAWS = NUM_SEEDS * NUM_POSITIONS
-SMALLEST_P = 1e-4
 LOGITS = torch.from_numpy(np.random.default_rng(12).normal(0, 1.2, VOCAB).astype(np.float32))
 
 
@@ -29,15 +29,6 @@ def draw(logits: torch.Tensor, seeds: npt.NDArray[np.uint64], **knobs: float) ->
     positions = torch.arange(NUM_POSITIONS).repeat(len(seeds))
     expanded = logits.expand(len(rows), VOCAB)
     return sample_cpu(expanded, batch, rows, positions, None).ids.numpy().reshape(len(seeds), NUM_POSITIONS)
-
-
-def p_value(counts: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> float:
-    """Chi-square, upper tail."""
-    expected = probabilities * counts.sum()
-    assert expected.min() > 5
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    half_freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(half_freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
 def softmax(logits: torch.Tensor, temperature: float) -> npt.NDArray[np.float64]:
