@@ -127,7 +127,7 @@ class EagleHead:
         self.d2t = source.draft_ids.to(weights.embed.device)  # (Vd,) int64: the target's id of each draft id
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._weights = weights
-        self._midlayer = midlayer
+        self.midlayer = midlayer
         self._blocks = blocks
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -150,7 +150,7 @@ class EagleHead:
             raise ValueError(f"{len(next_ids)} ids, {len(features)} features, {len(view.positions)} positions")
         residual = features.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         if len(residual) > 0:
-            self._midlayer.add_to(residual, next_ids, view, kv.plane(EAGLE_PLANE))
+            self.midlayer.add_to(residual, next_ids, view, kv.plane(EAGLE_PLANE))
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,14 @@ from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.eagle_file import HeadFolder
-from shared.model.eagle_head import DraftTarget, EagleHead, SeparateMidlayer, load_eagle_weights
+from shared.model.eagle_head import (
+    DraftTarget,
+    EagleHead,
+    EagleWeights,
+    Midlayer,
+    SeparateMidlayer,
+    load_eagle_weights,
+)
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import Model, ModelInputs, ModelSpec
 from shared.model.kernels import Kernels, pick_kernels
@@ -134,11 +141,20 @@ def load_eagle_head(
     picked = pick_kernels(layer, embed.dtype, embed.device, threads, plain=kernels == "torch")
     context = target.spec.max_context + WINDOW_SLACK
     weights = load_eagle_weights(source, embed, context, picked.make_linear, picked.make_head)
-    midlayer = SeparateMidlayer(weights, picked.make_attention(weights.rope), picked.blocks)
+    midlayer = _midlayer(layer, weights, picked, as_program=kernels == "auto")
     head = EagleHead(source, target.spec, weights, midlayer, picked.blocks)
     if embed.device.type == "cpu":
         warm_up_head(head)
     return head
+
+
+def _midlayer(config: LlamaConfig, weights: EagleWeights, picked: Kernels, as_program: bool) -> Midlayer:
+    if picked.team is not None and as_program:
+        from shared.model.eagle_compiled import CompiledMidlayer, fits
+
+        if fits(config, weights):
+            return CompiledMidlayer(config, weights, picked.team)
+    return SeparateMidlayer(weights, picked.make_attention(weights.rope), picked.blocks)
 
 
 def warm_up_head(head: EagleHead) -> None:

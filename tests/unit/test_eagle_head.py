@@ -22,7 +22,9 @@ from draft_head import (
 
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.product import supports
 from shared.kv.pool import KVPool
+from shared.model.eagle_compiled import CompiledMidlayer
 from shared.model.eagle_head import DraftTarget, EagleHead
 from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.model.load import load_eagle_head, load_model
@@ -40,7 +42,8 @@ class Case:
     """One kind of sizes on disk, and a teacher-forced sequence of it."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
+        self.folder = folder
+        self._heads: dict[tuple[str, str, int], EagleHead] = {}
         self.network = save_target(folder / "target", kind)
         save_head(folder / "head", head_tensors(kind), head_config(kind))
         embed = self.network.get_input_embeddings().weight.detach()
@@ -53,8 +56,11 @@ class Case:
         return load_model(str(self.folder / "target"), dtype, kernels=kernels)
 
     def head(self, kernels: str, dtype: str = "float32", threads: int = 1) -> EagleHead:
-        target = self.target("torch", dtype)
-        return load_eagle_head(str(self.folder / "head"), "tiny", target, threads=threads, kernels=kernels)
+        key = (kernels, dtype, threads)
+        if key not in self._heads:
+            folder, target = str(self.folder / "head"), self.target("torch", dtype)
+            self._heads[key] = load_eagle_head(folder, "tiny", target, threads=threads, kernels=kernels)
+        return self._heads[key]
 
 
 @pytest.fixture(scope="module", params=list(HEAD))
@@ -160,6 +166,31 @@ def test_neighbours_and_cuts_do_not_show(whole: Case, dtype: str) -> None:
     assert torch.equal(got, torch.cat(want))
     with torch.inference_mode():
         assert torch.equal(head.logits(got), torch.cat([head.logits(g) for g in got.split(5)]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_one_program_has_the_bits_of_separate_kernels(whole: Case, dtype: str, threads: int) -> None:
+    if not supports(128, getattr(torch, dtype)):
+        pytest.skip("our products don't run on this processor")
+    program, separate = Draft(whole.head("auto", dtype, threads), 2), Draft(whole.head("separate", dtype), 2)
+    assert isinstance(program.head.midlayer, CompiledMidlayer)
+    features = torch.randn(SLOTS, 128, generator=torch.Generator().manual_seed(5))
+    for parts in ({0: range(0, 20)}, {0: range(20, 21), 1: range(0, 9)}, {0: range(21, 22), 1: range(9, 13)}):
+        size = sum(len(part) for part in parts.values())
+        got, want = (draft.forward(parts, whole.next_ids[:size], features[-size:]) for draft in (program, separate))
+        assert torch.equal(got, want)
+    assert torch.equal(program.pool.plane("eagle").nan_to_num(), separate.pool.plane("eagle").nan_to_num())
+
+
+def test_wrong_ids_and_slots_fail_before_anything_is_read(whole: Case) -> None:
+    draft = Draft(whole.head("auto"))
+    features = torch.zeros(1, draft.head.hidden_size)
+    for wrong in (VOCAB, -1):
+        with pytest.raises(IndexError, match="next ids"):
+            draft.forward({0: range(1)}, torch.tensor([wrong]), features)
+    with pytest.raises(IndexError, match="positions"):
+        draft.forward({0: range(48, 49)}, torch.tensor([1]), features)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
