@@ -19,6 +19,11 @@ def differing_field(first: Fingerprint, second: Fingerprint) -> str | None:
     return None
 
 
+def age(hello: Hello) -> tuple[int, int]:
+    """Grows with a node's lives, and in each with its connections."""
+    return hello.epoch, hello.connection
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """One node of one epoch. The open_* counts are of this router's own requests."""
@@ -76,17 +81,20 @@ class Registry:
         return next((node for node in self._nodes.values() if node.peer == peer), None)
 
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[Node | None, Node | None]:
-        """(the node, the one it replaces). (None, None) for an older epoch than known, or a role we don't have.
+        """(the node, the one it replaces). (None, None) for an older life or connection than known, or a role we don't
+        have.
 
-        The same epoch again is a reconnect: the node keeps its counts and replaces itself, for it has dropped what it
-        had of us when it saw the connection break, and what was on its way is lost.
+        The same epoch on a new connection: the node keeps its counts and replaces itself, for it has dropped what it
+        had of us when it saw the old one break, and what was on its way is lost. On the same connection it only asks
+        for its Welcome again, and goes on with what it has.
         """
         known = self._nodes.get(hello.node_id)
-        if hello.role not in ROLES or (known is not None and known.hello.epoch > hello.epoch):
+        if hello.role not in ROLES or (known is not None and age(known.hello) > age(hello)):
             return None, None
         if known is not None and known.hello.epoch == hello.epoch:
+            is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
-            return known, known
+            return known, known if is_new else None
         node = Node(peer=peer, hello=hello, last_seen=now)
         self._nodes[hello.node_id] = node
         return node, known

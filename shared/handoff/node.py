@@ -7,6 +7,7 @@ A step's completion comes before the messages, so that network work never delays
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -80,6 +81,7 @@ class Node:
         self._runs: dict[str, list[TokenRun]] = {}
         self._ends: dict[str, list[SequenceEnd]] = {}
         self._hello_due: dict[str, float] = {}  # routers that are up and have not said Welcome
+        self._connections: Counter[str] = Counter()  # to each router, so far
         self._wire_dropped = 0
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
@@ -148,7 +150,10 @@ class Node:
         """An abort is not reported: whoever asked for it knows, or has told the router why."""
         peer = self.ctx.routers.peer_of(event.key)
         if peer is not None and event.reason is not FinishReason.ABORT:
-            self._ends.setdefault(peer, []).append(end_of(event))
+            self._report(peer, event)
+
+    def _report(self, peer: str, event: Ended) -> None:
+        self._ends.setdefault(peer, []).append(end_of(event))
 
     def _flush_tokens(self) -> None:
         facts = self.ctx.facts
@@ -176,6 +181,7 @@ class Node:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer)
         elif isinstance(inbound, PeerUp):
+            self._connections[inbound.peer] += 1
             self._say_hello(inbound.peer, now)
         else:
             self._router_closed(inbound.peer)
@@ -211,6 +217,7 @@ class Node:
                 max_running=facts.max_running,
                 host_id=facts.host_id,
                 transports=list(facts.transports),
+                connection=self._connections[peer],
             ),
         )
 
@@ -241,7 +248,11 @@ class Node:
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
         key, life = key_of(generate.key), self.ctx.routers.life(peer)
-        if life is None or (key.router_id, key.router_epoch) != (life.router_id, life.epoch):
+        if life is None:  # the Welcome met a full queue: nobody would miss what we drop
+            early = Overloaded(f"{self.ctx.facts.node_id} has not heard its router's Welcome")
+            self._report(peer, Ended(key, FinishReason.ERROR, 0, 0, early.code, early.message))
+            return
+        if (key.router_id, key.router_epoch) != (life.router_id, life.epoch):
             self.ctx.drop(peer, "Generate of another life of the router")
             return
         requests = [

@@ -94,6 +94,7 @@ class Hello(Message, frozen=True):
     max_running: Count
     host_id: Name  # equal on nodes that can share memory
     transports: list[Name]
+    connection: Count  # the node's count of its connections to this router: equal in a Hello that is said again
 
 
 class Welcome(Message, frozen=True):

@@ -115,7 +115,7 @@ class FakeNode:
         return len(self._running)
 
     def _run(self) -> None:
-        links = NodeLinks(self.node_id, self.epoch)
+        links, connection = NodeLinks(self.node_id, self.epoch), 0
         links.dial("router", self.router)
         last_beat = 0.0
         try:
@@ -125,7 +125,8 @@ class FakeNode:
                     continue
                 for inbound in links.poll(self.period_s):
                     if isinstance(inbound, PeerUp):
-                        links.send("router", self._hello(links.endpoint))
+                        connection += 1
+                        links.send("router", self._hello(links.endpoint, connection))
                     elif isinstance(inbound, Received):
                         self._handle(links, inbound.message)
                 while not self.raw.empty():
@@ -137,10 +138,11 @@ class FakeNode:
         finally:
             links.close()
 
-    def _hello(self, endpoint: str) -> Hello:
+    def _hello(self, endpoint: str, connection: int) -> Hello:
         return Hello(
             role=self.role, node_id=self.node_id, epoch=self.epoch, node_endpoint=endpoint,
             fingerprint=self.fingerprint, max_context=self.max_context, max_running=8, host_id="h", transports=["zmq"],
+            connection=connection,
         )  # fmt: skip
 
     def _load(self) -> NodeLoad:

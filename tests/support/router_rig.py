@@ -28,8 +28,15 @@ from shared.wire.peers import peer_name
 FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build")
 
 
-def hello(role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT, context: int = 100) -> Hello:
-    return Hello(role, node_id, epoch, f"tcp://{node_id}", fingerprint, context, 8, "host", ["zmq"])
+def hello(
+    role: str,
+    node_id: str,
+    epoch: int = 1,
+    fingerprint: Fingerprint = FINGERPRINT,
+    context: int = 100,
+    connection: int = 1,
+) -> Hello:
+    return Hello(role, node_id, epoch, f"tcp://{node_id}", fingerprint, context, 8, "host", ["zmq"], connection)
 
 
 def load(**rows: int) -> NodeLoad:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 
-from pair import ROUTER, Net, make_node
+from pair import ROUTER, Net, assert_clean, make_node
 from prometheus_client import CollectorRegistry
-from rig import CoreKnobs
+from rig import CoreKnobs, Job
 from router_rig import RouterRig, hello, load
 
 from router.dispatch import NewRequest
@@ -16,7 +16,7 @@ from shared.handoff.node import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.messages import Drain, Generate, Heartbeat, Hello, Message, Welcome
-from shared.wire.peers import PeerUp, Received, peer_name
+from shared.wire.peers import PeerClosed, PeerUp, Received, peer_name
 
 
 class FakeLink:
@@ -39,8 +39,8 @@ def gateway_of(rig: RouterRig) -> tuple[Gateway, FakeLink]:
     return Gateway(("r", 9), rig.registry, rig.dispatcher, link, metrics, log, lambda: rig.now), link
 
 
-def say_hello(gateway: Gateway, epoch: int) -> None:
-    gateway.handle(Received(peer_name("d", epoch), hello("decode", "d", epoch)))
+def say_hello(gateway: Gateway, epoch: int, connection: int = 1) -> None:
+    gateway.handle(Received(peer_name("d", epoch), hello("decode", "d", epoch, connection=connection)))
 
 
 def request() -> NewRequest:
@@ -64,8 +64,22 @@ def test_a_node_that_connects_anew_gets_its_requests_anew() -> None:
     gateway, link = gateway_of(RouterRig(max_attempts=3))
     say_hello(gateway, 1)
     gateway.open([request()])
-    say_hello(gateway, 1)
+    say_hello(gateway, 1, connection=2)
     assert kinds(link, peer_name("d", 1)) == [Welcome, Generate, Welcome, Generate]
+    say_hello(gateway, 1, connection=1)
+    assert len(kinds(link, peer_name("d", 1))) == 4, "late, of a connection that is over"
+
+
+def test_a_hello_that_is_said_again_costs_nobody_anything() -> None:
+    """The Welcome was on its way for longer than the node waits for it. It has dropped nothing, and a request that the
+    router took away from it would be lost for no reason (simulation seed 22766)."""
+    rig = RouterRig(max_attempts=1)
+    gateway, link = gateway_of(rig)
+    say_hello(gateway, 1)
+    gateway.open([request()])
+    say_hello(gateway, 1)
+    assert kinds(link, peer_name("d", 1)) == [Welcome, Generate, Welcome]
+    assert len(rig.journal) == 1
 
 
 def test_a_drain_that_never_arrived_is_said_again() -> None:
@@ -100,3 +114,18 @@ def test_a_hello_without_welcome_is_said_again() -> None:
     net.at(10 * HELLO_AGAIN_S)
     net.tick(name)
     assert len(net.messages(Hello)) == 2
+    net.inboxes[name].extend([PeerClosed(ROUTER), PeerUp(ROUTER)])
+    net.tick(name)
+    assert [hello.connection for hello in net.router.hellos] == [1, 1, 2]
+
+
+def test_a_generate_without_welcome_is_answered() -> None:
+    """The Welcome met a full queue. Nobody would miss the request: the node's next Hello is of the same connection."""
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = next(iter(net.nodes))
+    net.inboxes[name].pop()  # the Welcome
+    key = net.generate(node, Job(0, (1, 2, 3), SamplingParams(max_tokens=5), 7))
+    net.run()
+    assert [end.error_code for end in net.router.ends[key]] == ["overloaded"]
+    assert_clean(node)

@@ -45,7 +45,7 @@ def test_the_same_epoch_again_keeps_its_counts_and_replaces_itself() -> None:
     node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
     assert node is not None
     node.open_sequences = 3
-    again, replaced = registry.hello("d@1", hello("decode", "d"), 1.0)
+    again, replaced = registry.hello("d@1", hello("decode", "d", connection=2), 1.0)
     assert again is node and replaced is node and node.open_sequences == 3
 
 

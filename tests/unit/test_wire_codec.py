@@ -62,7 +62,7 @@ GENERATE = Generate(
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
 MESSAGES: list[Message] = [
-    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"]),
+    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1),
     Welcome("router", 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
