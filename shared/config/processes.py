@@ -21,8 +21,8 @@ from shared.core.errors import ConfigError
 
 
 def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
-    if spec.spec == "hashdraft" and model.model != "hashlm":
-        raise ConfigError(f"--spec hashdraft drafts for --model hashlm only, not for {model.model!r}")
+    if spec.spec == "mtp" and model.model != "hashlm":
+        raise ConfigError(f"--spec mtp needs a model with draft layers: {model.model!r} has none, hashlm has")
 
 
 @dataclass(frozen=True, slots=True)

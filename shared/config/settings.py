@@ -83,13 +83,18 @@ class SchedConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
-    """Speculative decoding. hashdraft is the integer test draft and needs --model hashlm."""
+    """Speculative decoding: drafts make a step longer, and never change what is said.
 
-    spec: str = option("none", "draft algorithm", choices=("none", "hashdraft"))
-    spec_width: int = option(4, "tokens verified in one step with a draft", low=2, high=16)
+    ngram copies from the request's own tokens, eagle runs a draft head, mtp one draft layer per draft.
+    """
+
+    spec: str = option("none", "draft algorithm", choices=("none", "ngram", "eagle", "mtp"))
+    spec_width: int = option(4, "tokens verified in one step: drafts + 1", low=2, high=16)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.spec == "mtp" and self.spec_width < 3:
+            raise ConfigError("--spec mtp has two draft layers or more: --spec-width must be at least 3")
 
     @property
     def width(self) -> int:

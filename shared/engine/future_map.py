@@ -95,6 +95,10 @@ class FutureMap:
         """The whole buffer by reference, and which of its rows the batch reads."""
         return History(self.history, req_pool_indices)
 
+    def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:
+        """(B, num_tokens) int32 copy of the rows' first positions; behind a row's known tokens lies anything."""
+        return self.history[future.indices, :num_tokens]
+
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> torch.Tensor:
         """Exact committed lengths (B,) for the host. Waits for the newest lease's `publish_ready`, which is armed
         at launch, and for nothing behind it: draft-extend may still be running (#25879, #26020)."""

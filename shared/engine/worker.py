@@ -69,7 +69,7 @@ class Worker:
         yield
         # compact: an accepted chain already lies at its final slots
         if self.drafter is not None:
-            verified.draft_state = self.drafter.extend(fb, output, verified, self.kv)
+            verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
             yield
         emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
         extras = {name: value[emits] for name, value in verified.draft_state.items()}

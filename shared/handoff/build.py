@@ -33,16 +33,14 @@ from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
 from shared.kv.layout import page_bytes
 from shared.kv.manager import page_count
-from shared.model.hashdraft import HashDraft
-from shared.model.hashlm import HashLM
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core, pool_planes
 from shared.sched.settings import SchedSettings
-from shared.spec.hash_drafter import HashDrafter
+from shared.spec.choose import make_drafter
 from shared.transfer.choose import available_transports, host_id
 from shared.wire.codec import WireLimits
 from shared.wire.link import NodeLinks
@@ -101,7 +99,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     started = time.monotonic()
     loaded = load(config, device, threads)
     log.info("model loaded", model=loaded.model.spec.name, seconds=round(time.monotonic() - started, 2))
-    num_pages, max_context = plan_memory(config, loaded.model)
+    num_pages, max_context = plan_memory(config, loaded)
     settings = sched_settings(config, device, num_pages, max_context)
     shares = config.node.role == "prefill" and "shm" in transports(config, device)
     sizes = CoreSizes(num_pages, config.memory.max_running, config.memory.prefix_cache, shared_memory=shares)
@@ -127,19 +125,15 @@ def devices(sched: SchedConfig) -> tuple[str, str]:
 
 
 def load(config: NodeProcessConfig, device: str, threads: int) -> Loaded:
-    model, spec = config.model, config.spec
-    if spec.spec == "hashdraft":
-        limit = {"max_context": model.max_context} if model.max_context else {}
-        target = HashLM(draft=True, **limit)
-        return Loaded(target, HashDrafter(HashDraft(target)))
-    loaded = load_model(model.model, model.dtype, device, max_context=model.max_context, threads=threads)
-    return Loaded(loaded, None)
+    wanted = config.model
+    model = load_model(wanted.model, wanted.dtype, device, max_context=wanted.max_context, threads=threads)
+    return Loaded(model, make_drafter(config.spec, model))
 
 
-def plan_memory(config: NodeProcessConfig, model: Model) -> tuple[int, int]:
+def plan_memory(config: NodeProcessConfig, loaded: Loaded) -> tuple[int, int]:
     """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
-    memory, width = config.memory, config.spec.width
-    need = page_bytes(model.kv_planes(memory.page_size))
+    memory, width, model = config.memory, config.spec.width, loaded.model
+    need = page_bytes(pool_planes(model, loaded.drafter, memory.page_size))
     most = memory.max_running * page_count(model.spec.max_context + 3 * width, memory.page_size)
     num_pages = min(pool_bytes(memory) // need, most)
     fits = num_pages * memory.page_size - 3 * width
@@ -165,7 +159,6 @@ def sched_settings(config: NodeProcessConfig, device: str, num_pages: int, max_c
         chunk_size=config.sched.chunk_size,
         mixed_chunk_size=config.sched.mixed_chunk_size,
         width=config.spec.width,
-        key_lookahead=0 if config.spec.spec == "none" else 1,
         max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
         device=device,
         pin_memory=device == "cuda",

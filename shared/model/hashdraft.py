@@ -1,40 +1,36 @@
-"""HashDraft: a draft model for HashLM that is right exactly where a hash of the position says so.
+"""HashDraft: a draft layer for HashLM that is right exactly where a hash of the position says so.
 
-It has nothing but its own paged state, which depends on the next token as EAGLE's does, and what is relayed:
+    slot s of its plane:  what it was given there: (token at s + 1, HashLM's two sums after 0..s, depth)
+    hidden:               the sums after 0..s+1, which the target will have there if that token comes; their logits
 
-    draft[j] = (token_j + 1) * A  xor  mix(token_{j+1}, j)
-
-From the bonus token (at position L = committed, not in the pool yet) the context is decoded backwards through the page
-table, L-1 down to 0; a wrong page, a stale slot or a wrong bonus token makes garbage of all that comes before it.
-The relayed hidden state must equal the one the context gives. So at committed length L a verify of width k accepts
-`expected_accept_len(L, k, hit_rate)` tokens, and bad draft state lowers that number, but never changes the stream.
-Knows nothing of sampling: the caller passes the function that draws.
+Each forward reads all slots before and checks that every one leads to the next: sums and token of a slot give the sums
+of the slot after it. A wrong page, a stale slot, a token or a hidden state of somebody else breaks that chain, and from
+there on the layer is wrong about everything. `depth` counts how many drafts a feature stands on, so that a slot which
+was drafted and never written again with the target's own feature shows too. So at committed length L a verify of width
+k accepts `expected_accept_len(L, k, hit_rate)` tokens; bad draft state lowers that and never changes the stream.
+Knows nothing of sampling, relays or batches.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.kernel.attention import AttentionInputs
 from shared.kernel.noise import exact
+from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM, mix, odd_weight
 
-FACTOR = 0xD1342543DE82EF95
-INVERSE = pow(FACTOR, -1, 1 << 64)
+LOWER, UPPER, DEPTH, POSITION = range(4)  # columns of a feature: HashLM's sums after `position`, and what they stand on
+NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
+BAD = -1  # as depth: the layer knows nothing
+AVERSION = -1024.0  # where it is to be wrong its logits are the target's upside down, far apart: sampled are only those
+# that the target likes least, whatever penalties and filters do
 
 _u64 = np.uint64
-
-
-class NextToken(Protocol):
-    """Draws the token after `input_ids`, one per batch row, with the row's own parameters, noise and history."""
-
-    def __call__(self, logits: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """(B, vocab) float32, (B,) int64, (B,) int64 -> (B,) int64. The history gets the input ids first."""
-        ...
+Ints = npt.NDArray[np.int64]
 
 
 @exact
@@ -53,138 +49,119 @@ def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
 
 
 @exact
-def _extend(
-    ids: npt.NDArray[np.int64],
-    next_ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
+def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int) -> tuple[np.int64, np.int64]:
+    """HashLM's sums once `token_id` came at `position`."""
+    weight = odd_weight(position)
+    new_lower = _u64(lower) + mix(_u64(token_id), position) * weight
+    return np.int64(new_lower), np.int64(_u64(upper) + mix(new_lower, position) * weight)
+
+
+@exact
+def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: int, layer: int) -> bool:
+    """Whether a slot is what the one before it led to: (lower, upper), and its depth a step more, or none."""
+    steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
+    return slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
+
+
+@exact
+def _forward_row(
+    next_ids: Ints,
+    features: Ints,
+    positions: Ints,
+    pages: npt.NDArray[np.int32],
+    slots: Ints,
+    layer: int,
+    hidden: Ints,
+) -> None:
+    """One row's T tokens, positions ascending without a gap. Slots below `layer` have no feature to stand on."""
+    page_size, first = slots.shape[1], positions[0]
+    ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
+    for s in range(layer, positions[-1] + 1):
+        slot, t = slots[pages[s // page_size], s % page_size], s - first
+        if t >= 0:
+            ok = ok and features[t, DEPTH] >= 0 and features[t, POSITION] == s
+            slot[NEXT_ID], slot[SLOT_DEPTH] = next_ids[t], features[t, DEPTH]
+            slot[SLOT_LOWER], slot[SLOT_UPPER] = features[t, LOWER], features[t, UPPER]
+        if s > layer:
+            ok = ok and _follows(slot, lower, upper, depth, layer)
+        lower, upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], s + 1)
+        depth = slot[SLOT_DEPTH]
+        if t >= 0:
+            hidden[t, LOWER], hidden[t, UPPER], hidden[t, POSITION] = lower, upper, s + 1
+            hidden[t, DEPTH] = depth + 1 if ok else BAD
+
+
+@exact
+def _forward(
+    next_ids: Ints,
+    features: Ints,
+    positions: Ints,
     cu_q_lens: npt.NDArray[np.int32],
     page_table: npt.NDArray[np.int32],
-    draft: npt.NDArray[np.uint64],
+    slots: Ints,
+    layer: int,
+    hidden: Ints,
 ) -> None:
-    page_size = draft.shape[1]
     for row in range(cu_q_lens.shape[0] - 1):
-        for t in range(cu_q_lens[row], cu_q_lens[row + 1]):
-            position = positions[t]
-            value = _u64(_u64(ids[t] + 1) * _u64(FACTOR)) ^ mix(_u64(next_ids[t]), position)
-            draft[page_table[row, position // page_size], position % page_size] = value
+        begin, end = cu_q_lens[row], cu_q_lens[row + 1]
+        if begin < end:
+            _forward_row(
+                next_ids[begin:end], features[begin:end], positions[begin:end], page_table[row], slots, layer,
+                hidden[begin:end],
+            )  # fmt: skip
 
 
 @exact
-def _rebuild(
-    bonus_ids: npt.NDArray[np.int64],
-    committed: npt.NDArray[np.int64],
-    page_table: npt.NDArray[np.int32],
-    draft: npt.NDArray[np.uint64],
-    lower: npt.NDArray[np.uint64],
-    upper: npt.NDArray[np.uint64],
-) -> None:
-    """Decodes each row's context backwards and computes HashLM's sums of it, forwards."""
-    page_size = draft.shape[1]
-    for row in range(bonus_ids.shape[0]):
-        context = np.empty(committed[row], dtype=np.uint64)
-        following = _u64(bonus_ids[row])
-        for j in range(committed[row] - 1, -1, -1):
-            value = draft[page_table[row, j // page_size], j % page_size] ^ mix(following, j)
-            following = _u64(value * _u64(INVERSE)) - _u64(1)
-            context[j] = following
-        lower[row], upper[row] = _u64(0), _u64(0)
-        for j in range(committed[row]):
-            _advance(context[j], j, row, lower, upper)
-
-
-@exact
-def _advance(
-    token_id: np.uint64, position: int, row: int, lower: npt.NDArray[np.uint64], upper: npt.NDArray[np.uint64]
-) -> None:
-    weight = odd_weight(position)
-    lower[row] += mix(token_id, position) * weight
-    upper[row] += mix(lower[row], position) * weight
-
-
-@exact
-def _advance_all(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    lower: npt.NDArray[np.uint64],
-    upper: npt.NDArray[np.uint64],
-) -> None:
-    for row in range(ids.shape[0]):
-        _advance(_u64(ids[row]), positions[row], row, lower, upper)
-
-
-@exact
-def _drafts(
-    true_ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    hidden_ok: npt.NDArray[np.bool_],
-    hit_rate: int,
-    vocab_size: int,
-    out: npt.NDArray[np.int64],
-) -> None:
-    """The true id where the hash allows it, surely another one where not or where the relayed state was wrong."""
-    for row in range(true_ids.shape[0]):
-        right = hidden_ok[row] and is_hit(positions[row], hit_rate)
-        shift = 1 + np.int64(mix(_u64(true_ids[row]), positions[row]) % _u64(vocab_size - 1))
-        out[row] = true_ids[row] if right else (true_ids[row] + shift) % vocab_size
+def _misses(hidden: Ints, hit_rate: int, out: npt.NDArray[np.bool_]) -> None:
+    """The token that `hidden` predicts comes one position after it."""
+    for n in range(hidden.shape[0]):
+        out[n] = hidden[n, DEPTH] < 0 or not is_hit(hidden[n, POSITION] + 1, hit_rate)
 
 
 class HashDraft:
-    """Draft head of one HashLM built with draft=True; its state is the plane "draft" of the same pages.
+    """A DraftHead; CPU tensors, hit_rate in percent. Layer 0 stands on the target's features, layer i of an MTP stack
+    on the hidden state of layer i - 1 one slot before."""
 
-    Both methods run on the forward stream on CPU tensors; hit_rate is in percent.
-    """
+    hidden_size = 4
+    feature_dtype = torch.int64
+    d2t: torch.Tensor | None = None
 
-    def __init__(self, model: HashLM, hit_rate: int = 70) -> None:
-        if not model.draft:
-            raise ValueError("HashDraft needs a HashLM with draft=True: its pages have no draft plane")
+    def __init__(self, model: HashLM, hit_rate: int = 70, layer: int = 0) -> None:
         self.model = model
         self.hit_rate = hit_rate
+        self.layer = layer
+        self.content_hash = f"hashdraft-1-{hit_rate}-{layer}"
+        self._plane = f"draft{layer}"
 
-    def extend(
-        self,
-        input_ids: torch.Tensor,
-        next_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_q_lens: torch.Tensor,
-        page_table: torch.Tensor,
-        kv: KVPool,
-    ) -> None:
-        """Writes draft state of T tokens; shapes and dtypes as in ModelInputs, next_ids[t] is the token after t."""
-        _extend(
-            input_ids.contiguous().numpy(),
-            next_ids.contiguous().numpy(),
-            positions.contiguous().numpy(),
-            cu_q_lens.contiguous().numpy(),
-            page_table.contiguous().numpy(),
-            kv.plane("draft").numpy().view(np.uint64),
-        )
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
 
-    def propose(
-        self,
-        bonus_ids: torch.Tensor,
-        committed: torch.Tensor,
-        hidden: torch.Tensor,
-        page_table: torch.Tensor,
-        kv: KVPool,
-        width: int,
-        next_token: NextToken,
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """(T, 3) lower and upper sum and position -> (T, 4) at depth 0."""
+        lower, upper, position = aux.unbind(dim=1)
+        return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
-        """Drafts for positions committed + 1 .. committed + width - 1: (B, width - 1) int64.
+        hidden = torch.full_like(features, BAD)
+        _forward(
+            next_ids.contiguous().numpy(),
+            features.contiguous().numpy(),
+            view.positions.contiguous().numpy(),
+            view.cu_q_lens.contiguous().numpy(),
+            view.page_table.contiguous().numpy(),
+            kv.plane(self._plane).numpy(),
+            self.layer,
+            hidden.numpy(),
+        )
+        return hidden
 
-        bonus_ids (B,) int64 sit at position committed (B,) int64; hidden (B, 1) int64 is HashLM's at committed - 1.
-        """
-        lower = np.empty(len(bonus_ids), dtype=np.uint64)
-        upper = np.empty(len(bonus_ids), dtype=np.uint64)
-        bonus_ids, committed, page_table = bonus_ids.contiguous(), committed.contiguous(), page_table.contiguous()
-        draft = kv.plane("draft").numpy().view(np.uint64)
-        _rebuild(bonus_ids.numpy(), committed.numpy(), page_table.numpy(), draft, lower, upper)
-        hidden_ok = upper.view(np.int64) == hidden.numpy()[:, 0]
-        drafts = np.empty((width - 1, len(bonus_ids)), dtype=np.int64)
-        true_ids = bonus_ids
-        for i in range(width - 1):
-            positions = committed + i
-            _advance_all(true_ids.numpy(), positions.numpy(), lower, upper)
-            true_ids = next_token(self.model.logits_of(upper), true_ids, positions)
-            vocab_size = self.model.spec.vocab_size
-            _drafts(true_ids.numpy(), positions.numpy() + 1, hidden_ok, self.hit_rate, vocab_size, drafts[i])
-        return torch.from_numpy(np.ascontiguousarray(drafts.T))
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(N, 4) -> (N, vocab): the target's where the hash allows it and the chain held, their reverse elsewhere."""
+        states = hidden.contiguous().numpy()
+        misses = np.empty(len(states), dtype=np.bool_)
+        _misses(states, self.hit_rate, misses)
+        logits = self.model.logits_of(np.ascontiguousarray(states[:, UPPER]).view(np.uint64))
+        logits[torch.from_numpy(misses)] *= AVERSION
+        return logits

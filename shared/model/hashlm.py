@@ -65,8 +65,8 @@ def _forward_row(
     kv: npt.NDArray[np.uint64],
     states: npt.NDArray[np.uint64],
 ) -> None:
-    """One row's tokens, positions ascending; kv is (num_pages, 2, page_size). Each token writes its slot, then reads
-    0..p again."""
+    """One row's tokens, positions ascending; kv is (num_pages, 2, page_size), states (T, 2): both sums. Each token
+    writes its slot, then reads 0..p again."""
     page_size = kv.shape[2]
     lower, upper, reached = _u64(0), _u64(0), -1  # the sums over 0..reached
     for t in range(ids.shape[0]):
@@ -80,7 +80,7 @@ def _forward_row(
         lower += kv[page, 0, slot] * weight
         kv[page, 1, slot] = mix(lower, position)
         upper += kv[page, 1, slot] * weight
-        states[t], reached = upper, position
+        states[t, 0], states[t, 1], reached = lower, upper, position
 
 
 @exact
@@ -104,15 +104,11 @@ def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, 
 
 
 class HashLM:
-    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL.
+    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL."""
 
-    With `draft` each page has one more plane, which belongs to HashDraft.
-    """
-
-    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096, draft: bool = False) -> None:
+    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096) -> None:
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
-        self.draft = draft
         self.id_bits = max(7, (vocab_size - 1).bit_length())
         self.spec = ModelSpec(
             name="hashlm",
@@ -124,12 +120,11 @@ class HashLM:
         )
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        planes = (PlaneSpec("kv", (2, page_size), torch.int64),)
-        return (*planes, PlaneSpec("draft", (page_size,), torch.int64)) if self.draft else planes
+        return (PlaneSpec("kv", (2, page_size), torch.int64),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        """hidden: (E, 1) int64, the state h that the logits came from."""
-        states = np.zeros(inputs.input_ids.shape[0], dtype=np.uint64)
+        """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
+        states = np.zeros((inputs.input_ids.shape[0], 2), dtype=np.uint64)
         _forward(
             inputs.input_ids.contiguous().numpy(),
             inputs.positions.contiguous().numpy(),
@@ -138,8 +133,13 @@ class HashLM:
             kv.plane("kv").numpy().view(np.uint64),
             states,
         )
-        wanted = states[inputs.logits_idx.numpy()]
-        return ModelOutput(logits=self.logits_of(wanted), hidden=torch.from_numpy(wanted.view(np.int64)[:, None]))
+        wanted = np.ascontiguousarray(states[inputs.logits_idx.numpy(), 1])
+        sums = torch.from_numpy(states.view(np.int64))
+        return ModelOutput(
+            logits=self.logits_of(wanted),
+            hidden=torch.from_numpy(wanted.view(np.int64)[:, None]),
+            aux=torch.cat([sums, inputs.positions.unsqueeze(1)], dim=1),
+        )
 
     def logits_of(self, states: npt.NDArray[np.uint64]) -> torch.Tensor:
         """(E,) states -> (E, vocab) float32."""

@@ -4,13 +4,14 @@ and by tests; nothing else builds these."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.worker import Worker
+from shared.kv.layout import PlaneSpec
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
@@ -53,6 +54,11 @@ class NodeCore:
         self.pool.close()
 
 
+def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
+    """What a page consists of: the target's planes, then the drafter's."""
+    return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
+
+
 def assemble_core(
     model: Model,
     streams: StreamSet,
@@ -62,7 +68,11 @@ def assemble_core(
     drafter: Drafter | None = None,
     overlap: bool = True,
 ) -> NodeCore:
-    planes = model.kv_planes(settings.page_size)
+    planes = pool_planes(model, drafter, settings.page_size)
+    extras: Sequence[RelaySpec] = ()
+    if drafter is not None:
+        extras = drafter.relay_specs
+        settings = replace(settings, key_lookahead=drafter.key_lookahead, reads_history=drafter.reads_history)
     pool = KVPool(planes, sizes.num_pages, settings.page_size, device=settings.device, shared=sizes.shared_memory)
     num_rows = sizes.max_running + 1
     kv = KVManager(
@@ -70,7 +80,6 @@ def assemble_core(
         PageAllocator(sizes.num_pages, pool.generation),
         PrefixCache(settings.page_size, enabled=sizes.prefix_cache),
     )
-    extras: Sequence[RelaySpec] = drafter.relay_specs if drafter is not None else ()
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device)
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)

@@ -73,8 +73,8 @@ class PlanFreezer:
             emits=np.asarray([share.is_last for share in shares] + [True] * len(rows), dtype=np.bool_),
             expect_step=np.concatenate([np.full(len(shares), -1, np.int64), batch.expect_step[rows]]),
             sampling=self._sampling_batch(row_ids, reqs),
-            history_rows=np.asarray([req.sampling.needs_history for req in reqs], dtype=np.bool_),
-            history_seeds=tuple(_history_seeds(shares)),
+            history_rows=np.asarray([self._settings.keeps_history(req) for req in reqs], dtype=np.bool_),
+            history_seeds=tuple(self._history_seeds(shares)),
             width=width,
             max_seq_len=int((upper + q_lens).max()),
         )
@@ -99,17 +99,16 @@ class PlanFreezer:
             )
         return self._sampling
 
+    def _history_seeds(self, shares: Sequence[ChunkShare]) -> list[HistorySeed]:
+        """Tokens that the prefix cache spared us: no forward of this row writes them into its history."""
+        seeds = []
+        for share in shares:
+            chunk = share.chunk
+            if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
+                seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
+        return seeds
+
 
 def _next_prompt_id(share: ChunkShare) -> int:
     chunk = share.chunk
     return -1 if share.is_last else int(chunk.ids[chunk.computed + share.q_len])
-
-
-def _history_seeds(shares: Sequence[ChunkShare]) -> list[HistorySeed]:
-    """Tokens that the prefix cache spared us: no forward of this row writes them into its history."""
-    seeds = []
-    for share in shares:
-        chunk = share.chunk
-        if not chunk.started and chunk.computed and chunk.request.sampling.needs_history:
-            seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
-    return seeds

@@ -11,6 +11,7 @@ import torch
 from shared.core.request import Request
 from shared.engine.plan import Admission, HistorySeed, RowId
 from shared.sched.events import TokenLogprob
+from shared.sched.settings import SchedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Arrival:
     draft_state: dict[str, torch.Tensor]  # (*shape) host, per relayed extra of the drafter; empty without one
 
 
-def build_admission(step: int, arrivals: Sequence[Arrival]) -> Admission:
+def build_admission(step: int, arrivals: Sequence[Arrival], settings: SchedSettings) -> Admission:
     """Values only. History: all tokens with KV; the next input is written by the forward that consumes it."""
     reqs = [arrival.request for arrival in arrivals]
     return Admission(
@@ -39,6 +40,6 @@ def build_admission(step: int, arrivals: Sequence[Arrival]) -> Admission:
         history_seeds=tuple(
             HistorySeed(req.row, req.all_ids()[: arrival.committed])
             for req, arrival in zip(reqs, arrivals, strict=True)
-            if req.sampling.needs_history
+            if settings.keeps_history(req)
         ),
     )

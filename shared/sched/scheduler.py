@@ -117,7 +117,7 @@ class Scheduler:
         joining = [arrival for arrival in arrivals if self._accept_first_token(arrival)]
         if not joining:
             return None
-        admission = build_admission(self._new_step(), joining)
+        admission = build_admission(self._new_step(), joining, self.settings)
         self._join([arrival.request for arrival in joining], admission.committed.tolist(), admission.step, 0)
         return admission
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.core.request import Request
+
 
 @dataclass(frozen=True, slots=True)
 class SchedSettings:
@@ -13,11 +15,16 @@ class SchedSettings:
     mixed_chunk_size: int = 512  # the same in a step that decode rows share: it bounds their delay
     width: int = 1  # most tokens a decode row commits per step; above 1 there is a drafter
     mix: bool = True  # chunks and decode rows in one step; otherwise steps alternate
-    key_lookahead: int = 0  # 1: a page's KV depends on the token after it (EAGLE-like drafts)
+    key_lookahead: int = 0  # 1: a page's KV depends on the token after it; the drafter says so (Drafter)
+    reads_history: bool = False  # the drafter reads tokens of all rows: each row's history is kept (Drafter)
     needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     device: str = "cpu"
     pin_memory: bool = False
+
+    def keeps_history(self, req: Request) -> bool:
+        """Whether the FutureMap holds the request's tokens: its penalties read them, or the drafter does."""
+        return self.reads_history or req.sampling.needs_history
 
     @property
     def speculative(self) -> bool:

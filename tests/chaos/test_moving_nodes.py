@@ -80,7 +80,7 @@ def was_turned_away(client: Client) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["none", "hashdraft"])
+@pytest.mark.parametrize("spec", ["none", "eagle"])
 def test_streams_outlive_whatever_happens_to_nodes(tmp_path: Path, spec: str) -> None:
     clients: list[Client] = []
     rng = random.Random(spec)

@@ -38,7 +38,7 @@ def resumed(cluster: Cluster) -> float:
     ("fault", "cluster"),
     [
         (signal.SIGKILL, ()),
-        (signal.SIGKILL, ("--spec", "hashdraft")),
+        (signal.SIGKILL, ("--spec", "eagle")),
         (signal.SIGSTOP, ("--transport", "zmq")),
         (signal.SIGTERM, ("--drain-s", "0.2")),
     ],

@@ -43,7 +43,7 @@ def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_st
     assert script.core.scheduler.grant(arrived) == 0
     from shared.sched.scheduler import Arrival
 
-    state = {"hidden_states": torch.zeros(1, dtype=torch.int64)}
+    state = {name: torch.zeros(buffer.shape[1:]) for name, buffer in script.core.future_map.extras.items()}
     script.core.loop.admit([Arrival(arrived, 5, 8, (), state)])
     script.step()
     assert script.plans[-1].seq_lens_cpu is not None

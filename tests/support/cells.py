@@ -116,12 +116,13 @@ class Watch:
 
     def _check_accepts(self, core: NodeCore) -> None:
         process, scheduler = core.scheduler.process, core.scheduler
+        foresees = bool(core.future_map.extras)  # n-gram drafts are right when they are
 
         def check(result: StepResult) -> None:
             for b, row_id in enumerate(result.row_ids):
                 req = scheduler.requests.get(row_id.key)
                 alive = req is not None and req.incarnation == row_id.incarnation
-                if core.engine.worker.drafter is not None and b >= result.num_prefill and alive:
+                if foresees and b >= result.num_prefill and alive:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
                     wanted = expected_accept_len(committed, scheduler.settings.width, HIT_RATE)

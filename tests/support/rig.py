@@ -14,13 +14,16 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
 from shared.device.streams import make_streams
+from shared.engine.drafter import Drafter
 from shared.model.hash_reference import reference_stream
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
-from shared.spec.hash_drafter import HashDrafter
+from shared.spec.eagle import EagleWorkerV2
+from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
+from shared.spec.ngram import NgramWorkerV2
 
 EOS = 95
 MAX_CONTEXT = 512
@@ -56,6 +59,7 @@ class CoreKnobs:
     num_pages: int = 200
     max_running: int = 8
     prefix_cache: bool = True
+    spec: str = "eagle"  # none, ngram, eagle or mtp; eagle and mtp with HashDraft. Without effect at width 1
     width: int = 1
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
@@ -64,23 +68,34 @@ class CoreKnobs:
     seed: int = 0
 
 
+def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
+    if knobs.width == 1 or knobs.spec == "none":
+        return None
+    if knobs.spec == "ngram":
+        return NgramWorkerV2()
+    layers = [HashDraft(model, knobs.hit_rate, layer) for layer in range(knobs.width - 1)]
+    vocab_size = model.spec.vocab_size
+    if knobs.spec == "mtp":
+        return MultiLayerEagleWorkerV2(layers, vocab_size)
+    return EagleWorkerV2(layers[0], vocab_size)
+
+
 def make_core(knobs: CoreKnobs, world: World | None = None) -> NodeCore:
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
-    model = HashLM(max_context=MAX_CONTEXT, draft=knobs.width > 1)
+    model = HashLM(max_context=MAX_CONTEXT)
+    drafter = make_drafter(knobs, model)
     settings = SchedSettings(
         page_size=knobs.page_size,
         max_context=MAX_CONTEXT,
         chunk_size=knobs.chunk_size,
         mixed_chunk_size=knobs.chunk_size,
-        width=knobs.width,
+        width=knobs.width if drafter is not None else 1,
         mix=knobs.mix,
-        key_lookahead=1 if knobs.width > 1 else 0,
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
         max_ungranted_pages=knobs.max_ungranted_pages,
     )
     sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache, knobs.shared_memory)
-    drafter = HashDrafter(HashDraft(model, knobs.hit_rate)) if knobs.width > 1 else None
     streams = make_streams(knobs.backend, world=world)
     return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap)
 

@@ -37,7 +37,7 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
         (lambda: MemoryConfig(mem_fraction=1.5), "--mem-fraction"),
         (lambda: MemoryConfig(mem_fraction=float("nan")), "--mem-fraction"),
         (lambda: SchedConfig(chunk_size=0), "--chunk-size"),
-        (lambda: SpecConfig(spec="eagle"), "--spec"),
+        (lambda: SpecConfig(spec="medusa"), "--spec"),
         (lambda: SpecConfig(spec_width=1), "--spec-width"),
         (lambda: NodeConfig(transport="nccl"), "--transport"),
         (lambda: NodeConfig(router=("http://127.0.0.1:1",)), "--router"),
@@ -82,12 +82,14 @@ def test_other_endpoints_are_refused(endpoint):
         check_endpoint(endpoint, "--router")
 
 
-def test_hashdraft_needs_hashlm():
-    spec = SpecConfig(spec="hashdraft")
+def test_mtp_needs_draft_layers():
+    spec = SpecConfig(spec="mtp")
     assert NodeProcessConfig(model=ModelConfig(model="hashlm"), spec=spec).spec.width == 4
     for process in (NodeProcessConfig, ClusterConfig):
-        with pytest.raises(ConfigError, match="hashdraft"):
+        with pytest.raises(ConfigError, match="mtp"):
             process(spec=spec)
+    with pytest.raises(ConfigError, match="--spec-width"):
+        SpecConfig(spec="mtp", spec_width=2)
 
 
 def test_width_is_one_without_a_draft():

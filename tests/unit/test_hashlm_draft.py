@@ -1,4 +1,4 @@
-"""HashDraft: the accepted length is a function of (length, width, hit rate), and only bad draft state lowers it."""
+"""HashDraft: right about exactly the positions that the hash picks, and only while its draft state is whole."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
+from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.hash_reference import reference_stream
-from shared.model.hashdraft import HashDraft, expected_accept_len
+from shared.model.hashdraft import DEPTH, HashDraft, expected_accept_len, is_hit
 from shared.model.hashlm import HashLM
 from shared.model.interface import ModelInputs
 
@@ -21,57 +22,62 @@ TOKENS = PROMPT + STREAM
 PAGES = [9, 2, 30, 4, 21, 7, 15, 11, 6, 18, 3, 25, 12, 28, 1, 19, 8]
 
 
-def greedy(logits: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    return logits.argmax(dim=1)
+def view_of(positions: range, pages: list[int]) -> AttentionInputs:
+    ends, table = torch.tensor([0, len(positions)], dtype=torch.int32), torch.tensor([pages], dtype=torch.int32)
+    return AttentionInputs(torch.tensor(list(positions)), ends, table, len(positions), positions[-1] + 1)
 
 
-def inputs_of(num_tokens: int) -> dict[str, torch.Tensor]:
-    return {
-        "input_ids": torch.tensor(TOKENS[:num_tokens]),
-        "next_ids": torch.tensor(TOKENS[1 : num_tokens + 1]),
-        "positions": torch.arange(num_tokens),
-        "cu_q_lens": torch.tensor([0, num_tokens], dtype=torch.int32),
-        "page_table": torch.tensor([PAGES], dtype=torch.int32),
-    }
-
-
-def hidden_at(position: int) -> torch.Tensor:
-    """HashLM's state after 0..position of the true tokens."""
+def aux_of(num_tokens: int) -> torch.Tensor:
+    """What HashLM leaves of the true tokens 0 .. num_tokens - 1."""
     model = HashLM()
     kv = KVPool(model.kv_planes(4), 40, 4)
-    fields = inputs_of(position + 1)
-    fields.pop("next_ids")
-    last = torch.tensor([position])
-    inputs = ModelInputs(**fields, logits_idx=last, max_q_len=position + 1, max_seq_len=position + 1)
-    return model.forward(inputs, kv).hidden
+    view = view_of(range(num_tokens), PAGES)
+    ids, last = torch.tensor(TOKENS[:num_tokens]), torch.tensor([num_tokens - 1])
+    inputs = ModelInputs(ids, view.positions, view.cu_q_lens, view.page_table, last, num_tokens, num_tokens)
+    aux = model.forward(inputs, kv).aux
+    assert aux is not None and aux.shape == (num_tokens, 3)
+    return aux
 
 
 class Draft:
-    """A draft whose state holds the true tokens 0..committed-1."""
+    """A layer whose slots hold the true tokens 0 .. committed - 1, written `chunk` at a time."""
 
-    def __init__(self, committed: int) -> None:
+    def __init__(self, committed: int, hit_rate: int = HIT_RATE, chunk: int = 64) -> None:
         self.committed = committed
-        self.draft = HashDraft(HashLM(draft=True), HIT_RATE)
-        self.kv = KVPool(self.draft.model.kv_planes(4), 40, 4)
-        self.draft.extend(**inputs_of(committed), kv=self.kv)
-        self.bonus = TOKENS[committed]
-        self.hidden = hidden_at(committed - 1)
+        self.head = HashDraft(HashLM(), hit_rate)
+        self.kv = KVPool(self.head.kv_planes(4), 40, 4)
         self.pages = list(PAGES)
+        self.features = self.head.project(aux_of(committed))
+        for begin in range(0, committed, chunk):
+            self.hidden = self.extend(range(begin, min(begin + chunk, committed)))
+
+    def extend(self, slots: range, next_ids: list[int] | None = None) -> torch.Tensor:
+        ids = TOKENS[slots.start + 1 : slots.stop + 1] if next_ids is None else next_ids
+        features = self.features[slots.start : slots.stop]
+        return self.head.forward(torch.tensor(ids), features, view_of(slots, self.pages), self.kv)
+
+    def drafts(self, num: int = WIDTH - 1) -> list[int]:
+        """Greedy: the first out of the last hidden state, the others by forwards of their own."""
+        hidden = self.hidden[-1:]
+        drafts = [int(self.head.logits(hidden).argmax())]
+        for i in range(num - 1):
+            slot = range(self.committed + i, self.committed + i + 1)
+            hidden = self.head.forward(torch.tensor(drafts[-1:]), hidden, view_of(slot, self.pages), self.kv)
+            drafts.append(int(self.head.logits(hidden).argmax()))
+        return drafts
 
     def accept_len(self, width: int = WIDTH) -> int:
-        table = torch.tensor([self.pages], dtype=torch.int32)
-        bonus, committed = torch.tensor([self.bonus]), torch.tensor([self.committed])
-        drafts = self.draft.propose(bonus, committed, self.hidden, table, self.kv, width, greedy)
-        assert drafts.shape == (1, width - 1) and drafts.dtype == torch.int64
         true_ids = TOKENS[self.committed + 1 : self.committed + width]
-        agree = [d == t for d, t in zip(drafts[0].tolist(), true_ids, strict=True)]
+        agree = [d == t for d, t in zip(self.drafts(width - 1), true_ids, strict=True)]
         return 1 + (agree.index(False) if False in agree else width - 1)
 
 
 @pytest.mark.parametrize("width", [2, 4, 6])
-def test_accepted_length_is_the_pure_function(width: int) -> None:
-    lengths = range(len(PROMPT), 50)  # before that the next token is the prompt's, not the model's
-    assert [Draft(n).accept_len(width) for n in lengths] == [expected_accept_len(n, width, HIT_RATE) for n in lengths]
+@pytest.mark.parametrize("hit_rate", [0, HIT_RATE, 100])
+def test_accepted_length_is_the_pure_function(width: int, hit_rate: int) -> None:
+    lengths = range(len(PROMPT), 40)  # before that the next token is the prompt's, not the model's
+    accepted = [Draft(n, hit_rate).accept_len(width) for n in lengths]
+    assert accepted == [expected_accept_len(n, width, hit_rate) for n in lengths]
 
 
 def test_expected_length_is_not_trivial() -> None:
@@ -81,49 +87,104 @@ def test_expected_length_is_not_trivial() -> None:
     assert expected_accept_len(9, WIDTH, 100) == WIDTH and expected_accept_len(9, WIDTH, 0) == 1
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_do_not_show(chunk: int) -> None:
+    assert torch.equal(Draft(20, chunk=chunk).hidden[-1], Draft(20).hidden[-1])
+
+
 LUCKY = [n for n in range(len(PROMPT), 50) if expected_accept_len(n, WIDTH, HIT_RATE) == WIDTH][:8]
 
 
-@pytest.mark.parametrize("fault", ["hidden", "bonus", "page", "swap", "stale next token"])
-def test_each_wrong_piece_of_draft_state_lowers_acceptance(fault: str) -> None:
+def break_page(draft: Draft) -> None:
+    draft.pages[0] = 39
+
+
+def break_order(draft: Draft) -> None:
+    draft.pages[0], draft.pages[1] = draft.pages[1], draft.pages[0]
+
+
+def break_token(draft: Draft) -> None:
+    wrong = (TOKENS[draft.committed] + 1) % 96
+    draft.extend(range(draft.committed - 1, draft.committed), [wrong])
+
+
+def break_hidden(draft: Draft) -> None:
+    draft.hidden = draft.hidden + torch.tensor([1, 0, 0, 0])
+
+
+def break_age(draft: Draft) -> None:
+    """A draft that came true, whose slot was not written again with the target's feature."""
+    draft.features[draft.committed - 1, DEPTH] = 1
+    draft.hidden = draft.extend(range(draft.committed - 1, draft.committed))
+    draft.hidden[:, DEPTH] = 1
+
+
+FAULTS = [break_page, break_order, break_token, break_hidden, break_age]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_each_wrong_piece_of_draft_state_lowers_acceptance(fault) -> None:  # noqa: ANN001
     for committed in LUCKY:
         draft = Draft(committed)
         assert draft.accept_len() == WIDTH
-        if fault == "hidden":
-            draft.hidden += 1
-        elif fault == "bonus":
-            draft.bonus = (draft.bonus + 1) % 96
-        elif fault == "page":
-            draft.pages[0] = 39
-        elif fault == "swap":
-            draft.pages[0], draft.pages[1] = draft.pages[1], draft.pages[0]
-        else:
-            fields = inputs_of(committed)
-            fields["next_ids"][-1] = (fields["next_ids"][-1] + 1) % 96
-            draft.draft.extend(**fields, kv=draft.kv)
+        draft = Draft(committed)
+        fault(draft)
         assert draft.accept_len() < WIDTH
 
 
+@pytest.mark.parametrize("fault", FAULTS[:3], ids=lambda fault: fault.__name__)
+def test_it_goes_on_being_wrong_until_the_slots_are_written_again(fault) -> None:  # noqa: ANN001
+    committed = LUCKY[3]
+    draft = Draft(committed + 1)
+    draft.committed = committed
+    fault(draft)
+    draft.committed = committed + 1
+    draft.hidden = draft.extend(range(committed, committed + 1))
+    assert int(draft.hidden[0, DEPTH]) < 0 and draft.accept_len() == 1
+    draft.hidden = draft.extend(range(committed + 1))[-1:]
+    assert draft.accept_len() == expected_accept_len(committed + 1, WIDTH, HIT_RATE)
+
+
 def test_rows_are_independent() -> None:
-    committed = LUCKY[0]
-    first, second = Draft(committed), Draft(committed)
-    pages = torch.tensor([PAGES, PAGES], dtype=torch.int32)
-    second.hidden += 1
-    drafts = first.draft.propose(
-        torch.tensor([first.bonus] * 2),
-        torch.tensor([committed] * 2),
-        torch.cat([first.hidden, second.hidden]),
-        pages,
-        first.kv,
-        WIDTH,
-        greedy,
+    first, second = Draft(LUCKY[0]), Draft(LUCKY[1])
+    pages = [[*PAGES], [page + 40 for page in PAGES]]
+    kv = KVPool(first.head.kv_planes(4), 80, 4)
+    kv.pages_bytes[:40] = first.kv.pages_bytes
+    kv.pages_bytes[40:] = second.kv.pages_bytes
+    drafts = [draft.drafts(1)[0] for draft in (first, second)]
+    view = AttentionInputs(
+        torch.tensor([first.committed, second.committed]),
+        torch.tensor([0, 1, 2], dtype=torch.int32),
+        torch.tensor(pages, dtype=torch.int32),
+        1,
+        64,
     )
-    alone = first.draft.propose(
-        torch.tensor([first.bonus]), torch.tensor([committed]), first.hidden, pages[:1], first.kv, WIDTH, greedy
-    )
-    assert torch.equal(drafts[:1], alone) and drafts[1, 0] != alone[0, 0]
+    both = first.head.forward(torch.tensor(drafts), torch.cat([first.hidden[-1:], second.hidden[-1:]]), view, kv)
+    for row, draft in enumerate((first, second)):
+        slot = view_of(range(draft.committed, draft.committed + 1), draft.pages)
+        alone = draft.head.forward(torch.tensor(drafts[row : row + 1]), draft.hidden[-1:], slot, draft.kv)
+        assert torch.equal(both[row], alone[0]) and int(alone[0, DEPTH]) == 2
 
 
-def test_a_model_without_draft_plane_is_refused() -> None:
-    with pytest.raises(ValueError, match="draft"):
-        HashDraft(HashLM())
+def test_where_it_misses_it_takes_what_the_target_likes_least() -> None:
+    committed = next(n for n in range(len(PROMPT), 50) if not is_hit(n + 1, HIT_RATE))
+    draft = Draft(committed)
+    true_logits = draft.head.model.logits_of(draft.hidden[-1:, 1].numpy().view(np.uint64))
+    assert draft.drafts(1) == [int(true_logits.argmin())]
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_a_layer_above_stands_on_the_one_below(layer: int) -> None:
+    """Its slots below `layer` have nothing to stand on; from there on it knows what the target will."""
+    num = 12
+    below = Draft(num).head.project(aux_of(num))
+    kv = KVPool(tuple(HashDraft(HashLM(), 100, i).kv_planes(4)[0] for i in range(layer + 1)), 40, 4)
+    next_ids, view = torch.tensor(TOKENS[1 : num + 1]), view_of(range(num), PAGES)
+    for i in range(layer + 1):
+        head = HashDraft(HashLM(), 100, i)
+        hidden = head.forward(next_ids, below, view, kv)
+        below = hidden.roll(1, dims=0)
+        below[0] = 0
+    assert (hidden[:layer, DEPTH] < 0).all() and (hidden[layer:, DEPTH] == layer + 1).all()
+    truth = aux_of(num + 1)[1:]
+    assert torch.equal(hidden[layer:, :2], truth[layer:, :2])

@@ -1,0 +1,74 @@
+"""EagleWorkerV2: drafts from one head that runs on its own hidden states (EAGLE-3, arXiv 2503.01840), as a chain.
+
+    slot                  L-1                L            L+1
+    head sees     (bonus, feature)   (draft 1, hidden)  (draft 2, hidden)        L = committed, feature: the target's
+    head says          draft 1            draft 2           draft 3
+                  `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
+                     step before            writes again, with the target's own features
+
+What crosses from extend to propose is SGLang's relay: topk_index, topk_p, hidden_states (and the bonus token). Knows
+nothing of the head's weights and of acceptance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
+from shared.engine.verify import Drafts, Verified
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftHead
+from shared.model.interface import ModelOutput
+from shared.spec.draw import Draw
+from shared.spec.views import features_of, per_row, view_of, window_of
+
+
+class EagleWorkerV2:
+    """A Drafter. Relayed per row: topk_index (1,) int64 the first draft, topk_p (1,) float32 what the head thinks of
+    it, hidden_states the head's state at slot L - 1."""
+
+    key_lookahead = 1
+    reads_history = False
+
+    def __init__(self, head: DraftHead, vocab_size: int) -> None:
+        self._head = head
+        self._vocab_size = vocab_size
+        self.relay_specs = (
+            RelaySpec("topk_p", (1,), torch.float32),
+            RelaySpec("topk_index", (1,), torch.int64),
+            RelaySpec("hidden_states", (head.hidden_size,), head.feature_dtype),
+        )
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return self._head.kv_planes(page_size)
+
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        plan, first = fb.plan, fb.plan.num_prefill
+        rows = FutureIndices(fb.future.indices[first:])
+        draft = future_map.relayed("topk_index", rows)[:, 0]
+        hidden = future_map.relayed("hidden_states", rows)
+        draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
+        committed, drafts = fb.committed[first:], [draft]
+        for i in range(plan.width - 2):
+            hidden = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
+            draft, _ = draw.next(self._head, hidden, draft, committed + i + 1)
+            drafts.append(draft)
+        return Drafts(torch.stack(drafts, dim=1))
+
+    def extend(
+        self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
+    ) -> dict[str, torch.Tensor]:
+        """Draft KV of every token from the target's features, and the first draft of the next step."""
+        hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
+        emitting = np.flatnonzero(fb.plan.emits)
+        if not len(emitting):
+            return {}
+        rows = torch.from_numpy(emitting).to(hidden.device)
+        last = hidden[verified.last_token_idx[rows]]
+        draw = Draw(fb, future_map, self._vocab_size, emitting)
+        ids, probability = draw.next(self._head, last, verified.next_token[rows], verified.seq_lens[rows])
+        state = {"topk_p": probability.unsqueeze(1), "topk_index": ids.unsqueeze(1), "hidden_states": last}
+        return per_row(state, rows, fb.plan.batch_size)

@@ -1,0 +1,70 @@
+"""NgramWorkerV2: drafts copied out of the row's own tokens, prompt and output (prompt lookup decoding, A. Saxena 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding). No weights and no state of its own.
+
+    ... the quick brown fox jumps over ... said the quick | brown fox jumps
+                  `- after the latest place where the last 3 tokens (or else 2, or 1) stood before -'
+
+Like an LZ77 copy it may run into its own output, so a row that repeats itself with any period is foreseen; where
+nothing matches it copies with period 1. One set of tensor operations over all rows, on any device, without a sync.
+Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
+from shared.engine.verify import Drafts, Verified
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelOutput
+
+LONGEST_MATCH = 3
+
+
+class NgramWorkerV2:
+    """A Drafter; `history_tokens` of the FutureMap is all it reads."""
+
+    relay_specs: tuple[RelaySpec, ...] = ()
+    key_lookahead = 0
+    reads_history = True
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return ()
+
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        first = fb.plan.num_prefill
+        rows = FutureIndices(fb.future.indices[first:])
+        tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
+        return Drafts(lookup(tokens, fb.committed[first:], fb.plan.width - 1))
+
+    def extend(
+        self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
+    ) -> dict[str, torch.Tensor]:
+        return {}
+
+
+def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> torch.Tensor:
+    """tokens (D, n) int32, row d known up to and with position last[d] (D,) int64, 0 < last < n ->
+    (D, num_drafts) int64."""
+    period = last - match_ends(tokens, last)
+    offsets = torch.arange(num_drafts, device=tokens.device)
+    wanted = (last - period + 1).unsqueeze(1) + offsets % period.unsqueeze(1)
+    return tokens.gather(1, wanted).to(torch.int64)
+
+
+def match_ends(tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """(D,) where the longest match of the last tokens ends: up to LONGEST_MATCH of them, the latest of equally long
+    ones; last - 1 where there is none, which makes a period of 1."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    lengths = torch.zeros_like(tokens)
+    goes_on = positions < last.unsqueeze(1)
+    for back in range(LONGEST_MATCH):
+        wanted = tokens.gather(1, (last - back).clamp(min=0).unsqueeze(1))
+        earlier = tokens.roll(back, dims=1)
+        goes_on = goes_on & (earlier == wanted) & (positions >= back)
+        lengths += goes_on
+    latest = (lengths.to(torch.int64) * tokens.shape[1] + positions) * (lengths > 0)
+    found = latest.argmax(dim=1)
+    return torch.where(latest.amax(dim=1) > 0, found, last - 1)

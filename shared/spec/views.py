@@ -1,0 +1,44 @@
+"""A step as draft layers see it: which slots they write, on what they stand, and what is kept of them per row."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.kernel.attention import AttentionInputs
+from shared.model.draft_head import DraftHead
+from shared.model.interface import ModelOutput
+
+
+def view_of(fb: ForwardBatch) -> AttentionInputs:
+    """All T tokens of the step at the slots where the target has them."""
+    inputs = fb.inputs
+    return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len)
+
+
+def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
+    """The D decode rows with n slots each, at `positions` (D, n), ascending."""
+    num_rows, num_slots = positions.shape
+    return AttentionInputs(
+        positions=positions.reshape(-1),
+        cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=positions.device) * num_slots,
+        page_table=fb.inputs.page_table[fb.plan.num_prefill :],
+        max_q_len=num_slots,
+        max_seq_len=fb.plan.max_seq_len,
+    )
+
+
+def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
+    """(T, H) of the target's own making."""
+    if output.aux is None:
+        raise ValueError("the target leaves no features: capture_aux was not called")
+    return head.project(output.aux)
+
+
+def per_row(state: dict[str, torch.Tensor], rows: torch.Tensor, batch_size: int) -> dict[str, torch.Tensor]:
+    """Values (N, ...) of batch rows (N,) as (B, ...); the other rows are zero."""
+    spread = {}
+    for name, value in state.items():
+        spread[name] = value.new_zeros((batch_size, *value.shape[1:]))
+        spread[name][rows] = value
+    return spread
