@@ -4,6 +4,7 @@
         target draws               t0           t1      t2      t3
         accepted                   t0, and t1 if draft 1 == t0, ...          accept_lens = accepted drafts + 1
 
+In a tree the accepted drafts are the longest path from the bonus token on which each equals its parent's draw.
 Every emitted token is the target's own draw with the request's noise, so the stream is the non-speculative one at every
 temperature, whatever the drafts are. Knows nothing of how drafts are made.
 """
@@ -24,10 +25,22 @@ from shared.sample.interface import SampleOutput
 class Drafts:
     """What a drafter proposes for D decode rows: nodes 1 .. width-1 of each row's window; node 0 is the bonus token.
 
-    ids: (D, width - 1) int64. Node i follows node i - 1: a chain.
+    ids: (D, width - 1) int64. parents: (D, width - 1) int64, the node that each follows, lower than its own number;
+    None: a chain, where node i follows node i - 1. lineage, made here: (D, width, width) bool, whether node j is node i
+    or one of its ancestors.
     """
 
     ids: torch.Tensor
+    parents: torch.Tensor | None = None
+    lineage: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_rows, num_drafts = self.ids.shape
+        if self.parents is None:
+            chain = torch.ones((num_drafts + 1,) * 2, dtype=torch.bool, device=self.ids.device).tril()
+            self.lineage = chain.expand(num_rows, -1, -1)
+        else:
+            self.lineage = _lineage(self.parents)
 
 
 @dataclass(slots=True)
@@ -44,19 +57,24 @@ class Verified:
     sampled: SampleOutput
     output_of: torch.Tensor  # (B, k) index into the E outputs, clamped where a row has fewer
     tag_ok: torch.Tensor
+    order: torch.Tensor | None  # (D, k) of a tree: its nodes, the accepted path first. Per-token fields above have it
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...) what `extend` left for the relay
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
-    """Accept drafts while they equal the target's own draw; accept_lens counts the bonus token too."""
+    """Accept drafts while they equal the target's own draw; accept_lens counts the bonus token too. A tree's outputs
+    come back in an order in which its accepted path is a chain; `compact` then does the same to the step's KV."""
     plan, device = fb.plan, sampled.ids.device
     num_prefill = plan.num_prefill
     output_of = torch.from_numpy(_output_of(plan)).to(device)
-    tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
     accept_lens = torch.from_numpy(plan.emits.astype(np.int64)).to(device)
+    order: torch.Tensor | None = None
     if drafts is not None:
-        agree = (tokens[num_prefill:, :-1] == drafts.ids).to(torch.int64)
-        accept_lens[num_prefill:] += agree.cumprod(dim=1).sum(dim=1)
+        accept_lens[num_prefill:], path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
+        if drafts.parents is not None:
+            order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
+            sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
+    tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
     advance = torch.from_numpy(plan.q_lens.astype(np.int64)).to(device)
     advance[num_prefill:] = accept_lens[num_prefill:]
     last = (accept_lens - 1).clamp(min=0).unsqueeze(1)
@@ -71,7 +89,44 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
         sampled=sampled,
         output_of=output_of,
         tag_ok=fb.tag_ok,
+        order=order,
     )
+
+
+def in_order(order: torch.Tensor, num: int) -> torch.Tensor:
+    """(num,) int64: how to take rows, one per window node and others before them, so that each window is in `order`
+    (D, width)."""
+    num_rows, width = order.shape
+    rows = torch.arange(num, device=order.device)
+    starts = rows[num - num_rows * width :: width].unsqueeze(1)
+    rows[num - num_rows * width :] = (starts + order).view(-1)
+    return rows
+
+
+def _lineage(parents: torch.Tensor) -> torch.Tensor:
+    """(D, n, n) bool: steps to itself and to the parent, squared until the longest path is one step."""
+    num_rows, num_drafts = parents.shape
+    steps = torch.eye(num_drafts + 1, device=parents.device).repeat(num_rows, 1, 1)
+    steps[:, 1:].scatter_(2, parents.unsqueeze(2), 1.0)
+    for _ in range(num_drafts.bit_length()):
+        steps = (steps @ steps).clamp(max=1.0)
+    return steps > 0
+
+
+def _accept(draws: torch.Tensor, drafts: Drafts) -> tuple[torch.Tensor, torch.Tensor]:
+    """draws (D, n): the target's token after each node -> accept_lens (D,), and which nodes are accepted (D, n) bool:
+    those on the way to the deepest one (of equally deep ones the first) whose ancestors are all right."""
+    drawn_before = draws[:, :-1] if drafts.parents is None else draws.gather(1, drafts.parents)
+    right = torch.ones_like(draws, dtype=torch.bool)
+    right[:, 1:] = drafts.ids == drawn_before
+    reached = (right.unsqueeze(1) | ~drafts.lineage).all(dim=2)
+    num_accepted, deepest = (drafts.lineage.sum(dim=2) * reached).max(dim=1)
+    path = drafts.lineage.gather(1, deepest[:, None, None].expand(-1, 1, draws.shape[1]))
+    return num_accepted, path.squeeze(1)
+
+
+def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
+    return SampleOutput(sampled.ids[rows], sampled.logprobs[rows], sampled.top_ids[rows], sampled.top_logprobs[rows])
 
 
 def _output_of(plan: StepPlan) -> np.ndarray:

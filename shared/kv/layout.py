@@ -16,11 +16,13 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
-    """One tensor of a page. `shape` is that of a single page, without the page dimension."""
+    """One tensor of a page. `shape` is that of a single page, without the page dimension; `slot_dim`, counted from its
+    end, is the dimension that has one entry per token."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    slot_dim: int = -2
 
     @property
     def num_bytes(self) -> int:

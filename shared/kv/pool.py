@@ -98,6 +98,15 @@ class KVPool:
         start = flat.storage_offset() + offset // item
         return flat.as_strided((self.num_pages, *plane.shape), (self.page_bytes // item, *inner), start)
 
+    def move_slots(self, page_table: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies slots of D rows within each row, in every plane: page_table (D, P) int32, source and target (D, n)
+        int64 counted through it. All are read before the first is written. Runs on the caller's stream, no sync."""
+        pages = [page_table.gather(1, slots // self.page_size).long() for slots in (source, target)]
+        places = [slots % self.page_size for slots in (source, target)]
+        for plane in self.planes:
+            slots = self.plane(plane.name).movedim(plane.slot_dim, 1)
+            slots[pages[1], places[1]] = slots[pages[0], places[0]]
+
     def page_view(self, page: int) -> ByteArray:
         """(page_bytes,) writable view of one page; host memory only."""
         if self._host is None:

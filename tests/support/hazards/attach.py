@@ -161,9 +161,6 @@ class NodeWatch:
             if self.detector.launch is not None:
                 self.detector.launch.allowed.add(history.name)
 
-        def history_tokens(future: FutureIndices, num_tokens: int) -> None:
-            touch(history, self._ids(future), Mode.READ)
-
         def write_history(rows: Any, positions: Any, ids: Any) -> None:
             touch(history, self._ids(FutureIndices(rows)), Mode.WRITE)
 
@@ -179,7 +176,7 @@ class NodeWatch:
         def relayed(name: str, future: FutureIndices) -> None:
             touch(relay[name], self._ids(future), Mode.READ)
 
-        declared = (stash, gather, history_of, history_tokens, write_history, seed_history, publish, published, relayed)
+        declared = (stash, gather, history_of, write_history, seed_history, publish, published, relayed)
         for declare in declared:
             self._wrap(fm, declare.__name__, declare, *scopes)
         resolve = "resolve_seq_lens_cpu"  # waits inside: what it reads it reads after
@@ -207,15 +204,20 @@ class NodeWatch:
     def _wrap_model(self) -> None:
         core, name = self.core, self.pages.name
         self._wrap(core.model, "forward", lambda inputs, kv: self._declare_forward(inputs), name)
+        self._wrap(core.pool, "move_slots", self._declare_move, name)
         drafter = core.engine.worker.drafter
         if drafter is not None:
             self._wrap(drafter, "extend", lambda fb, *rest: self._touch_spans(fb.inputs, Mode.WRITE, 0), name)
             self._wrap(drafter, "propose", lambda fb, *rest: self._declare_proposal(fb), name)
 
     def _declare_proposal(self, fb: ForwardBatch) -> None:
-        """A draft head writes the slots of the window too, for its own next forward."""
         self._touch_spans(fb.inputs, Mode.READ, fb.plan.num_prefill)
-        self._touch_spans(fb.inputs, Mode.WRITE, fb.plan.num_prefill)
+
+    def _declare_move(self, page_table: Any, *slots: Any) -> None:
+        with self.detector.mute():
+            read, written = (page_table.gather(1, each // self.core.pool.page_size).numpy() for each in slots)
+        self.touch(self.pages, np.unique(read), Mode.READ)
+        self.touch(self.pages, np.unique(written), Mode.WRITE)
 
     def _declare_forward(self, inputs: ModelInputs) -> None:
         self._touch_spans(inputs, Mode.READ, 0)
@@ -227,14 +229,14 @@ class NodeWatch:
             self.touch(self.table, launch.facts["plan"].req_pool_indices, Mode.READ)
 
     def _touch_spans(self, inputs: ModelInputs, mode: Mode, first_row: int) -> None:
-        """Reads: pages of positions 0..last; writes: those of the step's own positions."""
+        """Reads: pages of slots 0..last; writes: those of the step's own slots."""
         page_size = self.core.pool.page_size
         with self.detector.mute():
             ends = inputs.cu_q_lens.numpy()
-            positions, table = inputs.positions.numpy(), inputs.page_table.numpy()
+            slots, table = inputs.for_attention().key_slots.numpy(), inputs.page_table.numpy()
         touched = []
         for b in range(first_row, len(ends) - 1):
-            low, high = int(positions[ends[b]]) // page_size, int(positions[ends[b + 1] - 1]) // page_size
+            low, high = int(slots[ends[b]]) // page_size, int(slots[ends[b + 1] - 1]) // page_size
             begin = 0 if mode is Mode.READ else low
             pages = table[b, begin : high + 1]
             self._require_own(b, begin, high, pages, mode)
