@@ -72,7 +72,7 @@ class Worker:
         self._record_drafts(fb, verified)
         yield
         if self.drafter is not None:
-            verified.draft_state = self.drafter.extend(fb, output, verified, self.kv)
+            verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
             yield
         emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
         extras = {name: value[emits] for name, value in verified.draft_state.items()}

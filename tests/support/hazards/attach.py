@@ -161,6 +161,9 @@ class NodeWatch:
             if self.detector.launch is not None:
                 self.detector.launch.allowed.add(history.name)
 
+        def history_tokens(future: FutureIndices, num_tokens: int) -> None:
+            touch(history, self._ids(future), Mode.READ)
+
         def write_history(rows: Any, positions: Any, ids: Any) -> None:
             touch(history, self._ids(FutureIndices(rows)), Mode.WRITE)
 
@@ -176,7 +179,7 @@ class NodeWatch:
         def relayed(name: str, future: FutureIndices) -> None:
             touch(relay[name], self._ids(future), Mode.READ)
 
-        declared = (stash, gather, history_of, write_history, seed_history, publish, published, relayed)
+        declared = (stash, gather, history_of, history_tokens, write_history, seed_history, publish, published, relayed)
         for declare in declared:
             self._wrap(fm, declare.__name__, declare, *scopes)
         resolve = "resolve_seq_lens_cpu"  # waits inside: what it reads it reads after
@@ -211,7 +214,9 @@ class NodeWatch:
             self._wrap(drafter, "propose", lambda fb, *rest: self._declare_proposal(fb), name)
 
     def _declare_proposal(self, fb: ForwardBatch) -> None:
+        """A draft head writes the slots of the window too, for its own next forward."""
         self._touch_spans(fb.inputs, Mode.READ, fb.plan.num_prefill)
+        self._touch_spans(fb.inputs, Mode.WRITE, fb.plan.num_prefill)
 
     def _declare_move(self, page_table: Any, *slots: Any) -> None:
         with self.detector.mute():
