@@ -6,7 +6,8 @@ every sum weights a value by the position it is READ at, so that two swapped pag
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
-All sums wrap at 64 bits. Every step reads the whole context through the page table. Knows nothing of scheduling.
+All sums wrap at 64 bits. Every step reads the whole context through the page table. In a window of alternatives a
+value is read from its node's slot and weighted by its position in the text. Knows nothing of scheduling.
 """
 
 from __future__ import annotations
@@ -84,9 +85,46 @@ def _forward_row(
 
 
 @exact
+def _forward_window(
+    ids: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    visible: npt.NDArray[np.int64],
+    pages: npt.NDArray[np.int32],
+    kv: npt.NDArray[np.uint64],
+    states: npt.NDArray[np.uint64],
+) -> None:
+    """One row's window of alternatives: each token reads the slots before the window and its ancestors' in it."""
+    page_size = kv.shape[2]
+    first = slots[0]
+    while visible[0] >> (slots[0] - first + 1) != 0:
+        first -= 1
+    lower, upper = _u64(0), _u64(0)
+    for j in range(first):
+        page, place, weight = pages[j // page_size], j % page_size, odd_weight(j)
+        lower += kv[page, 0, place] * weight
+        upper += kv[page, 1, place] * weight
+    for t in range(ids.shape[0]):
+        low, up, position = lower, upper, first
+        for slot in range(first, slots[t]):
+            if (visible[t] >> (slot - first)) & 1:
+                page, place, weight = pages[slot // page_size], slot % page_size, odd_weight(position)
+                low += kv[page, 0, place] * weight
+                up += kv[page, 1, place] * weight
+                position += 1
+        page, place, weight = pages[slots[t] // page_size], slots[t] % page_size, odd_weight(positions[t])
+        kv[page, 0, place] = mix(_u64(ids[t]), positions[t])
+        low += kv[page, 0, place] * weight
+        kv[page, 1, place] = mix(low, positions[t])
+        states[t, 0], states[t, 1] = low, up + kv[page, 1, place] * weight
+
+
+@exact
 def _forward(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    visible: npt.NDArray[np.int64],
     cu_q_lens: npt.NDArray[np.int32],
     page_table: npt.NDArray[np.int32],
     kv: npt.NDArray[np.uint64],
@@ -94,7 +132,12 @@ def _forward(
 ) -> None:
     for row in range(cu_q_lens.shape[0] - 1):
         begin, end = cu_q_lens[row], cu_q_lens[row + 1]
-        _forward_row(ids[begin:end], positions[begin:end], page_table[row], kv, states[begin:end])
+        own, pages = states[begin:end], page_table[row]
+        if begin < end and visible[begin] >= 0:
+            nodes = slots[begin:end]
+            _forward_window(ids[begin:end], positions[begin:end], nodes, visible[begin:end], pages, kv, own)
+        else:
+            _forward_row(ids[begin:end], positions[begin:end], pages, kv, own)
 
 
 @exact
@@ -120,14 +163,17 @@ class HashLM:
         )
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return (PlaneSpec("kv", (2, page_size), torch.int64),)
+        return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
-        states = np.zeros((inputs.input_ids.shape[0], 2), dtype=np.uint64)
+        positions = inputs.positions.contiguous().numpy()
+        states = np.zeros((len(positions), 2), dtype=np.uint64)
         _forward(
             inputs.input_ids.contiguous().numpy(),
-            inputs.positions.contiguous().numpy(),
+            positions,
+            positions if inputs.slots is None else inputs.slots.contiguous().numpy(),
+            np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),
             inputs.cu_q_lens.contiguous().numpy(),
             inputs.page_table.contiguous().numpy(),
             kv.plane("kv").numpy().view(np.uint64),
