@@ -1,5 +1,5 @@
 """A whole cluster under load for long: every stream is checked, and memory, descriptors and threads of each process
-must stay flat. With --faults processes die, freeze and lose their wires all the while.
+must stay flat. With --faults processes die, freeze (some for a minute) and lose their wires all the while.
 
     make soak MINUTES=30        make soak MINUTES=30 FAULTS=--faults
 
@@ -35,7 +35,8 @@ SMALL_POOL = ("--kv-bytes", "400KiB")  # full before the first sample counts
 SAMPLE_S = 2.0
 FAULT_EVERY_S = 15.0
 NUM_CLIENTS = 6
-WARM_UP = 0.3  # of the whole run, for each process
+LONG_FREEZE_S = 60.0
+WARM_UP, MOST_WARM_UP_S = 0.3, 150.0  # share of the whole run, for each process; with faults few live longer
 MIN_SAMPLES = 20
 MAX_POINTS = 150  # of one series in its slope, which looks at every pair
 MIB = 1 << 20
@@ -116,8 +117,9 @@ class Watch:
 class Load:
     """Clients without a pause, some of whom hang up. With faults a declared error is an end too."""
 
-    def __init__(self, url: str, until: float, errors_allowed: bool) -> None:
+    def __init__(self, url: str, until: float, num_clients: int, errors_allowed: bool) -> None:
         self._url = url
+        self._num_clients = num_clients
         self._until = until
         self._errors_allowed = errors_allowed
         self._next = itertools.count(1)
@@ -126,7 +128,7 @@ class Load:
 
     async def run(self) -> None:
         async with openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", max_retries=0) as sdk:
-            await asyncio.gather(*(self._one_after_another(sdk) for _ in range(NUM_CLIENTS)))
+            await asyncio.gather(*(self._one_after_another(sdk) for _ in range(self._num_clients)))
 
     async def _one_after_another(self, sdk: openai.AsyncOpenAI) -> None:
         while time.monotonic() < self._until:
@@ -164,9 +166,13 @@ class Faults:
         while time.monotonic() < self._until - 2 * FAULT_EVERY_S:
             await asyncio.sleep(FAULT_EVERY_S)
             kind, victim = self._rng.choice(kinds), self._rng.choice(list(self._cluster.nodes))
+            left_s = self._until - time.monotonic()
+            is_long = kind == self._freeze and left_s > 2 * LONG_FREEZE_S and self._rng.random() < 0.5
+            lasts_s = LONG_FREEZE_S if is_long else 2.5 * SILENCE_S
             kind(victim)
-            self.done[f"{kind.__name__.strip('_')} {'prefill' if victim[0] == 'p' else 'decode'}"] += 1
-            await asyncio.sleep(2.5 * SILENCE_S)
+            role = "prefill" if victim[0] == "p" else "decode"
+            self.done[f"{kind.__name__.strip('_')} {role} {lasts_s:.0f} s"] += 1
+            await asyncio.sleep(lasts_s)
             self._thaw(victim)
             self._cluster.calm()
             self._cluster.restart_dead()
@@ -190,29 +196,42 @@ class Faults:
         self._cluster.proxy.links[victim].held = True
 
 
-async def soak(cluster: ChaosCluster, seconds: float, with_faults: bool) -> bool:
+async def soak(cluster: ChaosCluster, seconds: float, num_clients: int, with_faults: bool) -> bool:
     until = time.monotonic() + seconds
-    load, faults = Load(cluster.url, until, with_faults), Faults(cluster, until)
-    watch = Watch(cluster, seconds * WARM_UP)
-    watching = asyncio.create_task(watch.run())
+    load, faults = Load(cluster.url, until, num_clients, with_faults), Faults(cluster, until)
+    watch = Watch(cluster, min(seconds * WARM_UP, MOST_WARM_UP_S) if with_faults else seconds * WARM_UP)
+    aside = [asyncio.create_task(watch.run()), asyncio.create_task(tell_every_minute(load, faults))]
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(load.run())
         if with_faults:
             tasks.create_task(faults.run())
-    watching.cancel()
-    print(f"{dict(load.outcomes)}, {load.tokens} tokens; faults: {dict(faults.done)}")
+    for task in aside:
+        task.cancel()
+    tell(load, faults)
     return watch.report()
+
+
+def tell(load: Load, faults: Faults) -> None:
+    print(f"{dict(load.outcomes)}, {load.tokens} tokens; faults: {dict(faults.done)}", flush=True)
+
+
+async def tell_every_minute(load: Load, faults: Faults) -> None:
+    for minute in itertools.count(1):
+        await asyncio.sleep(60.0)
+        print(f"{minute:3} min  ", end="")
+        tell(load, faults)
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="load for many minutes; what grows is an error")
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--clients", type=int, default=NUM_CLIENTS, help="streams at a time")
     parser.add_argument("--faults", action="store_true", help="kill, freeze and cut off nodes meanwhile")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         cluster = ChaosCluster(Path(folder), node_flags=SMALL_POOL)
         try:
-            flat = asyncio.run(soak(cluster, 60 * options.minutes, options.faults))
+            flat = asyncio.run(soak(cluster, 60 * options.minutes, options.clients, options.faults))
             cluster.check_whole()
         finally:
             cluster.close()
