@@ -147,6 +147,24 @@ def test_a_chain_feeds_on_itself_and_leaves_no_trace(case: Case, kernels: str) -
     torch.testing.assert_close(again, want, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_tree_is_its_paths(whole: Case, kernels: str) -> None:
+    """Two tokens after the same one: each sees its own path, as if the other were not in the call."""
+    draft, start = Draft(whole.head(kernels), 2), 10
+    ids, features = whole.next_ids[start : start + 3], torch.randn(3, draft.head.hidden_size)
+    for row in range(2):
+        draft.one(whole, 0, start, row)
+    slots, positions = torch.tensor([10, 11, 12]), torch.tensor([10, 11, 11])
+    bounds = torch.tensor([0, 3], dtype=torch.int32)
+    visible = torch.tensor([0b1, 0b11, 0b101])
+    view = AttentionInputs(positions, bounds, draft.table[:1], 3, start + 3, slots, visible)
+    with torch.inference_mode():
+        tree = draft.head.forward(ids, features, view, draft.pool)
+    for path in ([0, 1], [0, 2]):
+        alone = draft.forward({1: range(start, start + 2)}, ids[path], features[path])
+        torch.testing.assert_close(tree[path], alone, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_neighbours_and_cuts_do_not_show(whole: Case, dtype: str) -> None:
     """Bit for bit, on compiled kernels: rows of 30, 1, 4 and 1 slots in one call, and each alone in other cuts."""
