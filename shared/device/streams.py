@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from shared.core.errors import ConfigError
+from shared.device.clock import Clock, CudaClock, HostClock, StillClock
 from shared.device.cpu import CpuStream, do_nothing
 from shared.device.cuda import CudaStream
 from shared.device.inline import InlineStream
@@ -26,6 +27,7 @@ class StreamSet:
     forward: Stream
     copy: Stream
     transfer: Stream
+    clock: Clock = field(default_factory=StillClock)  # of the forward stream's work
 
     def all(self) -> tuple[Stream, Stream, Stream, Stream]:
         return self.schedule, self.forward, self.copy, self.transfer
@@ -54,20 +56,21 @@ def make_streams(
     simulated."""
     notify_of = {"copy": notify, "transfer": notify}
     if kind == "inline":
-        return StreamSet(*(InlineStream(name) for name in ("schedule", "forward", "copy", "transfer")))
+        inline = (InlineStream(name) for name in ("schedule", "forward", "copy", "transfer"))
+        return StreamSet(*inline, clock=HostClock())
     if kind == "cpu":
         workers = (
             CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
             for name in ("forward", "copy", "transfer")
         )
-        return StreamSet(InlineStream("schedule", may_block=True), *workers)
+        return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock())
     if kind == "cuda":
         device = device or torch.device("cuda", torch.cuda.current_device())
         drawn: list[CudaStream] = []
         for name in ("schedule", "forward", "copy", "transfer"):
             taken = [stream.cuda_stream.cuda_stream for stream in drawn]
             drawn.append(CudaStream(name, device, notify=notify_of.get(name, do_nothing), taken=taken))
-        return StreamSet(*drawn)
+        return StreamSet(*drawn, clock=CudaClock())
     if kind == "simulated" and world is not None:
         return StreamSet(*(world.stream(name) for name in ("schedule", "forward", "copy", "transfer")))
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")

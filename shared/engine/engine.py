@@ -13,7 +13,7 @@ from shared.core.errors import StepFailed
 from shared.device.events import Event
 from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.engine.lease import StepLease
+from shared.engine.lease import StepLease, StepTimes
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.verify import Verified
 from shared.engine.worker import Worker
@@ -43,7 +43,8 @@ class Engine:
 
     def launch(self, plan: StepPlan) -> StepLease:
         publish_ready = Event() if self.publishes else None
-        lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu)
+        times = StepTimes(self.streams.clock)
+        lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu, times=times)
         planned = self.streams.schedule.launch(_mark, label="mark")
         self.streams.forward.wait(planned.done)
 
@@ -153,6 +154,7 @@ def _to_host(lease: StepLease) -> StepResult | None:
     has_logprobs = bool((plan.sampling.num_logprobs >= 0).any()) and sampled.ids.numel() > 0
     num_top = sampled.top_ids.shape[1] if has_logprobs else 0
     shape = (plan.batch_size, plan.width)
+    draft_seconds, verify_seconds = lease.times.seconds()
     return StepResult(
         step=plan.step,
         row_ids=plan.row_ids,
@@ -162,6 +164,8 @@ def _to_host(lease: StepLease) -> StepResult | None:
         seq_lens=verified.seq_lens.cpu().numpy().copy(),
         tag_ok=verified.tag_ok.cpu().numpy().copy(),
         draft_state={name: value[: plan.num_prefill].cpu().clone() for name, value in verified.draft_state.items()},
+        draft_seconds=draft_seconds,
+        verify_seconds=verify_seconds,
         logprobs=sampled.logprobs.cpu()[output_of].numpy() if has_logprobs else np.zeros(shape, np.float32),
         top_ids=sampled.top_ids.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.int64),
         top_logprobs=sampled.top_logprobs.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.float32),

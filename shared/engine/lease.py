@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from shared.core.errors import IntegrityError
+from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, Ticket
 from shared.engine.plan import Admission, StepPlan, StepResult
+
+
+class StepTimes:
+    """What one step takes on the forward stream: marked there by the worker, read after the step."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._whole: list[Mark] = []
+        self._drafting: list[tuple[Mark, Mark]] = []
+
+    def mark(self) -> None:
+        """Called where the step begins and where it ends."""
+        self._whole.append(self._clock.mark())
+
+    @contextmanager
+    def drafting(self) -> Generator[None, None, None]:
+        """Around what the drafter does."""
+        begin = self._clock.mark()
+        yield
+        self._drafting.append((begin, self._clock.mark()))
+
+    def seconds(self) -> tuple[float, float]:
+        """(by the drafter, by all the rest)."""
+        drafting = sum((self._clock.seconds(*span) for span in self._drafting), 0.0)
+        return drafting, max(0.0, self._clock.seconds(self._whole[0], self._whole[-1]) - drafting)
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +52,7 @@ class StepLease:
     sampled: Ticket | None = None
     result: Ticket | None = None
     carry: dict[str, object] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     closed: bool = False
 
     def take_staging(self) -> torch.Tensor:

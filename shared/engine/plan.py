@@ -100,6 +100,18 @@ class StepResult:
     seq_lens: Int64s  # (B,) committed after the step
     tag_ok: Bools  # (B,)
     draft_state: dict[str, torch.Tensor]  # (num_prefill, *shape) host: what a hand-off takes along
+    draft_seconds: float  # on the forward stream: propose and extend
+    verify_seconds: float  # everything else of the step; both 0 where no clock runs
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
+
+    @property
+    def width(self) -> int:
+        """The plan's."""
+        return self.tokens.shape[1]
+
+    @property
+    def seconds(self) -> float:
+        """What the step took on the forward stream."""
+        return self.draft_seconds + self.verify_seconds

@@ -1,0 +1,179 @@
+"""The draft length follows acceptance and cost on a made-up engine: near the best fixed width wherever that lies, plain
+where drafting loses, back when it would win again, few probes, no flapping."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from shared.core.keys import RequestKey
+from shared.engine.plan import RowId, StepResult
+from shared.sched.draft_length import LONGEST_PROBE, MEMORY, PROBE_STEPS, DraftLength, FixedWidth, WidthChoice
+
+WIDTHS = (1, 2, 3, 4, 6, 8)
+ROW = RowId(RequestKey("test", 1, "r0", 0, 0), 0)
+
+
+def on_two_cores(num_rows: int, width: int) -> float:
+    """Seconds of a step, as SmolLM2's go: weights once, then each token; a draft forward per draft."""
+    draft = 0.0008 * (width - 1) if width > 1 else 0.0
+    return 0.005 + 0.0005 * num_rows * width + draft
+
+
+@dataclass
+class Machine:
+    """Steps with results one step late, as the overlap loop has them."""
+
+    choice: WidthChoice
+    rate: float  # each draft is right so often, if all before it were
+    num_rows: int = 1
+    seconds_of: Callable[[int, int], float] = on_two_cores
+    noise: float = 0.05
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    widths: list[int] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+    _late: deque[StepResult] = field(default_factory=deque)
+
+    def run(self, num_steps: int) -> list[int]:
+        """The widths of these steps."""
+        for _ in range(num_steps):
+            width = self.choice.choose(self.num_rows)
+            self.widths.append(width)
+            self._late.append(self._step(width))
+            if len(self._late) > 1:
+                self.choice.observe(self._late.popleft())
+        return self.widths[-num_steps:]
+
+    def _step(self, width: int) -> StepResult:
+        right = self.rng.random((self.num_rows, width - 1)) < self.rate
+        accept_lens = 1 + right.cumprod(axis=1).sum(axis=1).astype(np.int32)
+        seconds = self.seconds_of(self.num_rows, width) * (1 + self.noise * self.rng.random())
+        if self.noise and self.rng.random() < 0.02:
+            seconds *= 10  # the system was elsewhere
+        self.tokens += int(accept_lens.sum())
+        self.seconds += seconds
+        return result(width, accept_lens, seconds)
+
+
+def result(width: int, accept_lens: np.ndarray, seconds: float, num_prefill: int = 0) -> StepResult:
+    num_rows, none = len(accept_lens), np.zeros((len(accept_lens), width), np.float32)
+    return StepResult(
+        step=1,
+        row_ids=(ROW,) * num_rows,
+        num_prefill=num_prefill,
+        tokens=np.zeros((num_rows, width), np.int64),
+        accept_lens=accept_lens.astype(np.int32),
+        seq_lens=np.zeros(num_rows, np.int64),
+        tag_ok=np.ones(num_rows, np.bool_),
+        draft_state={},
+        draft_seconds=0.25 * seconds,
+        verify_seconds=0.75 * seconds,
+        logprobs=none,
+        top_ids=np.zeros((num_rows, width, 0), np.int64),
+        top_logprobs=np.zeros((num_rows, width, 0), np.float32),
+    )
+
+
+def adaptive() -> DraftLength:
+    return DraftLength(WIDTHS, depth=WIDTHS[-1] - 1)
+
+
+def speed(choice: WidthChoice, rate: float, num_rows: int, num_steps: int = 1500) -> float:
+    machine = Machine(choice, rate, num_rows)
+    machine.run(num_steps)
+    return machine.tokens / machine.seconds
+
+
+def best_width(rate: float, num_rows: int) -> int:
+    def tokens_per_second(width: int) -> float:
+        return sum(rate**i for i in range(width)) / on_two_cores(num_rows, width)
+
+    return max(WIDTHS, key=tokens_per_second)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 16, 32])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.8, 0.95])
+def test_about_as_fast_as_the_best_fixed_width(rate: float, num_rows: int) -> None:
+    fixed = {width: speed(FixedWidth(width), rate, num_rows) for width in WIDTHS}
+    assert speed(adaptive(), rate, num_rows) > 0.93 * max(fixed.values()), fixed
+
+
+def test_the_cases_differ() -> None:
+    """Else the test above would pass with any fixed width."""
+    best = {(rate, rows): best_width(rate, rows) for rate in (0.0, 0.6, 0.95) for rows in (1, 32)}
+    assert best[0.0, 1] == best[0.6, 32] == 1 and best[0.95, 1] == 8 and 1 < best[0.6, 1] < 8, best
+
+
+def test_falls_back_to_plain_soon_and_comes_back() -> None:
+    machine = Machine(adaptive(), rate=0.9)
+    assert np.mean(machine.run(300)[100:]) > 5
+    machine.rate = 0.05
+    lost = machine.run(400)
+    assert np.mean(lost[3 * MEMORY :]) < 1.2, "decided within three memories of verifies; then probes only"
+    machine.rate = 0.9
+    machine.run(2 * LONGEST_PROBE)
+    assert np.mean(machine.run(200)) > 5, "a probe or two find out"
+
+
+def test_more_rows_mean_fewer_drafts() -> None:
+    """The same acceptance: what pays for one row is dear for 32, and back."""
+    machine = Machine(adaptive(), rate=0.6)
+    alone = machine.run(300)[100:]
+    machine.num_rows = 32
+    crowd = machine.run(300)[100:]
+    machine.num_rows = 1
+    again = machine.run(300)[100:]
+    assert np.median(crowd) == 1 < np.median(alone) and np.median(again) == np.median(alone)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.95])
+def test_probes_are_few_and_short(rate: float) -> None:
+    machine = Machine(adaptive(), rate, noise=0.0)
+    machine.run(500)
+    tried = [(width == 1) != (rate == 0.0) for width in machine.run(4 * LONGEST_PROBE)]
+    assert 0 < sum(tried) <= 5 * PROBE_STEPS
+    assert "1" * (PROBE_STEPS + 1) not in "".join(str(int(other)) for other in tried)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.4, 0.5, 0.6])
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_no_flapping_where_widths_are_about_equal(rate: float, num_rows: int) -> None:
+    """Switches in 2,000 noisy steps, beside those into and out of a probe."""
+    machine = Machine(adaptive(), rate, num_rows)
+    machine.run(300)
+    widths = machine.run(2000)
+    switches = sum(a != b for a, b in zip(widths, widths[1:], strict=False))
+    assert switches < 2000 / 10, f"{switches} switches"
+
+
+def test_the_same_results_give_the_same_widths() -> None:
+    first, second = (Machine(adaptive(), 0.6, rng=np.random.default_rng(3)) for _ in range(2))
+    assert first.run(500) == second.run(500)
+
+
+def test_without_times_it_still_chooses_and_probes() -> None:
+    """A backend without a clock reports 0 seconds: acceptance alone decides, with a guessed cost."""
+    machine = Machine(adaptive(), 0.9, seconds_of=lambda rows, width: 0.0)
+    good = machine.run(200)[100:]
+    machine.rate = 0.0
+    assert np.mean(good) > 4 and np.mean(machine.run(300)[200:]) < 2
+
+
+def test_steps_that_compute_prompts_too_say_nothing_of_cost() -> None:
+    choice = adaptive()
+    for _ in range(50):
+        width = choice.choose(1)
+        choice.observe(result(width, np.full(1, width), 0.001 if width > 1 else 0.01))
+        choice.observe(result(width, np.array([0, width]), 9.0 * width, num_prefill=1))
+    assert choice.choose(1) == WIDTHS[-1]
+
+
+def test_a_step_without_decode_rows_is_no_probe() -> None:
+    choice = adaptive()
+    assert {choice.choose(0) for _ in range(100)} == {WIDTHS[-1]}
+    choice.observe(result(4, np.array([1, 0]), 0.01, num_prefill=2))
