@@ -1,7 +1,7 @@
 """The worker: one step as two closures on the forward stream, target forward and sampling.
 
         forward   init_new -> resolve inputs -> draft -> target
-        sample    verify -> on_verify_complete (publish) -> compact -> draft-extend -> stash
+        sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
 Each is a generator: a `yield` is a point where, on the simulated backend, another stream may run. Two closures, so
 that a row with a grammar can delay its sampling, and only that.
@@ -14,12 +14,14 @@ from collections.abc import Callable, Generator
 import numpy as np
 import torch
 
+from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from shared.engine.verify import Drafts, Verified, verify
+from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
 from shared.sample.interface import SampleOutput
@@ -46,16 +48,14 @@ class Worker:
         yield
         resolve_forward_inputs(fb, lease, self.future_map)
         self.future_map.seed_history(plan.history_seeds)
+        self._record_inputs(fb)
         yield
         drafts: Drafts | None = None
         if self.drafter is not None and plan.width > 1 and plan.num_prefill < plan.batch_size:
-            self._record_history(fb)  # the drafter samples too: it sees the bonus token
             with lease.times.drafting():
                 drafts = self.drafter.propose(fb, self.future_map, self.kv)
-            window = fb.inputs.input_ids[fb.num_chunk_tokens :].view(-1, plan.width)
-            window[:, 1:] = drafts.ids
+            lay_out(fb, drafts)
             yield
-        self._record_history(fb)
         output = self.model.forward(fb.inputs, self.kv)
         lease.carry.update(fb=fb, output=output, drafts=drafts)
         yield
@@ -64,15 +64,18 @@ class Worker:
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
     ) -> Generator[None, None, Verified]:
         fb, output, drafts = lease.carry["fb"], lease.carry["output"], lease.carry["drafts"]
-        sampled = self._sample_rows(fb, output.logits)
+        sampled = self._sample_rows(fb, output.logits, drafts)
         verified = verify(fb, sampled, drafts)
         yield
+        if verified.order is not None:
+            compact(fb, output, verified.order, self.kv)
+            yield
         on_verify_complete(verified.seq_lens)
+        self._record_drafts(fb, verified)
         yield
-        # compact: an accepted chain already lies at its final slots
         if self.drafter is not None:
             with lease.times.drafting():
-                verified.draft_state = self.drafter.extend(fb, output, verified, self.kv)
+                verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
             yield
         emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
         extras = {name: value[emits] for name, value in verified.draft_state.items()}
@@ -82,17 +85,33 @@ class Worker:
         yield
         return verified
 
-    def _record_history(self, fb: ForwardBatch) -> None:
+    def _record_inputs(self, fb: ForwardBatch) -> None:
+        """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""
         wanted = fb.plan.history_rows[fb.token_rows]
+        wanted[fb.num_chunk_tokens :] &= np.arange(len(wanted) - fb.num_chunk_tokens) % fb.plan.width == 0
         if not wanted.any():
             return
         tokens = torch.from_numpy(np.flatnonzero(wanted)).to(self.device)
         rows = fb.future.indices[torch.from_numpy(fb.token_rows[wanted]).to(self.device)]
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
-    def _sample_rows(self, fb: ForwardBatch, logits: torch.Tensor) -> SampleOutput:
+    def _record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
+        """Accepted drafts; behind them lie others, which the next steps write over before anybody counts them."""
+        first = fb.plan.num_prefill
+        wanted = np.flatnonzero(fb.plan.history_rows[first:]) + first
+        if fb.plan.width == 1 or not len(wanted):
+            return
+        rows = torch.from_numpy(wanted).to(self.device)
+        drafts = verified.tokens[rows, :-1]
+        offsets = torch.arange(1, fb.plan.width, device=drafts.device)
+        positions = fb.committed[rows].unsqueeze(1) + offsets
+        self.future_map.write_history(fb.future.indices[rows].unsqueeze(1), positions, drafts)
+
+    def _sample_rows(self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None) -> SampleOutput:
         history = None
         if fb.plan.history_rows.any():
             history = self.future_map.history_of(fb.plan.req_pool_indices)
+            if drafts is not None:
+                history.common, history.drafted = counted_tokens(fb, drafts)
         positions = fb.inputs.positions[fb.inputs.logits_idx]
         return sample(logits, fb.plan.sampling, fb.output_rows, positions, history)
