@@ -127,7 +127,7 @@ def devices(sched: SchedConfig) -> tuple[str, str]:
 def load(config: NodeProcessConfig, device: str, threads: int) -> Loaded:
     wanted = config.model
     model = load_model(wanted.model, wanted.dtype, device, max_context=wanted.max_context, threads=threads)
-    return Loaded(model, make_drafter(config.spec, model))
+    return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
 
 
 def plan_memory(config: NodeProcessConfig, loaded: Loaded) -> tuple[int, int]:

@@ -21,13 +21,13 @@ from shared.kv.pool import KVPool
 class DraftHead(Protocol):
     """All methods run on the forward stream, on tensors of the model's device; what they return is the caller's.
 
-    hidden_size, feature_dtype: H and number format of one token's feature. d2t: (Vd,) int64, the token id of each draft
-    id, or None where the head has the target's vocabulary. content_hash: nodes with other weights draft otherwise.
+    hidden_shape, hidden_dtype: of one token's feature, (H,). d2t: (Vd,) int64, the token id of each draft
+    id, or None where the head has the target's vocabulary. weights_hash: nodes with other weights draft otherwise.
     """
 
-    hidden_size: int
-    feature_dtype: torch.dtype
-    content_hash: str
+    hidden_shape: tuple[int, ...]
+    hidden_dtype: torch.dtype
+    weights_hash: str
 
     @property
     def d2t(self) -> torch.Tensor | None: ...

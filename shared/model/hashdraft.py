@@ -122,15 +122,15 @@ class HashDraft:
     """A DraftHead; CPU tensors, hit_rate in percent. Layer 0 stands on the target's features, layer i of an MTP stack
     on the hidden state of layer i - 1 one slot before."""
 
-    hidden_size = 4
-    feature_dtype = torch.int64
+    hidden_shape: tuple[int, ...] = (4,)
+    hidden_dtype = torch.int64
     d2t: torch.Tensor | None = None
 
     def __init__(self, model: HashLM, hit_rate: int = 70, layer: int = 0) -> None:
         self.model = model
         self.hit_rate = hit_rate
         self.layer = layer
-        self.content_hash = f"hashdraft-1-{hit_rate}-{layer}"
+        self.weights_hash = f"hashdraft-1-{hit_rate}-{layer}"
         self._plane = f"draft{layer}"
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

@@ -1,20 +1,23 @@
-"""From settings to a draft algorithm. HashLM's heads are HashDraft."""
+"""From settings to a draft algorithm. HashLM's heads are HashDraft, all others EAGLE-3 heads on disk."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from shared.config.settings import SpecConfig
-from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
+from shared.model.eagle_head import DraftTarget
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
 from shared.model.interface import Model
+from shared.model.load import load_eagle_head
 from shared.spec.eagle import EagleWorkerV2
 from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.spec.ngram import NgramWorkerV2
 
 
-def make_drafter(config: SpecConfig, model: Model) -> Drafter | None:
-    """ConfigError where the model has no draft head."""
+def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter | None:
+    """`name` is what the model was loaded by: a shipped head is found under it. ConfigError names what does not fit."""
     if config.spec == "none":
         return None
     if config.spec == "ngram":
@@ -25,4 +28,7 @@ def make_drafter(config: SpecConfig, model: Model) -> Drafter | None:
             return EagleWorkerV2(HashDraft(model), vocab_size)
         layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
         return MultiLayerEagleWorkerV2(layers, vocab_size)
-    raise ConfigError(f"--spec {config.spec} has no draft head for model {model.spec.name!r}, only for hashlm")
+    target = cast(DraftTarget, model)  # every model that is loaded from files is a Llama
+    head = load_eagle_head(config.spec_head, name, target, threads=threads)
+    target.capture_aux(head.aux_layers)
+    return EagleWorkerV2(head, vocab_size)

@@ -39,7 +39,7 @@ class EagleWorkerV2:
         self.relay_specs = (
             RelaySpec("topk_p", (1,), torch.float32),
             RelaySpec("topk_index", (1,), torch.int64),
-            RelaySpec("hidden_states", (head.hidden_size,), head.feature_dtype),
+            RelaySpec("hidden_states", head.hidden_shape, head.hidden_dtype),
         )
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

@@ -46,9 +46,9 @@ class MultiLayerEagleWorkerV2:
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         first = self._layers[0]
-        shape = (len(self._layers) - 1, page_size, first.hidden_size)
+        shape = (len(self._layers) - 1, page_size, *first.hidden_shape)
         planes = [plane for layer in self._layers for plane in layer.kv_planes(page_size)]
-        return (*planes, PlaneSpec(HIDDEN_PLANE, shape, first.feature_dtype))
+        return (*planes, PlaneSpec(HIDDEN_PLANE, shape, first.hidden_dtype))
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         plan, first = fb.plan, fb.plan.num_prefill

@@ -1,0 +1,167 @@
+"""Draft heads on a tiny Llama: random weights, so drafts are nearly all wrong, and no stream may show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draft_head import head_config, head_tensors, save_head, save_target
+
+from shared.config.settings import SpecConfig
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.streams import make_streams
+from shared.engine.drafter import Drafter
+from shared.engine.plan import StepResult
+from shared.kernel.attention import AttentionInputs
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.eagle_head import EagleHead
+from shared.model.interface import Model
+from shared.model.load import load_eagle_head, load_model
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.events import Emitted
+from shared.sched.settings import SchedSettings
+from shared.spec.choose import make_drafter
+from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
+
+KINDS = ("none", "ngram", "eagle", "mtp")
+JOBS = [
+    (list(range(3, 60)), SamplingParams(max_tokens=24, temperature=0.0), 1),
+    ([5, 6, 7, 5, 6, 7, 5, 6], SamplingParams(max_tokens=30, temperature=0.8, repetition_penalty=1.2), 2),
+    (list(range(3, 40)), SamplingParams(max_tokens=17, temperature=1.0, top_p=0.9, logit_bias=((7, 2.0),)), 3),
+    ([44], SamplingParams(max_tokens=20, temperature=0.7, presence_penalty=0.5, min_tokens=4), 4),
+]
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A head as one layer of several: its KV has a plane of its own."""
+
+    head: EagleHead
+    layer: int
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.head, name)
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return tuple(replace(plane, name=f"{plane.name}{self.layer}") for plane in self.head.kv_planes(page_size))
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
+    ) -> torch.Tensor:
+        return self.head.forward(next_ids, features, view, Renamed(kv, self.layer))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Renamed:
+    kv: KVPool
+    layer: int
+
+    def plane(self, name: str) -> torch.Tensor:
+        return self.kv.plane(f"{name}{self.layer}")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    root = tmp_path_factory.mktemp("tiny")
+    save_target(root / "target")
+    save_head(root / "head", head_tensors(), head_config())
+    yield root / "target", root / "head"
+
+
+def drafter_of(kind: str, folders: tuple[Path, Path], model: Model) -> Drafter | None:
+    target, head = map(str, folders)
+    if kind != "mtp":
+        return make_drafter(SpecConfig(spec=kind, spec_head=head), target, model, threads=1)
+    one = load_eagle_head(head, target, model)  # type: ignore[arg-type]
+    model.capture_aux(one.aux_layers)  # type: ignore[attr-defined]
+    layers = [Stacked(one, 0), Stacked(load_eagle_head(head, target, model), 1)]  # type: ignore[arg-type]
+    return MultiLayerEagleWorkerV2(layers, model.spec.vocab_size)  # type: ignore[arg-type]
+
+
+def make_core(kind: str, folders: tuple[Path, Path], chunk_size: int = 16) -> NodeCore:
+    model = load_model(str(folders[0]), "float32")
+    drafter = drafter_of(kind, folders, model)
+    width = {"none": 1, "mtp": 3}.get(kind, 4)
+    settings = SchedSettings(page_size=8, max_context=200, chunk_size=chunk_size, mixed_chunk_size=5, width=width)
+    return assemble_core(model, make_streams("inline"), settings, CoreSizes(80, 4), drafter=drafter)
+
+
+def run(core: NodeCore) -> dict[str, list[int]]:
+    """Twice the same jobs: the second round begins with cached pages."""
+    streams: dict[str, list[int]] = {}
+    for again in range(2):
+        for i, (prompt, sampling, seed) in enumerate(JOBS):
+            key = RequestKey("test", 1, f"{again}.{i}", 0, 0)
+            core.scheduler.submit(Request(key, np.asarray(prompt, np.int64), sampling, seed, arrival=10 * again + i))
+        while core.scheduler.requests or not core.loop.idle:
+            core.loop.step(block=True)
+            for event in core.scheduler.take_events():
+                if isinstance(event, Emitted):
+                    streams.setdefault(event.key.rid, []).extend(event.ids)
+    core.kv.check_integrity(idle=True)
+    core.close()
+    return streams
+
+
+def test_streams_are_those_of_plain_decoding(folders: tuple[Path, Path]) -> None:
+    streams = {kind: run(make_core(kind, folders)) for kind in KINDS}
+    assert len(streams["none"]) == 2 * len(JOBS) and all(streams["none"].values())
+    for kind in KINDS[1:]:
+        assert streams[kind] == streams["none"], kind
+
+
+def watch_results(core: NodeCore) -> list[StepResult]:
+    results: list[StepResult] = []
+    process = core.scheduler.process
+
+    def watched(result: StepResult) -> None:
+        results.append(result)
+        process(result)
+
+    core.scheduler.process = watched  # type: ignore[method-assign]
+    return results
+
+
+def state_of_first(result: StepResult) -> dict[str, torch.Tensor]:
+    """What the end of the first job's prompt left, if it is in this step."""
+    rows = enumerate(result.row_ids[: result.num_prefill])
+    row = next((b for b, row_id in rows if row_id.key.rid == "0.0" and result.accept_lens[b]), None)
+    return {} if row is None else {name: value[row] for name, value in result.draft_state.items()}
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_draft_state_is_the_same_however_a_prompt_was_cut(kind: str, folders: tuple[Path, Path]) -> None:
+    """What is relayed after the prompt, and so what the next step drafts, depends on the prompt alone."""
+    states = []
+    for chunk_size in (64, 5):
+        core = make_core(kind, folders, chunk_size)
+        results = watch_results(core)
+        run(core)
+        states.append(next(state for state in map(state_of_first, results) if state))
+    assert set(states[0]) >= {"topk_p", "topk_index"}
+    for name, value in states[0].items():
+        torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_head_drafts_from_its_own_vocabulary(folders: tuple[Path, Path]) -> None:
+    core = make_core("eagle", folders)
+    drafter = core.engine.worker.drafter
+    assert drafter is not None
+    proposed, propose = [], drafter.propose
+
+    def watched(*args):  # noqa: ANN002, ANN202
+        proposed.append(propose(*args).ids)
+        return propose(*args)
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    run(core)
+    known = load_eagle_head(str(folders[1]), "", core.model).d2t  # type: ignore[arg-type]
+    drafts = torch.cat([ids.reshape(-1) for ids in proposed])
+    assert torch.isin(drafts, known).all() and len(drafts.unique()) > 3
