@@ -12,13 +12,11 @@ Pure: results in, width out; the same results give the same widths. Knows nothin
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-from shared.engine.plan import Int32s, StepResult
+from shared.engine.plan import StepResult
 
 MEMORY = 32  # verifies, of any row, that acceptance is averaged over
 GUESSED_RATE = 0.8  # of a depth not tried yet: hopeful, so that it is tried
@@ -34,7 +32,7 @@ FADE = 0.25  # what old acceptance counts for when drafting is tried again
 
 
 class WidthChoice(Protocol):
-    """Asked once per planned step that has decode rows, told each result in order."""
+    """Asked for each plan, also for one that comes to nothing; told each result, in order."""
 
     def choose(self, num_rows: int) -> int:
         """Tokens that each of `num_rows` decode rows steps, from 1 to the largest width of the settings."""
@@ -60,27 +58,31 @@ class Acceptance:
     """How often the draft at a depth is right where all before it were. Newer verifies count more."""
 
     def __init__(self, depth: int) -> None:
-        self._trials = np.zeros(depth)
-        self._hits = np.zeros(depth)
+        self._trials = [0.0] * depth
+        self._hits = [0.0] * depth
 
-    def observe(self, accept_lens: Int32s, depth: int) -> None:
-        """Of verified rows, each with `depth` drafts at least one of which could be looked at."""
-        keep = (1 - 1 / MEMORY) ** len(accept_lens)
-        depths = np.arange(depth)[:, None]
-        self._trials *= keep
-        self._hits *= keep
-        self._trials[:depth] += (accept_lens - 1 >= depths).sum(axis=1)
-        self._hits[:depth] += (accept_lens - 1 > depths).sum(axis=1)
+    def observe(self, accept_lens: Sequence[int], depth: int) -> None:
+        """Of verified rows, each with `depth` drafts one after the other."""
+        self._scale((1 - 1 / MEMORY) ** len(accept_lens))
+        ended_at = Counter(accept_lens)
+        reached = len(accept_lens)
+        for i in range(depth):
+            self._trials[i] += reached
+            reached -= ended_at[i + 1]
+            self._hits[i] += reached
 
     def fade(self) -> None:
-        self._trials *= FADE
-        self._hits *= FADE
+        self._scale(FADE)
+
+    def _scale(self, by: float) -> None:
+        self._trials = [trials * by for trials in self._trials]
+        self._hits = [hits * by for hits in self._hits]
 
     def expected_tokens(self) -> list[float]:
         """Of a verify with 0, 1, ... drafts in a chain. A depth seldom reached is taken to be like the one before."""
         rate, reached, tokens = GUESSED_RATE, 1.0, [1.0]
         for trials, hits in zip(self._trials, self._hits, strict=True):
-            rate = float((hits + GUESS_WEIGHT * rate) / (trials + GUESS_WEIGHT))
+            rate = (hits + GUESS_WEIGHT * rate) / (trials + GUESS_WEIGHT)
             reached *= rate
             tokens.append(tokens[-1] + reached)
         return tokens
@@ -91,26 +93,27 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
+        self._medians: dict[tuple[int, int], float] = {}  # where there are times enough
         self._slopes: dict[int, float] = {}  # rows -> cost of one more draft, relative to their plain step
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
-        self._times[num_rows, width].append(seconds)
-        plain = self._measured(num_rows, 1)
-        wide = [(w, self._measured(n, w)) for n, w in self._times if n == num_rows and w > 1]
-        slopes = [(seconds / plain - 1) / (w - 1) for w, seconds in wide if seconds is not None and plain is not None]
-        if slopes:
+        times = self._times[num_rows, width]
+        times.append(seconds)
+        if len(times) < ENOUGH_SAMPLES:
+            return
+        self._medians[num_rows, width] = sorted(times)[len(times) // 2]
+        plain = self._medians.get((num_rows, 1))
+        wide = [(w, seconds) for (rows, w), seconds in self._medians.items() if rows == num_rows and w > 1]
+        if plain is not None and wide:
+            slopes = [(seconds / plain - 1) / (w - 1) for w, seconds in wide]
             self._slopes[num_rows] = max(0.0, statistics.fmean(slopes))
 
     def relative(self, num_rows: int, width: int) -> float:
         """Time of a step against that of a plain one with as many rows; from other numbers of rows until measured."""
-        plain, wide = self._measured(num_rows, 1), self._measured(num_rows, width)
+        plain, wide = self._medians.get((num_rows, 1)), self._medians.get((num_rows, width))
         if plain is not None and wide is not None:
             return wide / plain
         return 1 + (width - 1) * self._slope(num_rows)
-
-    def _measured(self, num_rows: int, width: int) -> float | None:
-        times = self._times.get((num_rows, width), ())
-        return statistics.median(times) if len(times) >= ENOUGH_SAMPLES else None
 
     def _slope(self, num_rows: int) -> float:
         if not self._slopes:
@@ -128,30 +131,39 @@ class DraftLength:
         self._depth = depth
         self._acceptance = Acceptance(depth)
         self._costs = StepCosts()
-        self._width = self._widths[-1]
+        self._width = self._widths[-1]  # settled on, for so many rows
+        self._num_rows = 0
         self._probe_width = 1
         self._probes_left = 0
         self._probe_in = self._interval = FIRST_PROBE
 
     def choose(self, num_rows: int) -> int:
-        if not num_rows:
-            return self._width
         if self._probes_left:
-            self._probes_left -= 1
             return self._probe_width
-        rates = self._rates(num_rows)
-        self._settle(rates)
-        self._probe_in -= 1
-        return self._width if self._probe_in > 0 else self._begin_probe(rates)
+        return self._width if num_rows in (0, self._num_rows) else self._settled(self._rates(num_rows))
 
     def observe(self, result: StepResult) -> None:
-        width, accept_lens = result.width, result.accept_lens[result.num_prefill :]
-        if not len(accept_lens):
+        """Everything that changes does so here: a plan that comes to nothing leaves no trace."""
+        width, accept_lens = result.width, result.accept_lens[result.num_prefill :].tolist()
+        if not accept_lens:
             return
         if width > 1:
             self._acceptance.observe(accept_lens, self._depth_of(width))
         if result.num_prefill == 0 and result.seconds > 0:
             self._costs.observe(len(accept_lens), width, result.seconds)
+        self._count_step(len(accept_lens))
+
+    def _count_step(self, num_rows: int) -> None:
+        if self._probes_left:
+            self._probes_left -= 1
+            return
+        rates = self._rates(num_rows)
+        before, self._width, self._num_rows = self._width, self._settled(rates), num_rows
+        if (before == 1) != (self._width == 1):
+            self._probe_in = self._interval = FIRST_PROBE
+        self._probe_in -= 1
+        if self._probe_in <= 0:
+            self._begin_probe(rates)
 
     def _depth_of(self, width: int) -> int:
         return min(width - 1, self._depth)
@@ -161,20 +173,15 @@ class DraftLength:
         tokens = self._acceptance.expected_tokens()
         return {w: tokens[self._depth_of(w)] / self._costs.relative(num_rows, w) for w in self._widths}
 
-    def _settle(self, rates: dict[int, float]) -> None:
+    def _settled(self, rates: dict[int, float]) -> int:
         best = max(rates, key=lambda width: rates[width])
-        if rates[best] <= MARGIN * rates[self._width]:
-            return
-        if (best == 1) != (self._width == 1):
-            self._probe_in = self._interval = FIRST_PROBE
-        self._width = best
+        return best if rates[best] > MARGIN * rates[self._width] else self._width
 
-    def _begin_probe(self, rates: dict[int, float]) -> int:
+    def _begin_probe(self, rates: dict[int, float]) -> None:
         self._interval = min(2 * self._interval, LONGEST_PROBE)
         self._probe_in = self._interval
-        self._probes_left = PROBE_STEPS - 1
+        self._probes_left = PROBE_STEPS
         self._probe_width = 1
         if self._width == 1:
             self._acceptance.fade()
             self._probe_width = max(self._widths[1:], key=lambda width: rates[width])
-        return self._probe_width
