@@ -6,7 +6,7 @@ SEEDS ?= 200
 MINUTES ?= 30
 FAULTS ?=
 
-.PHONY: help setup run test test-fast bench lint mutants sim soak clean
+.PHONY: help setup run test test-fast bench lint mutants mutants-sampled sim soak clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make lint       style, types, layers"
 	@echo "make bench      measure, beside transformers"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
+	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
@@ -41,6 +42,9 @@ bench: setup
 
 mutants: setup
 	@$(BIN)/python tests/mutants/run.py
+
+mutants-sampled: setup
+	@$(BIN)/python tests/mutants/sampled.py
 
 sim: setup
 	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)
