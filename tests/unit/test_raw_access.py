@@ -19,6 +19,7 @@ HOST = "host arrays, no tensors"
 ALLOWED = {
     "shared/model/hashlm.py": KERNEL,
     "shared/model/llama_compiled.py": KERNEL,
+    "shared/model/eagle_compiled.py": KERNEL,
     "shared/model/hashdraft.py": KERNEL,
     "shared/sample/sampler.py": KERNEL,
     "shared/model/hash_reference.py": HOST,
