@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy import admin, local
 from deploy.again import start_again
+from deploy.head import command as head
 from deploy.orphan_guard import die_with_parent
 from deploy.prove import command as prove
 from deploy.restarts import EXIT_CONFIG
@@ -104,6 +105,7 @@ TOOLS = {
     "admin": Tool(
         "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
     ),
+    "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
 }
 

@@ -1,0 +1,105 @@
+"""Many continuations of one model at a time, for data and measuring: ragged steps over paged KV, no requests, no HTTP.
+
+A row that ends makes room for the next prompt at once; a new prompt is computed in the same step as the others' next
+tokens. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelInputs
+
+Tensor = torch.Tensor
+PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`key` comes back with the continuation. `limit` is the most ids that are made."""
+
+    key: int
+    prompt: tuple[int, ...]
+    temperature: float
+    limit: int
+
+
+@dataclass(slots=True)
+class Row:
+    task: Task
+    made: list[int] = field(default_factory=list)
+    computed: int = 0
+
+    def due(self) -> list[int]:
+        """Ids whose KV is not there yet; the last one's logits are the next token's."""
+        return [*self.task.prompt, *self.made][self.computed :]
+
+
+class Generator:
+    """Owns the KV memory of `rows` sequences of at most `longest` tokens, prompt and continuation."""
+
+    def __init__(self, model: Model, rows: int, longest: int, seed: int, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._pages = -(-longest // PAGE)
+        self._longest = longest
+        self._pool = KVPool(model.kv_planes(PAGE), rows * self._pages + 1, PAGE, device)
+        self._rows: list[Row | None] = [None] * rows
+        self._random = torch.Generator().manual_seed(seed)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @torch.inference_mode()
+    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[int]]]:
+        """Continuations as they end, an end id included. Tasks are taken when a row is free; one whose prompt leaves
+        no room comes back empty."""
+        waiting = iter(tasks)
+        while True:
+            for slot in [n for n, row in enumerate(self._rows) if row is None]:
+                task = next(waiting, None)
+                if task is not None and len(task.prompt) + 1 > self._longest:
+                    yield task, []
+                elif task is not None:
+                    self._rows[slot] = Row(task)
+            busy = [n for n, row in enumerate(self._rows) if row is not None]
+            if not busy:
+                return
+            yield from self._step(busy)
+
+    def _step(self, busy: Sequence[int]) -> Iterator[tuple[Task, list[int]]]:
+        rows = [row for n in busy if (row := self._rows[n]) is not None]
+        logits = self._model.forward(self._inputs(busy, rows), self._pool).logits.float().cpu()
+        for slot, row, scores in zip(busy, rows, logits, strict=True):
+            row.computed += len(row.due())
+            row.made.append(self._draw(scores, row.task.temperature))
+            ended = row.made[-1] in self._model.spec.eos_ids
+            if ended or len(row.made) == row.task.limit or row.computed + 1 == self._longest:
+                self._rows[slot] = None
+                yield row.task, row.made
+
+    def _draw(self, scores: Tensor, temperature: float) -> int:
+        if temperature == 0:
+            return int(scores.argmax())
+        shares = (scores / temperature).softmax(dim=-1)
+        return int(torch.multinomial(shares, 1, generator=self._random))
+
+    def _inputs(self, busy: Sequence[int], rows: Sequence[Row]) -> ModelInputs:
+        due = [row.due() for row in rows]
+        lengths = torch.tensor([0, *map(len, due)])
+        ends = lengths.cumsum(0)
+        positions = [torch.arange(row.computed, row.computed + len(ids)) for row, ids in zip(rows, due, strict=True)]
+        pages = 1 + torch.tensor(busy).unsqueeze(1) * self._pages + torch.arange(self._pages)
+        return ModelInputs(
+            input_ids=torch.tensor([token for ids in due for token in ids], device=self._device),
+            positions=torch.cat(positions).to(self._device),
+            cu_q_lens=ends.to(self._device, torch.int32),
+            page_table=pages.to(self._device, torch.int32),
+            logits_idx=(ends[1:] - 1).to(self._device),
+            max_q_len=int(lengths.max()),
+            max_seq_len=max(row.computed + len(ids) for row, ids in zip(rows, due, strict=True)),
+        )

@@ -1,0 +1,80 @@
+"""Cross entropy against the target's distribution over the draft vocabulary, without keeping any logits.
+
+The product with `lm_head`, both softmaxes and the gradient are made for a few hundred rows at a time, while they are
+in the cache (as Liger's fused linear cross entropy does, arXiv 2410.10989). Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What M rows should predict."""
+
+    shares: Tensor  # (M, draft vocab) in the products' dtype: the target's probabilities within the draft vocabulary
+    best: Tensor  # (M,) int64: the draft id of the target's choice
+    weight: Tensor  # (M,) float32: 0 where the answer's next token is outside the draft vocabulary
+
+    def of(self, rows: Tensor) -> Goal:
+        return Goal(self.shares[rows], self.best[rows], self.weight[rows])
+
+
+@torch.no_grad()
+def make_goal(final: Tensor, draft_rows: Tensor, known: Tensor) -> Goal:
+    """`final` (M, H): the target's last hidden states; `draft_rows` (draft vocab, H): its head's rows of the draft
+    vocabulary; `known` (M,) bool: whether the token that really came next is in it."""
+    shares = torch.empty(len(final), len(draft_rows), dtype=final.dtype, device=final.device)
+    best = torch.empty(len(final), dtype=torch.int64, device=final.device)
+    for start in range(0, len(final), ROWS):
+        part = slice(start, start + ROWS)
+        logits = F.linear(final[part], draft_rows).float()
+        best[part] = logits.argmax(dim=-1)
+        shares[part] = logits.softmax(dim=-1)
+    return Goal(shares, best, known.float())
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    loss: Tensor  # () float32, the weighted sum over rows
+    hits: Tensor  # (M,) bool: the head's choice is the target's
+
+
+def soft_cross_entropy(hidden: Tensor, weight: Tensor, goal: Goal, rows: Tensor) -> StepLoss:
+    """`hidden` (M, H), `weight` (draft vocab, H) float32, `rows` (M,) index into `goal`."""
+    loss, hits = _Fused.apply(hidden, weight, goal, rows)
+    return StepLoss(loss, hits)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, goal: Goal, rows: Tensor) -> tuple[Tensor, Tensor]:
+        head = weight.to(hidden.dtype)
+        slopes = torch.empty(len(hidden), len(head), dtype=hidden.dtype, device=hidden.device)
+        d_hidden, total = torch.empty_like(hidden), torch.zeros((), device=hidden.device)
+        hits = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        for start in range(0, len(hidden), ROWS):
+            part = slice(start, start + ROWS)
+            wanted, share = goal.shares[rows[part]].float(), goal.weight[rows[part]].unsqueeze(-1)
+            logits = F.linear(hidden[part], head).float()
+            hits[part] = logits.argmax(dim=-1) == goal.best[rows[part]]
+            logits = logits.log_softmax(dim=-1)
+            total -= torch.dot((wanted * share).flatten(), logits.flatten())
+            slopes[part] = logits.exp_().sub_(wanted).mul_(share)
+            d_hidden[part] = slopes[part] @ head
+        ctx.mark_non_differentiable(hits)
+        ctx.save_for_backward(hidden, slopes, d_hidden)
+        return total, hits
+
+    @staticmethod
+    def backward(ctx: Any, *slope: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, slopes, d_hidden = ctx.saved_tensors
+        return d_hidden * slope[0].to(hidden.dtype), (slopes.T @ hidden).float() * slope[0], None, None

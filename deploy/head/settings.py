@@ -1,0 +1,154 @@
+"""Options of `baton head`, declared like those of the nodes: flags, limits and help texts are made from the fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config.options import check_fields, option
+from shared.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """what a training run is made of; all of it shapes the result"""
+
+    steps: int = option(
+        4,
+        "drafts in a row that are trained (training-time test): two at first, all in the end",
+        low=1,
+        high=8,
+    )
+    step_weight: float = option(0.8, "weight of each draft's loss relative to the one before", low=0.0, high=1.0)
+    rate: float = option(2e-3, "highest learning rate; a short warm-up, then straight down to zero", low=0.0)
+    decay: float = option(0.01, "weight decay of the matrices inside", low=0.0)
+    epochs: float = option(2.0, "passes over the answers", low=0.0)
+    batch_tokens: int = option(2048, "answer tokens per update, at most", low=1)
+    draft_vocab: int = option(6144, "ids that the head can draft", low=1)
+    max_tokens: int = option(1024, "longer sequences are cut", low=16)
+    seed: int = option(0, "order of the answers, and random weights")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """how a run goes, not what it makes"""
+
+    answers: str = option("answers.jsonl", "answers of the model, as `baton head answers` writes them", metavar="FILE")
+    work: str = option("head-work", "folder of features, checkpoint and curve; a run goes on there", metavar="DIR")
+    save_every: float = option(180.0, "seconds between checkpoints", low=0.0)
+    check_every: int = option(100, "updates between evaluations on held-out answers", low=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """what it runs on"""
+
+    model: str = option("smollm2", "the target: smollm2, a .gguf file or a Hugging Face folder", metavar="MODEL")
+    device: str = option("cpu", "torch device; other ones than cpu have not been run yet", metavar="NAME")
+    threads: int = option(1, "of torch's products", low=1)
+    dtype: str = option("bfloat16", "of weights in products", choices=("float32", "bfloat16"))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """prompts in, answers out"""
+
+    out: str = option("answers.jsonl", "grows by lines; started again, only what is missing is made", metavar="FILE")
+    prompts: str = option("", 'one prompt a line: plain text, or {"prompt": ...}', metavar="FILE")
+    invent: int = option(0, "prompts that the model invents, kept beside --out in *.invented.jsonl", low=0)
+    temperatures: str = option("0,0.8", "of the answers, taking turns", metavar="LIST")
+    max_new: int = option(256, "ids of an answer, at most", low=1)
+    rows: int = option(32, "answers made at a time", low=1)
+    data_seed: int = option(0, "of the draws")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.prompts and not self.invent:
+            raise ConfigError("where do the prompts come from? give --prompts FILE, --invent N, or both")
+        self.temperature_list()
+
+    def temperature_list(self) -> tuple[float, ...]:
+        try:
+            values = tuple(float(part) for part in self.temperatures.split(","))
+        except ValueError:
+            values = ()
+        if not values or not all(0 <= value <= 2 for value in values):
+            raise ConfigError(f"--temperatures is {self.temperatures!r}; it must be numbers from 0 to 2, as in 0,0.8")
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceSettings:
+    """what acceptance is measured on"""
+
+    head: str = option("auto", "folder of the head; auto is the one shipped for the model", metavar="DIR")
+    prompts: str = option("", "{kind, prompt} a line; empty: the project's own, of five kinds", metavar="FILE")
+    max_new: int = option(128, "ids of an answer, at most", low=8)
+    chain: int = option(5, "drafts in a row, at most", low=1, high=16)
+    rows: int = option(12, "answers made at a time", low=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersConfig:
+    data: DataSettings
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    run: RunSettings
+    recipe: Recipe
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateConfig:
+    test: AcceptanceSettings
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """from a run to a folder"""
+
+    work: str = option("head-work", "the run's folder", metavar="DIR")
+    out: str = option("head", "config.json, model.safetensors and recipe.json go there", metavar="DIR")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSettings:
+    """from one folder to another"""
+
+    source: str = option("", "config.json and *.safetensors of a head", metavar="DIR")
+    out: str = option("head", "the same head under the canonical names", metavar="DIR")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.source:
+            raise ConfigError("which head is to be imported? give --source DIR")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportConfig:
+    export: ExportSettings
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class ImportConfig:
+    source: ImportSettings
+    machine: Machine

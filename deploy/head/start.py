@@ -1,0 +1,50 @@
+"""Weights a head begins with: the target's own where they fit, as these save many thousand steps.
+
+`fc` passes the highest of the three hidden states through, the layer is the target's last one, and the output rows are
+the target's. The embedding half of attention begins small and random. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from shared.model.config import LlamaConfig
+from shared.model.eagle_file import HeadConfig, default_aux_layers
+from shared.model.weights import TensorSource
+
+Tensor = torch.Tensor
+SMALL = 0.02
+ATTENTION, MLP = "midlayer.self_attn", "midlayer.mlp"
+
+
+def head_config(target: LlamaConfig, draft_vocab_size: int) -> HeadConfig:
+    """A layer with the heads and widths of one of the target's own."""
+    layer = dataclasses.replace(target, family="llama", num_layers=1, tie_embeddings=False)
+    return HeadConfig(layer, draft_vocab_size, default_aux_layers(target.num_layers))
+
+
+def first_weights(source: TensorSource, draft_ids: Tensor, seed: int) -> dict[str, Tensor]:
+    """float32 on the CPU, the same for the same seed."""
+    config, random = source.config, torch.Generator().manual_seed(seed)
+    hidden = config.hidden_size
+
+    def layer(name: str) -> Tensor:
+        return source.tensor(f"layers.{config.num_layers - 1}.{name}").float()
+
+    def widened(name: str) -> Tensor:
+        own = layer(name)
+        return torch.cat([SMALL * torch.randn(len(own), hidden, generator=random), own], dim=1)
+
+    return {
+        "fc.weight": torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1),
+        "midlayer.input_layernorm.weight": torch.ones(hidden),
+        "midlayer.hidden_norm.weight": layer("attn_norm"),
+        **{f"{ATTENTION}.{name}_proj.weight": widened(name) for name in "qkv"},
+        f"{ATTENTION}.o_proj.weight": layer("o"),
+        "midlayer.post_attention_layernorm.weight": layer("mlp_norm"),
+        **{f"{MLP}.{name}_proj.weight": layer(name) for name in ("gate", "up", "down")},
+        "norm.weight": source.tensor("norm").float(),
+        "lm_head.weight": source.tensor("embed" if config.tie_embeddings else "head").float()[draft_ids],
+    }
