@@ -39,5 +39,5 @@ def counted_tokens(fb: ForwardBatch, drafts: Drafts) -> tuple[torch.Tensor, torc
     common[first:] = (committed + 1).repeat_interleave(num_nodes)
     drafted = torch.full((len(common), num_nodes - 1), -1, dtype=torch.int32, device=common.device)
     own = torch.where(drafts.lineage[:, :, 1:], drafts.ids.unsqueeze(1), -1)
-    drafted[first:] = own.view(-1, num_nodes - 1).to(torch.int32)
+    drafted[first:] = own.reshape(-1, num_nodes - 1).to(torch.int32)
     return common, drafted

@@ -80,11 +80,12 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
     return EagleWorkerV2(layers[0], vocab_size)
 
 
-def make_core(knobs: CoreKnobs, world: World | None = None) -> NodeCore:
+def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | None = None) -> NodeCore:
+    """`drafter`: another than the knobs name."""
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
     model = HashLM(max_context=MAX_CONTEXT)
-    drafter = make_drafter(knobs, model)
+    drafter = drafter or make_drafter(knobs, model)
     settings = SchedSettings(
         page_size=knobs.page_size,
         max_context=MAX_CONTEXT,

@@ -9,6 +9,7 @@ from rig import CoreKnobs, Job, Outcome, make_core
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
+from shared.engine.drafter import Drafter
 from shared.engine.plan import StepPlan
 from shared.sched.assemble import NodeCore
 
@@ -25,10 +26,10 @@ def job(rid: int, num_prompt: int = 12, max_tokens: int = 12, **sampling: object
 class Script:
     """`launch_next` is one loop step that may launch, and runs nothing; the world moves by `world.run...` only."""
 
-    def __init__(self, **knobs: object) -> None:
+    def __init__(self, drafter: Drafter | None = None, **knobs: object) -> None:
         self.world = World.script()
         defaults: dict = {"backend": "simulated", "page_size": 4, "num_pages": 60, "chunk_size": 64}
-        self.core: NodeCore = make_core(CoreKnobs(**(defaults | knobs)), self.world)
+        self.core: NodeCore = make_core(CoreKnobs(**(defaults | knobs)), self.world, drafter)
         self.outcome = Outcome()
         self.plans: list[StepPlan] = []
         launch = self.core.engine.launch
