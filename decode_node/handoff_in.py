@@ -35,6 +35,7 @@ class HandoffIn:
     ranges: PageRanges
     since: float
     touched: float
+    source_drafts: bool  # the source has a draft head too, so pages and record bring draft state
     num_pulling: int = 0
     record: Prebuilt | None = None
     complete_since: float = 0.0

@@ -19,6 +19,8 @@ def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float
     ctx.core.loop.admit([_arrival(ctx, handoff) for handoff in complete])
     for handoff in complete:
         ctx.metrics.count("handoffs")
+        if ctx.core.future_map.extras and not handoff.source_drafts:
+            ctx.metrics.count("spec_rows_without_draft_state")
         ctx.metrics.observe_queue("prebuilt", now - handoff.complete_since)
         ctx.outbox.send(handoff.source, Installed(to_wire(handoff.key), handoff.lease))
 
@@ -32,5 +34,5 @@ def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
         token=record.token,
         committed=record.committed,
         logprobs=logprobs_of_wire(record.logprobs),
-        draft_state=draft_state_of_bytes(record.draft_state, ctx.core.future_map),
+        draft_state=draft_state_of_bytes(record.draft_state, ctx.core.future_map, peer_drafts=handoff.source_drafts),
     )

@@ -17,6 +17,7 @@ from shared.handoff.jobs import TransferJobs
 from shared.handoff.ranges import PageRanges
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import to_wire
+from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Grant, Prebuilt, Ready
 from shared.wire.peers import Received
 
@@ -46,6 +47,7 @@ class Transfers:
             ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.kv.page_size),
             since=now,
             touched=now,
+            source_drafts=waiting.offer.fingerprint.spec != NO_DRAFT_STATE,
         )
         self.open[req.key] = handoff
         grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
@@ -88,7 +90,7 @@ class Transfers:
             raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
         if record.token >= self._ctx.core.model.spec.vocab_size:
             raise HandoffFailed("a first token beyond the vocabulary")
-        draft_state_of_bytes(record.draft_state, self._ctx.core.future_map)
+        draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
         handoff.record = record
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:

@@ -6,17 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.breaker import Breaker
-from shared.wire.messages import Drain, Fingerprint, Heartbeat, Hello, NodeLoad
+from shared.wire.fitting import misfit
+from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
-
-
-def differing_field(first: Fingerprint, second: Fingerprint) -> str | None:
-    """Name of the first field that keeps two nodes apart; `build` never does, so that upgrades can roll."""
-    for name in first.__struct_fields__:
-        if name != "build" and getattr(first, name) != getattr(second, name):
-            return name
-    return None
 
 
 def age(hello: Hello) -> tuple[int, int]:
@@ -134,12 +127,21 @@ class Registry:
         return min((node.hello.max_context for node in self._nodes.values() if not node.is_silent), default=None)
 
     def misfits(self) -> list[tuple[str, str, str]]:
-        """(node, other node, field) for pairs whose fingerprints keep them apart."""
+        """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""
         nodes = sorted(self._nodes.values(), key=lambda node: node.node_id)
         pairs = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :]]
-        found = [(a.node_id, b.node_id, differing_field(a.hello.fingerprint, b.hello.fingerprint)) for a, b in pairs]
+        found = [(a.node_id, b.node_id, _apart(a, b)) for a, b in pairs]
         return [(a, b, name) for a, b, name in found if name is not None]
 
 
-def fitting(nodes: Sequence[Node], other: Node) -> list[Node]:
-    return [node for node in nodes if differing_field(node.hello.fingerprint, other.hello.fingerprint) is None]
+def _apart(a: Node, b: Node) -> str | None:
+    first, second = (a, b) if a.hello.role == ROLES[0] else (b, a)
+    name = misfit(first.hello.fingerprint, second.hello.fingerprint)
+    if name is None or a.hello.role != b.hello.role:
+        return name
+    return misfit(second.hello.fingerprint, first.hello.fingerprint) and name
+
+
+def fitting(prefills: Sequence[Node], decode: Node) -> list[Node]:
+    """Those whose pages the decode node can use."""
+    return [node for node in prefills if misfit(node.hello.fingerprint, decode.hello.fingerprint) is None]

@@ -22,11 +22,14 @@ class Drafter(Protocol):
     """Both calls run on the forward stream, inside the step's closures. Draft KV lies in the same pages as the
     target's, so it is handed over and cached with them.
 
+    state_name: what a peer's drafter must be called for its draft KV and relay to be of use here, weights included;
+    "none" where nothing crosses the hand-off.
     relay_specs: what `extend` leaves in the FutureMap for the next `propose`, and what crosses the hand-off.
     key_lookahead: 1 where a slot's draft KV depends on the token after it: a page's cache key then covers that token.
     reads_history: whether `propose` reads tokens of its rows in the FutureMap's history, which every row then keeps.
     """
 
+    state_name: str
     relay_specs: Sequence[RelaySpec]
     key_lookahead: int
     reads_history: bool

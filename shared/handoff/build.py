@@ -187,8 +187,7 @@ def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log:
 
 def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> NodeFacts:
     node_id, _, epoch = links.identity.partition("@")
-    spec, page_size = config.spec, config.memory.page_size
-    draft = "none" if spec.spec == "none" else f"{spec.spec}-{spec.width}"
+    page_size, drafter = config.memory.page_size, core.engine.worker.drafter
     return NodeFacts(
         role=config.node.role,
         node_id=node_id,
@@ -196,7 +195,7 @@ def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> N
         endpoint=links.endpoint,
         host_id=host_id(),
         transports=transports(config, core.scheduler.settings.device),
-        fingerprint=make_fingerprint(core.model.spec, core.pool.planes, page_size, draft, build_name()),
+        fingerprint=make_fingerprint(core.model.spec, core.pool.planes, page_size, drafter, build_name()),
         max_context=core.scheduler.settings.max_context,
         max_running=config.memory.max_running,
         max_waiting=config.sched.max_waiting,

@@ -89,9 +89,11 @@ def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
     return b"".join(value.contiguous().view(torch.uint8).numpy().tobytes() for value in state.values())
 
 
-def draft_state_of_bytes(data: bytes, future_map: FutureMap) -> dict[str, torch.Tensor]:
-    """What this node's relay buffers declare; HandoffFailed when the peer's has another size."""
+def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: bool) -> dict[str, torch.Tensor]:
+    """What this node's relay buffers declare: zeros from a peer without a draft head, who sends nothing. HandoffFailed
+    when the size is another."""
     sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for buffer in future_map.extras.values()]
+    data = data if peer_drafts else data or bytes(sum(sizes))
     if future_map.extras and len(data) != sum(sizes):
         raise HandoffFailed(f"draft state of {len(data)} bytes where {sum(sizes)} are needed")
     state, begin = {}, 0

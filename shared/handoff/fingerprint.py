@@ -1,25 +1,22 @@
-"""Which nodes fit together: two fingerprints, and the field in which they differ."""
+"""What a node says about itself, so that only those pair that give one another's tokens."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
-import msgspec
-
+from shared.engine.drafter import Drafter
 from shared.kv.layout import PlaneSpec
 from shared.model.interface import ModelSpec
+from shared.wire.fitting import NO_DRAFT_STATE, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
 NUMERICS_VERSION = 1  # rises when the same weights, seed and prompt may give other tokens than before
-REPORTED_ONLY = ("build",)
 
 
 def make_fingerprint(
-    spec: ModelSpec, planes: Sequence[PlaneSpec], page_size: int, draft: str, build: str
+    spec: ModelSpec, planes: Sequence[PlaneSpec], page_size: int, drafter: Drafter | None, build: str
 ) -> Fingerprint:
-    """`draft` names the draft algorithm and its width, or is "none"."""
-    layout = ";".join(f"{plane.name}:{'x'.join(map(str, plane.shape))}:{plane.dtype}" for plane in planes)
+    """How far a node drafts is its own affair: the width is not in it."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -27,16 +24,17 @@ def make_fingerprint(
         weights=spec.weights_hash,
         dtype=spec.dtype,
         page_size=page_size,
-        page_layout=hashlib.sha256(layout.encode()).hexdigest()[:16],
-        spec=draft,
+        page_layout=PLANE_SEPARATOR.join(map(_plane_name, planes)),
+        spec=drafter.state_name if drafter is not None else NO_DRAFT_STATE,
         build=build,
     )
 
 
+def _plane_name(plane: PlaneSpec) -> str:
+    return f"{plane.name}:{'x'.join(map(str, plane.shape))}:{plane.dtype}"
+
+
 def difference(ours: Fingerprint, theirs: Fingerprint) -> str:
-    """Names the first field that keeps two nodes apart; empty when they fit."""
-    for field in msgspec.structs.fields(Fingerprint):
-        mine, other = getattr(ours, field.name), getattr(theirs, field.name)
-        if field.name not in REPORTED_ONLY and mine != other:
-            return f"{field.name} differs: {mine} here, {other} there"
-    return ""
+    """What keeps a prefill node's pages (`theirs`) from being of use to us; empty when they are."""
+    name = misfit(theirs, ours)
+    return f"{name} differs: {getattr(ours, name)} here, {getattr(theirs, name)} there" if name is not None else ""

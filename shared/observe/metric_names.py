@@ -14,6 +14,10 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "steps": ("baton_steps_total", "Steps launched"),
     "device_idle_seconds": ("baton_device_idle_seconds_total", "Time the device had no step while requests ran"),
     "spec_accepted_tokens": ("baton_spec_accepted_tokens_total", "Accepted drafts, without the bonus token"),
+    "spec_rows_without_draft_state": (
+        "baton_spec_rows_without_draft_state_total",
+        "Requests from prefill nodes without a draft head: their drafts know nothing of the prompt",
+    ),
     "spec_steps": ("baton_spec_steps_total", "Verifies, one per request and step"),
     "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
     "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),

@@ -36,6 +36,7 @@ class EagleWorkerV2:
     def __init__(self, head: DraftHead, vocab_size: int) -> None:
         self._head = head
         self._vocab_size = vocab_size
+        self.state_name = f"eagle, topk 1, head {head.weights_hash}"
         self.relay_specs = (
             RelaySpec("topk_p", (1,), torch.float32),
             RelaySpec("topk_index", (1,), torch.int64),

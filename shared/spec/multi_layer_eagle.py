@@ -42,6 +42,7 @@ class MultiLayerEagleWorkerV2:
     def __init__(self, layers: Sequence[DraftHead], vocab_size: int) -> None:
         self._layers = tuple(layers)
         self._vocab_size = vocab_size
+        self.state_name = f"mtp, layers {' '.join(layer.weights_hash for layer in self._layers)}"
         self.relay_specs = (RelaySpec("topk_p", (1,), torch.float32), RelaySpec("topk_index", (1,), torch.int64))
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

@@ -19,6 +19,7 @@ from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
+from shared.wire.fitting import NO_DRAFT_STATE
 
 LONGEST_MATCH = 3
 
@@ -26,6 +27,7 @@ LONGEST_MATCH = 3
 class NgramWorkerV2:
     """A Drafter; `history_tokens` of the FutureMap is all it reads."""
 
+    state_name = NO_DRAFT_STATE
     relay_specs: tuple[RelaySpec, ...] = ()
     key_lookahead = 0
     reads_history = True

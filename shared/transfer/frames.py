@@ -12,7 +12,15 @@ import numpy as np
 
 from shared.core.errors import HandoffFailed
 from shared.kv.pool import KVPool
-from shared.transfer.interface import PageList, PageSet, page_digest, require_digest, require_lengths
+from shared.transfer.interface import (
+    PageList,
+    PageSet,
+    fill_page,
+    page_digest,
+    require_digest,
+    require_lengths,
+    require_page_bytes,
+)
 from shared.wire.codec import Buffer
 from shared.wire.messages import Ready
 
@@ -44,11 +52,9 @@ class FrameReceiver:
         if not ready.inline or len(frames) != len(ready.pages):
             raise HandoffFailed(f"{len(ready.pages)} pages announced, {len(frames)} frames came")
         for frame, digest, src, dst in zip(frames, ready.digests, ready.pages, dst_pages, strict=True):
-            if len(frame) != self._pool.page_bytes:
-                raise HandoffFailed(f"a page of {len(frame)} bytes, ours have {self._pool.page_bytes}")
-            target = self._pool.page_view(int(dst))
-            np.copyto(target, np.frombuffer(frame, np.uint8))
-            require_digest(target, digest, src, subject=ready.key.rid)
+            require_page_bytes(len(frame), self._pool)
+            copied = fill_page(self._pool.page_view(int(dst)), np.frombuffer(frame, np.uint8))
+            require_digest(copied, digest, src, subject=ready.key.rid)
 
     def forget_dead(self) -> None:
         """Nothing of a peer is kept."""

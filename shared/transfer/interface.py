@@ -19,7 +19,8 @@ import numpy.typing as npt
 import xxhash
 
 from shared.core.errors import HandoffFailed
-from shared.kv.pool import ByteArray
+from shared.kv.layout import page_bytes
+from shared.kv.pool import ByteArray, KVPool
 from shared.wire.codec import Buffer
 from shared.wire.messages import Key, PoolRef, Ready
 
@@ -91,6 +92,22 @@ class PageReceiver(Protocol):
 def page_digest(page: ByteArray) -> int:
     """xxh3_64 of (page_bytes,) uint8; contiguous, any place. Without the GIL."""
     return xxhash.xxh3_64_intdigest(page.data)
+
+
+def require_page_bytes(num_bytes: int, pool: KVPool) -> None:
+    """A sender's page may consist of all our planes, or of the leading ones: it has no draft head, and we have."""
+    sizes = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
+    if num_bytes not in sizes:
+        raise HandoffFailed(f"a page of {num_bytes} bytes, ours have {pool.page_bytes}")
+
+
+def fill_page(target: ByteArray, source: ByteArray) -> ByteArray:
+    """Copy what came and zero what did not, so that draft KV is never that of a page's last owner. Gives the part of
+    `target` that was copied."""
+    copied = target[: len(source)]
+    np.copyto(copied, source)
+    target[len(source) :] = 0
+    return copied
 
 
 def require_digest(page: ByteArray, expected: int, src: int, subject: str) -> None:

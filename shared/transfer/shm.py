@@ -12,11 +12,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from shared.core.errors import HandoffFailed
 from shared.kv.pool import KVPool, ReadOnlyPool
-from shared.transfer.interface import PageList, PageSet, page_digest, require_digest, require_lengths
+from shared.transfer.interface import (
+    PageList,
+    PageSet,
+    fill_page,
+    page_digest,
+    require_digest,
+    require_lengths,
+    require_page_bytes,
+)
 from shared.wire.codec import Buffer
 from shared.wire.messages import PoolRef, Ready
 
@@ -66,11 +72,10 @@ class ShmReceiver:
             raise HandoffFailed("pages came as frames where a shared pool was granted")
         source = self._mapped(ready.pool)
         for src, generation, digest, dst in zip(ready.pages, ready.generations, ready.digests, dst_pages, strict=True):
-            target = self._pool.page_view(int(dst))
-            np.copyto(target, source.page(src))
+            copied = fill_page(self._pool.page_view(int(dst)), source.page(src))
             if int(source.generation[src]) != generation:
                 raise HandoffFailed(f"page {src} has a new owner: its generation changed", subject=ready.key.rid)
-            require_digest(target, digest, src, subject=ready.key.rid)
+            require_digest(copied, digest, src, subject=ready.key.rid)
 
     def forget_dead(self) -> None:
         for ref, mapped in list(self._open.items()):
@@ -87,8 +92,7 @@ class ShmReceiver:
         known = self._open.get(ref)
         if known is not None:
             return known.pool
-        if ref.page_bytes != self._pool.page_bytes:
-            raise HandoffFailed(f"pages of {ref.page_bytes} bytes, ours have {self._pool.page_bytes}")
+        require_page_bytes(ref.page_bytes, self._pool)
         self.forget_dead()
         if len(self._open) >= MAX_OPEN_POOLS:
             raise HandoffFailed(f"{MAX_OPEN_POOLS} pools of peers are open already")

@@ -58,7 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Two nodes pair only when all fields but `build` are equal; a refusal names the field that differs."""
+    """Two nodes pair only when these fit (shared/wire/fitting.py); a refusal names the field that does not."""
 
     protocol: int
     numerics: int
@@ -66,8 +66,8 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: Text
     dtype: Text
     page_size: Count
-    page_layout: Text
-    spec: Text
+    page_layout: Text  # the planes of a page, in their order
+    spec: Text  # what drafts leave in pages and records, with the head's weights
     build: Text
 
 

@@ -129,7 +129,7 @@ class NodeHost:
         self.world = World(self.rng.getrandbits(32)) if plan.knobs.backend == "simulated" else None
         core = make_core(plan.knobs, self.world)
         core.loop.step = self._timed(core.loop.step)  # type: ignore[method-assign]
-        spec = f"width-{plan.knobs.width}"
+        drafter = core.engine.worker.drafter
         facts = NodeFacts(
             role=plan.role,
             node_id=plan.node_id,
@@ -137,7 +137,7 @@ class NodeHost:
             endpoint=endpoint,
             host_id="here",
             transports=plan.transports,
-            fingerprint=make_fingerprint(core.model.spec, core.pool.planes, plan.knobs.page_size, spec, "sim"),
+            fingerprint=make_fingerprint(core.model.spec, core.pool.planes, plan.knobs.page_size, drafter, "sim"),
             max_context=MAX_CONTEXT,
             max_running=plan.knobs.max_running,
             max_waiting=plan.max_waiting,

@@ -34,6 +34,7 @@ from shared.model.interface import ModelSpec
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
 from shared.wire.codec import decode, encode, to_wire
+from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint, Generate, Offer
 
 KEY = RequestKey("router", 3, "r1", 0, 0)
@@ -105,7 +106,7 @@ PLANES = (PlaneSpec("kv", (2, 16), torch.int64),)
 
 
 def test_every_field_but_the_build_keeps_nodes_apart() -> None:
-    ours = make_fingerprint(SPEC, PLANES, 16, "none", "1.0")
+    ours = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
     assert difference(ours, ours) == ""
     for field in msgspec.structs.fields(Fingerprint):
         other = 99 if isinstance(getattr(ours, field.name), int) else "other"
@@ -114,8 +115,8 @@ def test_every_field_but_the_build_keeps_nodes_apart() -> None:
 
 
 def test_the_layout_is_in_the_fingerprint() -> None:
-    one = make_fingerprint(SPEC, PLANES, 16, "none", "1.0")
-    two = make_fingerprint(SPEC, (PlaneSpec("kv", (4, 8), torch.int64),), 16, "none", "1.0")
+    one = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
+    two = make_fingerprint(SPEC, (PlaneSpec("kv", (4, 8), torch.int64),), 16, None, "1.0")
     assert difference(one, two).startswith("page_layout")
 
 
@@ -181,7 +182,7 @@ def test_a_generate_without_decode_node_stays_here() -> None:
 
 
 def test_an_offer_becomes_a_request() -> None:
-    fingerprint = make_fingerprint(SPEC, PLANES, 16, "none", "1.0")
+    fingerprint = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
     offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"])
     req = request_of(offer, 8, now=1.0)
     assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)
@@ -204,7 +205,7 @@ def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
     req = Request(KEY, np.asarray([1, 2], np.int64), SAMPLING, 0, 0)
     record = decode(encode(prebuilt_of(PrefillDone(req, 9, 2, (), state), lease=4)))
     specs = (RelaySpec("topk_index", (2,), torch.int64), RelaySpec("hidden_states", (6,), dtype))
-    here = draft_state_of_bytes(record.draft_state, FutureMap(2, 8, specs))
+    here = draft_state_of_bytes(record.draft_state, FutureMap(2, 8, specs), peer_drafts=True)
     assert here.keys() == state.keys() and all(torch.equal(here[name], state[name]) for name in state)
     assert (record.token, record.committed, record.lease) == (9, 2, 4)
 
@@ -213,11 +214,55 @@ def test_draft_state_of_another_size_is_refused() -> None:
     future_map = FutureMap(2, 8, (RelaySpec("hidden_states", (6,), torch.int64),))
     for data in (b"", b"1234", draft_state_to_bytes({"hidden_states": torch.zeros(7, dtype=torch.int64)})):
         with pytest.raises(HandoffFailed, match="48 are needed"):
-            draft_state_of_bytes(data, future_map)
+            draft_state_of_bytes(data, future_map, peer_drafts=True)
+
+
+def test_a_peer_without_a_head_leaves_zeros() -> None:
+    future_map = FutureMap(
+        2, 8, (RelaySpec("topk_p", (1,), torch.float32), RelaySpec("hidden_states", (2,), torch.int64))
+    )
+    state = draft_state_of_bytes(b"", future_map, peer_drafts=False)
+    assert {name: value.tolist() for name, value in state.items()} == {"topk_p": [0.0], "hidden_states": [0, 0]}
+    with pytest.raises(HandoffFailed, match="are needed"):
+        draft_state_of_bytes(b"123", future_map, peer_drafts=False)
+
+
+def planes_and(*drafts: str) -> tuple[PlaneSpec, ...]:
+    return (*PLANES, *(PlaneSpec(name, (16, 4), torch.int64) for name in drafts))
+
+
+class Named:
+    def __init__(self, state_name: str) -> None:
+        self.state_name = state_name
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "apart"),
+    [
+        ("none", "none", None),
+        ("eagle", "eagle", None),
+        ("none", "eagle", None),  # its planes are our first ones
+        ("eagle", "none", "page_layout"),
+        ("eagle", "mtp", "page_layout"),
+        ("eagle", "eagle of other weights", "spec"),
+    ],
+)
+def test_which_drafters_make_a_pair(prefill: str, decode: str, apart: str | None) -> None:
+    def fingerprint(name: str) -> Fingerprint:
+        planes = planes_and() if name == "none" else planes_and(name.split()[0])
+        return make_fingerprint(SPEC, planes, 16, None if name == "none" else Named(name), "1.0")  # type: ignore[arg-type]
+
+    assert misfit(fingerprint(prefill), fingerprint(decode)) == apart
+
+
+def test_a_prefill_node_without_a_head_must_have_our_first_planes() -> None:
+    other = (PlaneSpec("kv", (4, 8), torch.int64),)
+    ours = make_fingerprint(SPEC, planes_and("eagle"), 16, Named("eagle"), "1.0")  # type: ignore[arg-type]
+    assert misfit(make_fingerprint(SPEC, other, 16, None, "1.0"), ours) == "page_layout"
 
 
 def test_without_a_drafter_draft_state_is_not_read() -> None:
-    assert draft_state_of_bytes(b"whatever", FutureMap(2, 8)) == {}
+    assert draft_state_of_bytes(b"whatever", FutureMap(2, 8), peer_drafts=True) == {}
     assert draft_state_to_bytes({}) == b""
 
 
