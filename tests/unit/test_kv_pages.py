@@ -29,6 +29,11 @@ def test_hands_out_every_page_but_the_sink() -> None:
     allocator.check_integrity()
 
 
+def test_the_smallest_pool_has_the_sink_and_one_page() -> None:
+    allocator = PageAllocator(2)
+    assert allocator.num_total == 1 and take(allocator, 1).tolist() == [1] and allocator.alloc(1) is None
+
+
 def test_is_all_or_nothing() -> None:
     allocator = PageAllocator(4)
     assert allocator.alloc(4) is None

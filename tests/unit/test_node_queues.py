@@ -13,7 +13,7 @@ from rig import CoreKnobs, Job
 from shared.core.sampling_params import SamplingParams
 from shared.handoff.node import Node
 from shared.wire.codec import key_of
-from shared.wire.messages import Grant, Installed, Key, Message, Prebuilt, Ready, Wait
+from shared.wire.messages import Grant, Installed, Key, Message, Offer, Prebuilt, Ready, Wait
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 SMALL = CoreKnobs(chunk_size=32, num_pages=13, prefix_cache=False)  # 12 pages of 16 tokens
@@ -179,6 +179,26 @@ def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
     for index in range(4):
         assert net.router.streams[sibling(family, index)] == expected(first, index)
     assert net.router.streams[other] == expected(second)
+    assert_clean(p, d)
+
+
+def test_siblings_outlive_another_request_that_ends_before_they_are_offered() -> None:
+    """What ends takes only its own hand-off out of the queues."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
+    net = Net([p, d])
+    first = job(0, 40)
+    net.hold = lambda src, dst, m: isinstance(m, Installed)
+    family = net.generate(p, first, d, num_sequences=3)
+    other = net.generate(p, job(1, 40), d)
+    net.run()
+    assert [offer.key for offer in net.messages(Offer)] == [family, other], "siblings wait for their leader"
+    net.abort(p, other)
+    net.run()
+    net.hold = lambda src, dst, m: False
+    net.release_held()
+    net.run()
+    for index in range(3):
+        assert net.router.streams[sibling(family, index)] == expected(first, index)
     assert_clean(p, d)
 
 

@@ -1,0 +1,44 @@
+"""A step failed: whose requests end with it, whose begin again, and who is not touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rig import CoreKnobs, Job, assert_whole, make_core, run_local
+
+from shared.core.request import FinishReason
+from shared.core.sampling_params import SamplingParams
+
+
+def job(rid: int, length: int, max_tokens: int = 30) -> Job:
+    return Job(rid, tuple(range(length)), SamplingParams(max_tokens=max_tokens, temperature=0.8), rid)
+
+
+def _raise() -> None:
+    raise RuntimeError("injected")
+
+
+def test_rows_that_were_not_in_the_step_do_not_go_on_with_lengths_that_were_not_made() -> None:
+    """Steps of prompts and steps of decoding alternate. The lengths of all running rows are moved before each, so when
+    that fails in a step of prompts, the rows that decode are in no step, and yet their lengths are rubbish."""
+    core = make_core(CoreKnobs("inline", overlap=False, mix=False, chunk_size=16, page_size=4))
+    decoding, arriving = job(0, 20), job(1, 40)
+    request = decoding.request()
+    core.scheduler.submit(request)
+    while len(request.output_ids) < 5:
+        core.loop.step(block=True)
+    core.scheduler.submit(arriving.request())
+    launch, broken = core.streams.schedule.launch, []
+
+    def break_lengths(fn: Callable, *args: object, **kwargs: object) -> object:
+        if kwargs.get("label") == "seq_lens" and not broken:
+            broken.append(True)
+            fn = _raise
+        return launch(fn, *args, **kwargs)  # type: ignore[arg-type]
+
+    core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
+    outcome = run_local(core, [])
+    assert broken and outcome.ends["r1"].reason is FinishReason.ERROR, "the step of the prompt failed"
+    assert request.output_ids == decoding.expected() and request.incarnation == 1
+    assert_whole(core)
+    core.close()
