@@ -299,6 +299,36 @@ def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs
 
 
 @exact
+def rank_candidates(
+    logits: npt.NDArray[np.float32],
+    params: RowParams,
+    outputs: Outputs,
+    ids: npt.NDArray[np.int64],
+    log_probs: npt.NDArray[np.float32],
+) -> None:
+    """(E, V) logits -> (E, K) ids: the one that is drawn, then those with the largest score logit + temperature *
+    noise, filters aside; and how likely each is by a softmax of these scores. The drawn one counts as the largest."""
+    for e in range(logits.shape[0]):
+        row, position = outputs.rows[e], outputs.positions[e]
+        keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
+        final = _edited(logits[e], params, outputs, e)
+        first = _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
+        scores = final.copy()
+        if params.knobs[row, TEMPERATURE] >= _f32(GREEDY_BELOW):
+            for i in range(scores.shape[0]):
+                noise = nb_gumbel(nb_noise_bits(keys[0], keys[1], i))
+                scores[i] = _f32(final[i] + _f32(params.knobs[row, TEMPERATURE] * noise))
+        best = scores[argmax(scores)]
+        mass = _mass_before(scores, best, _f32(1), _SMALLEST, scores.shape[0])
+        log_total = nb_log(_f32(_f32(mass) * _f32(2.0**-WEIGHT_BITS)))
+        scores[first] = _f32(np.inf)
+        ranking = largest(scores, ids.shape[1])
+        for rank in range(ids.shape[1]):
+            score = best if rank == 0 else scores[ranking[rank]]
+            ids[e, rank], log_probs[e, rank] = ranking[rank], _f32(_f32(score - best) - log_total)
+
+
+@exact
 def sample_serial(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
 ) -> None:

@@ -60,13 +60,24 @@ def sample_cpu(
     positions: torch.Tensor,
     history: History | None,
 ) -> SampleOutput:
-    values = logits.contiguous().numpy()
-    outputs = outputs_of(row_of, positions, history or History(torch.zeros((1, 1), dtype=torch.int32), row_of[:0]))
-    _check_range(outputs, len(batch), needs_history(batch))
+    values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history)
     ids = np.zeros(len(values), dtype=np.int64)
     parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
-    (sample_parallel if parallel else sample_serial)(values, row_params(batch), outputs, ids)
+    (sample_parallel if parallel else sample_serial)(values, params, outputs, ids)
     return _with_logprobs(values, batch, outputs.rows, ids)
+
+
+def kernel_inputs(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None,
+) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
+    """What the numba kernels take, checked."""
+    outputs = outputs_of(row_of, positions, history or History(torch.zeros((1, 1), dtype=torch.int32), row_of[:0]))
+    _check_range(outputs, len(batch), needs_history(batch))
+    return logits.contiguous().numpy(), row_params(batch), outputs
 
 
 def outputs_of(row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History) -> Outputs:

@@ -170,6 +170,26 @@ def _noise(batch: SamplingBatch, group: _Group, positions: torch.Tensor, ids: to
     return torch_gumbel(torch_noise_bits(first.unsqueeze(1), second.unsqueeze(1), ids.to(torch.int32)))
 
 
+def rank_candidates_torch(
+    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None, num: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `candidates.rank_candidates`; every tensor on the device of `logits`."""
+    first = sample_torch(logits, batch, row_of, positions, history).ids.unsqueeze(1)
+    scores = _edit(logits, batch, row_of, positions, history)
+    warm = np.flatnonzero(batch.temperature[row_of] >= GREEDY_BELOW)
+    if len(warm):
+        where, group = _to(warm, logits.device), _Group(warm, row_of[warm])
+        noise = _noise(batch, group, positions[where], torch.arange(logits.shape[1], device=logits.device))
+        temperature = _column(batch.temperature, group.rows, logits.device)
+        scores = scores.index_copy(0, where, scores[where] + temperature * noise)
+    best = scores.amax(dim=1, keepdim=True)
+    mass = torch_weight(scores - best).sum(dim=1, keepdim=True)
+    log_total = torch_log(mass.to(torch.float32) * 2.0**-WEIGHT_BITS)
+    log_probs = ((scores - best) - log_total).scatter(1, first, 0.0 - log_total)
+    ids = torch.sort(scores.scatter(1, first, torch.inf), dim=1, descending=True, stable=True).indices[:, :num]
+    return ids, log_probs.gather(1, ids)
+
+
 def _draw(logits: torch.Tensor, batch: SamplingBatch, group: _Group, positions: torch.Tensor) -> torch.Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
     return _argmax(_scaled(logits, batch, group) + _noise(batch, group, positions, ids), None, None, None)

@@ -13,9 +13,10 @@ from sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params
 from shared.core.sampling_params import SamplingParams
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.noise import noise_bits, row_keys
+from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import NO_TOKEN, outputs_of, row_params, sample, sample_cpu
-from shared.sample.sampler_torch import sample_torch
+from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
 
 BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
 
@@ -271,3 +272,28 @@ def test_a_wrong_window_is_refused() -> None:
     case.history.drafted = case.history.drafted[1:]  # type: ignore[index]
     with pytest.raises(IndexError, match="drafts"):
         sample(case.logits, case.batch, case.rows, case.positions, case.history)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_candidates_begin_with_the_draw_and_go_on_by_noisy_logits(seed: int) -> None:
+    case, drafts = windows(seed)
+    case.logits[::7, ::3] = -torch.inf  # a draft head that has no id for them
+    arguments = (case.logits, case.batch, case.rows, case.positions, case.history)
+    ids, log_probs = rank_candidates(*arguments, num=6)
+    for a, b in zip((ids, log_probs), rank_candidates_torch(*arguments, num=6), strict=True):
+        assert torch.equal(a, b), "both implementations give the same bits"
+    assert torch.equal(ids[:, 0], sample(*arguments).ids)
+    assert (log_probs <= 0).all() and (log_probs[:, 1:].diff(dim=1) <= 0).all()
+    for e in range(0, len(case.rows), 5):
+        b = case.rows[e]
+        own = case.history.tokens[case.history.rows[b], : int(case.history.common[e])].tolist()  # type: ignore[index]
+        scores = plain_edit(case.logits[e].tolist(), case.params[b], own + drafts[e], case.prompt_lens[b])
+        if case.params[b].temperature:
+            keys = row_keys(case.seeds[b], int(case.positions[e]) + 1)
+            noise = [-math.log(-math.log((noise_bits(*keys, i) + 0.5) / 2**23)) for i in range(VOCAB)]
+            scores = [s + case.params[b].temperature * n for s, n in zip(scores, noise, strict=True)]
+        others = sorted(set(range(VOCAB)) - {int(ids[e, 0])}, key=lambda i: (-scores[i], i))
+        assert ids[e, 1:].tolist() == others[:5]
+        exact = torch.log_softmax(torch.tensor(scores, dtype=torch.float64), dim=0)
+        torch.testing.assert_close(log_probs[e, 1:].double(), exact[ids[e, 1:]], atol=1e-4, rtol=1e-4)
+        assert float(log_probs[e, 0]) == pytest.approx(float(exact.max()), abs=1e-4)
