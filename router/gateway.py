@@ -200,6 +200,7 @@ def report_of(node: Node, beat: Heartbeat) -> NodeReport:
         pages=load.pages,
         rows=load.rows,
         waiting=load.waiting,
+        spec_width=load.spec_width,
         counters=load.counters,
         observations=load.observations,
     )

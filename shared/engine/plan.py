@@ -111,6 +111,10 @@ class StepResult:
         """The plan's."""
         return self.tokens.shape[1]
 
+    def stepped(self, index: int) -> int:
+        """Tokens that row `index` may have committed of the FutureMap's and the drafts': none in a chunk."""
+        return 0 if index < self.num_prefill else self.width
+
     @property
     def seconds(self) -> float:
         """What the step took on the forward stream."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 from shared.core.request import Request, RequestState
 from shared.device.events import Event
 from shared.engine.plan import StepPlan
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.assemble import NodeCore
-from shared.sched.events import SchedCounters
 from shared.wire.messages import NodeLoad
 
 
@@ -25,6 +23,7 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request]) -
         rows=_row_states(core),
         waiting=len(waiting),
         waiting_tokens=sum(req.num_tokens for req in waiting),
+        spec_width=scheduler.widths.choose(len(scheduler.running)),
         counters=metrics.counters(),
         observations=metrics.take_observations(),
     )
@@ -59,7 +58,7 @@ class StepWatch:
         self._ended_at: dict[int, float] = {}
         self._last_step = -1
         self._busy_before = False
-        self._counted = SchedCounters()
+        self._counted: dict[str, float] = {}
         self._steps = (0, 0)
 
     def look(self, now: float) -> None:
@@ -87,10 +86,10 @@ class StepWatch:
 
     def count(self) -> None:
         """Bring the totals of scheduler and loop into the node's counters."""
-        now = self._core.scheduler.counters
-        for field in fields(SchedCounters):
-            self._metrics.count(field.name, getattr(now, field.name) - getattr(self._counted, field.name))
-            setattr(self._counted, field.name, getattr(now, field.name))
+        now = self._core.scheduler.counters.totals()
+        for name, total in now.items():
+            self._metrics.count(name, total - self._counted.get(name, 0.0))
+        self._counted = now
         steps = self._core.loop.num_steps, self._core.loop.num_failed_steps
         self._metrics.count("steps", steps[0] - self._steps[0])
         self._metrics.count("failed_steps", steps[1] - self._steps[1])

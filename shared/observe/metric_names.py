@@ -19,6 +19,8 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
         "Requests from prefill nodes without a draft head: their drafts know nothing of the prompt",
     ),
     "spec_steps": ("baton_spec_steps_total", "Verifies, one per request and step"),
+    "spec_draft_seconds": ("baton_spec_draft_seconds_total", "Device time of drafting and of keeping draft state"),
+    "spec_verify_seconds": ("baton_spec_verify_seconds_total", "Device time of the rest of steps with drafts"),
     "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
     "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
@@ -28,6 +30,10 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "handoffs": ("baton_handoffs_total", "Requests installed from another node"),
     "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),
 }
+
+SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on")
+SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>
+SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 16))
 
 # short name -> (metric, help); all in seconds
 NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {

@@ -20,6 +20,9 @@ from shared.observe.metric_names import (
     QUEUE_PREFIX,
     QUEUE_STAGES,
     ROW_STATES,
+    SPEC_DEPTH_COUNTERS,
+    SPEC_DEPTH_METRIC,
+    SPEC_DEPTH_PREFIX,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,8 +78,18 @@ class NodeReport:
     pages: Mapping[str, int]
     rows: Mapping[str, int]
     waiting: int
+    spec_width: int
     counters: Mapping[str, float]
     observations: Mapping[str, Sequence[float]]
+
+
+def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple[str, ...]]]:
+    """Short name -> (counter, its labels after the node)."""
+    counters: dict[str, tuple[Counter, tuple[str, ...]]] = {
+        short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
+    }
+    accepted_at = Counter(*SPEC_DEPTH_METRIC, ["node", "position"], registry=registry)
+    return counters | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
 
 
 class ClusterMetrics:
@@ -89,9 +102,10 @@ class ClusterMetrics:
         self._pages_total = Gauge("baton_kv_pages_total", "KV pages of the node", place, registry=registry)
         self._rows = Gauge("baton_request_rows", "Request rows by state", [*place, "state"], registry=registry)
         self._waiting = Gauge("baton_waiting_requests", "Requests that wait for memory", place, registry=registry)
-        self._counters = {
-            short: Counter(name, help, ["node"], registry=registry) for short, (name, help) in NODE_COUNTERS.items()
-        }
+        self._width = Gauge(
+            "baton_spec_width", "Tokens that a running row steps now, drafts and one", place, registry=registry
+        )
+        self._counters = make_counters(registry)
         self._histograms = {
             short: latency(registry, name, help, ["node"]) for short, (name, help) in NODE_HISTOGRAMS.items()
         }
@@ -123,6 +137,7 @@ class ClusterMetrics:
             self._rows.remove(node, role, state)
         self._pages_total.remove(node, role)
         self._waiting.remove(node, role)
+        self._width.remove(node, role)
 
     def _set_gauges(self, report: NodeReport) -> None:
         place = (report.node, report.role)
@@ -133,6 +148,7 @@ class ClusterMetrics:
             self._rows.labels(*place, state).set(report.rows.get(state, 0))
         self._pages_total.labels(*place).set(report.pages_total)
         self._waiting.labels(*place).set(report.waiting)
+        self._width.labels(*place).set(report.spec_width)
 
     def _add_counters(self, report: NodeReport) -> None:
         epoch, before = self._totals.get(report.node, (report.epoch, {}))
@@ -140,7 +156,8 @@ class ClusterMetrics:
             before = {}
         known = {name: value for name, value in report.counters.items() if name in self._counters}
         for name, total in known.items():
-            self._counters[name].labels(report.node).inc(max(0.0, total - before.get(name, 0.0)))
+            counter, labels = self._counters[name]
+            counter.labels(report.node, *labels).inc(max(0.0, total - before.get(name, 0.0)))
         self._totals[report.node] = (report.epoch, known)
 
     def _observe(self, node: str, name: str, samples: Sequence[float]) -> None:

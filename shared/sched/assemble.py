@@ -18,6 +18,7 @@ from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.model.interface import Model
+from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
@@ -67,7 +68,9 @@ def assemble_core(
     *,
     drafter: Drafter | None = None,
     overlap: bool = True,
+    widths: WidthChoice | None = None,
 ) -> NodeCore:
+    """`widths`: how many tokens decode rows step; all that the settings allow, when not given."""
     planes = pool_planes(model, drafter, settings.page_size)
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
@@ -83,5 +86,5 @@ def assemble_core(
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device)
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)
-    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step)
+    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths or FixedWidth(settings.width))
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))

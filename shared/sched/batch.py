@@ -17,7 +17,8 @@ class ScheduleBatch:
     """Owned by the scheduler. All arrays have one entry per row, in the order of `reqs`.
 
     seq_lens: committed length before the next step. expect_step: the step that wrote the row's relay.
-    in_flight: launched steps of this row whose results are not processed yet.
+    in_flight: launched steps of this row whose results are not processed yet; pending_tokens: what they
+    may commit together, with speculation.
     """
 
     def __init__(self, schedule: Stream, device: str) -> None:
@@ -32,6 +33,7 @@ class ScheduleBatch:
         self.seq_lens = seq_lens
         self.in_flight = np.zeros(len(reqs), dtype=np.int64)
         self._pending_advance = np.zeros(len(reqs), dtype=np.int64)
+        self._pending_tokens = np.zeros(len(reqs), dtype=np.int64)
 
     @classmethod
     def of(
@@ -66,32 +68,36 @@ class ScheduleBatch:
         self.expect_step[rows] = step
         self.in_flight[rows] += 1
         if speculative:
+            self._pending_tokens[rows] += width
             self.seq_lens.widen(rows, width)
         else:
             self._pending_advance[rows] = 1
 
-    def on_processed(self, req: Request, committed: int, width: int) -> None:
+    def on_processed(self, req: Request, committed: int, width: int, speculative: bool) -> None:
+        """A step's result: the row stepped `width` tokens, or 0 in the chunk that ended its prompt."""
         index = self.index_of(req)
         if index is None:
             return
         self.in_flight[index] -= 1
-        if width > 1:
-            self.seq_lens.narrow(index, committed, int(self.in_flight[index]) * width)
+        if speculative:
+            self._pending_tokens[index] -= width
+            self.seq_lens.narrow(index, committed, int(self._pending_tokens[index]))
 
     def filter_batch(self, keep: Int64s) -> None:
         if len(keep) == len(self):
             return
         self.seq_lens.filter(keep)
-        kept = (self.in_flight[keep], self._pending_advance[keep])
+        kept = (self.in_flight[keep], self._pending_advance[keep], self._pending_tokens[keep])
         self._replace([self.reqs[i] for i in keep], self.expect_step[keep], self.seq_lens)
-        self.in_flight, self._pending_advance = kept
+        self.in_flight, self._pending_advance, self._pending_tokens = kept
 
     def merge_batch(self, other: ScheduleBatch) -> None:
         if not len(other):
             return
         self.seq_lens.merge(other.seq_lens)
         in_flight = np.concatenate([self.in_flight, other.in_flight])
-        pending = np.concatenate([self._pending_advance, other._pending_advance])
+        advance = np.concatenate([self._pending_advance, other._pending_advance])
+        tokens = np.concatenate([self._pending_tokens, other._pending_tokens])
         expect_step = np.concatenate([self.expect_step, other.expect_step])
         self._replace(self.reqs + other.reqs, expect_step, self.seq_lens)
-        self.in_flight, self._pending_advance = in_flight, pending
+        self.in_flight, self._pending_advance, self._pending_tokens = in_flight, advance, tokens

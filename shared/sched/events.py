@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import torch
 
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
+from shared.engine.plan import StepResult
+from shared.observe.metric_names import SPEC_DEPTH_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +89,28 @@ class SchedCounters:
     output_tokens: int = 0
     spec_steps: int = 0  # verifies, one per request and step
     spec_accepted_tokens: int = 0  # without the bonus token
+    spec_accepted_at: list[int] = field(default_factory=list)  # the same by depth of the draft, from 1 on
+    spec_draft_seconds: float = 0.0  # plain steps of a drafter count too: they keep its state current
+    spec_verify_seconds: float = 0.0  # the rest of the steps that had drafts
+
+    def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
+        """Row `index` emitted; a stop in its run may have cut it."""
+        self.output_tokens += num_kept
+        if result.stepped(index) <= 1:
+            return
+        num_accepted = int(result.accept_lens[index]) - 1
+        self.spec_steps += 1
+        self.spec_accepted_tokens += num_accepted
+        self.spec_accepted_at += [0] * (num_accepted - len(self.spec_accepted_at))
+        for depth in range(num_accepted):
+            self.spec_accepted_at[depth] += 1
+
+    def count_times(self, result: StepResult) -> None:
+        self.spec_draft_seconds += result.draft_seconds
+        if result.width > 1:
+            self.spec_verify_seconds += result.verify_seconds
+
+    def totals(self) -> dict[str, float]:
+        """By the short names of metrics."""
+        by_depth = {f"{SPEC_DEPTH_PREFIX}{depth}": count for depth, count in enumerate(self.spec_accepted_at, 1)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spec_accepted_at"} | by_depth

@@ -25,6 +25,7 @@ from shared.kv.manager import KVManager, page_count
 from shared.sched.admission import Pins, waits_for_sibling
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt, share_budget
+from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkReady, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedCounters, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.memory import PageBudget, pick_victim
@@ -39,8 +40,11 @@ S = RequestState
 class Scheduler:
     """Owner of all requests of a node. Queues are named for the state of the requests in them."""
 
-    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int]) -> None:
+    def __init__(
+        self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int], widths: WidthChoice
+    ) -> None:
         self.settings = settings
+        self.widths = widths
         self.budget = PageBudget(kv, settings)
         self.kv = kv
         self._schedule = schedule
@@ -101,8 +105,7 @@ class Scheduler:
     def grant(self, req: Request) -> int | None:
         """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
         cached prefix in tokens, page aligned, or None: not now."""
-        extra, keep_free = self.settings.width, self.budget.headroom(self._num_decoding())
-        cached = self.budget.reserve(req, req.all_ids(), extra, keep_free, "granted")
+        cached = self.budget.reserve(req, req.all_ids(), self.settings.width, self._headroom(), "granted")
         if cached is None:
             return None
         req.cached_tokens = cached
@@ -160,7 +163,8 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
-        stepping = self._reserve_running()
+        width = self.widths.choose(len(self.running))
+        stepping = self._reserve_running(width)
         self._drop_left_rows()
         self._admit_waiting()
         rows = np.asarray([i for i, req in enumerate(self.running.reqs) if req in stepping], dtype=np.int64)
@@ -170,16 +174,15 @@ class Scheduler:
         if not shares and not len(rows):
             return None
         self._last_was_prefill = bool(shares)
-        return self._launchable(shares, rows)
+        return self._launchable(shares, rows, width)
 
-    def _launchable(self, shares: list[ChunkShare], rows: Int64s) -> StepPlan:
+    def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
         step = self._new_step()
         lengths = self.running.seq_lens.take(rows)
         if shares:
             computed = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
             chunks = torch.from_numpy(computed).to(self.settings.device, non_blocking=True)
             lengths = concat_lengths(self._schedule, chunks, lengths) if len(rows) else chunks
-        width = self.settings.width
         plan = self._freezer.freeze(step, shares, self.running, rows, lengths, width)
         self.running.mark_planned(rows, step, width, self.settings.speculative)
         self._advance_chunks(shares, step)
@@ -189,7 +192,7 @@ class Scheduler:
         keep = [i for i, req in enumerate(self.running.reqs) if req.state is S.RUNNING]
         self.running.filter_batch(np.asarray(keep, dtype=np.int64))
 
-    def _reserve_running(self) -> set[Request]:
+    def _reserve_running(self, width: int) -> set[Request]:
         """Rows that step: not surely at their end, and with pages for what they may commit (rule a)."""
         stepping: set[Request] = set()
         batch = self.running
@@ -199,7 +202,7 @@ class Scheduler:
             outputs = int(batch.seq_lens.lo[i]) + 1 - len(req.prompt_ids)
             if outputs >= req.sampling.max_tokens or req.state is not S.RUNNING:
                 continue
-            if self._make_room(req, int(batch.seq_lens.hi[i]) + self.settings.width):
+            if self._make_room(req, int(batch.seq_lens.hi[i]) + width):
                 stepping.add(req)
         return {req for req in stepping if req.state is S.RUNNING}
 
@@ -248,8 +251,8 @@ class Scheduler:
         del self.granted[req.key]
         self._events.append(GrantRevoked(req, self.budget.hold(req), retracted))
 
-    def _num_decoding(self) -> int:
-        return len(self.running) + len(self.granted) + len(self.prefilling)
+    def _headroom(self) -> int:
+        return self.budget.headroom(len(self.running) + len(self.granted) + len(self.prefilling))
 
     def _admit_waiting(self) -> None:
         """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory, but for those
@@ -272,7 +275,7 @@ class Scheduler:
 
     def _admit(self, req: Request) -> bool:
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
-        cached = self.budget.reserve(req, ids, extra, self.budget.headroom(self._num_decoding()), "active")
+        cached = self.budget.reserve(req, ids, extra, self._headroom(), "active")
         if cached is None:
             return False
         self.waiting.remove(req)
@@ -311,6 +314,8 @@ class Scheduler:
 
     def process(self, result: StepResult) -> None:
         """Take a step's tokens. Rows that ended, or began a new incarnation, meanwhile are zombies: dropped."""
+        self.widths.observe(result)
+        self.counters.count_times(result)
         for index, row_id in enumerate(result.row_ids):
             req = self.requests.get(row_id.key)
             if req is None or req.incarnation != row_id.incarnation or req.state in (S.WAITING, S.FINISHED):
@@ -333,16 +338,13 @@ class Scheduler:
 
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         req.computed = committed = int(result.seq_lens[index])
-        self.running.on_processed(req, committed, self.settings.width)
+        self.running.on_processed(req, committed, result.stepped(index), self.settings.speculative)
         if index < result.num_prefill:
             self._remember(req)
         run = result.tokens[index, : result.accept_lens[index]].tolist()
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         self._events.append(emitted)
-        self.counters.output_tokens += len(emitted.ids)
-        if self.settings.speculative and index >= result.num_prefill:
-            self.counters.spec_steps += 1
-            self.counters.spec_accepted_tokens += int(result.accept_lens[index]) - 1
+        self.counters.count_run(result, index, len(emitted.ids))
         if reason is not None:
             self._end(req, reason)
         elif req.state is S.PREFILLING:

@@ -80,6 +80,7 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: dict[str, Count]  # free, running, prefilling, granted, held
     waiting: Count
     waiting_tokens: Count
+    spec_width: Count  # tokens that a running row steps now; 1: no drafts
     counters: dict[str, float]  # monotone totals since the epoch began (steps, wire errors, idle seconds, ...)
     observations: dict[str, list[float]]  # histogram samples since the last heartbeat, by metric name
 

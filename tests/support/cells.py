@@ -125,7 +125,7 @@ class Watch:
                 if foresees and b >= result.num_prefill and alive:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
-                    wanted = expected_accept_len(committed, scheduler.settings.width, HIT_RATE)
+                    wanted = expected_accept_len(committed, result.width, HIT_RATE)
                     assert accepted == wanted, (
                         f"{row_id.key}: a verify at {committed} accepted {accepted}, not {wanted}"
                     )

@@ -15,6 +15,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
+from shared.engine.plan import StepResult
 from shared.model.hash_reference import reference_stream
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
@@ -61,11 +62,25 @@ class CoreKnobs:
     prefix_cache: bool = True
     spec: str = "eagle"  # none, ngram, eagle or mtp; eagle and mtp with HashDraft. Without effect at width 1
     width: int = 1
+    draw_widths: bool = False  # each step of another width, up to `width`
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
     shared_memory: bool = False
     max_ungranted_pages: int = 1 << 30
     seed: int = 0
+
+
+class DrawnWidths:
+    """A WidthChoice that learns nothing."""
+
+    def __init__(self, width: int, seed: int) -> None:
+        self._width, self._rng = width, random.Random(seed)
+
+    def choose(self, num_rows: int) -> int:
+        return self._rng.randint(1, self._width)
+
+    def observe(self, result: StepResult) -> None:
+        """Nothing to learn."""
 
 
 def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
@@ -98,7 +113,8 @@ def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | N
     )
     sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache, knobs.shared_memory)
     streams = make_streams(knobs.backend, world=world)
-    return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap)
+    widths = DrawnWidths(settings.width, knobs.seed) if knobs.draw_widths else None
+    return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap, widths=widths)
 
 
 @dataclass

@@ -19,6 +19,7 @@ REPORT = NodeReport(
     pages={"free": 6, "active": 4},
     rows={"free": 3, "running": 1},
     waiting=2,
+    spec_width=3,
     counters={"steps": 5.0},
     observations={"step_seconds": [0.01, 0.02], "queue_seconds.waiting": [0.5]},
 )
@@ -55,6 +56,26 @@ def test_counters_rise_by_the_difference_and_survive_a_restart(registry):
     for epoch, total in ((1, 5), (1, 8), (1, 8), (2, 3), (2, 4)):
         metrics.update(changed(epoch=epoch, counters={"steps": float(total)}))
     assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 12
+
+
+def test_accepted_drafts_by_position_and_the_width_of_steps(registry):
+    metrics = ClusterMetrics(registry)
+    first = {
+        "spec_accepted_at.1": 5.0,
+        "spec_accepted_at.2": 3.0,
+        "spec_accepted_at.16": 1.0,
+        "spec_accepted_at.x": 1.0,
+    }
+    metrics.update(changed(counters=first))
+    metrics.update(changed(counters=first | {"spec_accepted_at.1": 9.0}, spec_width=2))
+    at = {
+        position: registry.get_sample_value("baton_spec_accepted_at_total", {"node": "decode-0", "position": position})
+        for position in ("1", "2", "16", "x")
+    }
+    assert at == {"1": 9, "2": 3, "16": None, "x": None}
+    assert registry.get_sample_value("baton_spec_width", PLACE) == 2
+    metrics.forget("decode-0")
+    assert registry.get_sample_value("baton_spec_width", PLACE) is None
 
 
 def test_a_node_that_falls_silent_loses_its_gauges_and_is_not_counted_twice_when_back(registry):

@@ -82,23 +82,24 @@ def test_taking_all_rows_gives_the_tensor_itself() -> None:
     assert mirror.take(i64(1)).tolist() == [4]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=40))
-def test_bounds_hold_the_true_length_whatever_is_processed_when(moves: list[tuple[bool, int]]) -> None:
-    """lo <= true <= hi with up to two steps of width 4 in flight; nothing in flight: the bounds meet."""
-    width, batch = 4, batch_of([10])
-    req, true, in_flight = batch.reqs[0], 10, []
-    for launch, accepted in moves:
+@given(st.booleans(), st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(1, 4)), max_size=40))
+def test_bounds_hold_the_true_length_whatever_is_processed_when(
+    fresh: bool, moves: list[tuple[bool, int, int]]
+) -> None:
+    """lo <= true <= hi with two steps of any width in flight, the first perhaps the chunk that ended the prompt; the
+    bounds are no wider apart than what is in flight."""
+    batch = batch_of([10], in_flight=int(fresh))
+    req, true, in_flight = batch.reqs[0], 10, [(10, 0)] if fresh else []
+    for launch, width, accepted in moves:
         if launch and len(in_flight) < 2:
-            batch.mark_planned(i64(0), 8, width, speculative=width > 1)
-            true += accepted
-            in_flight.append(true)
+            batch.mark_planned(i64(0), 8, width, speculative=True)
+            true += min(accepted, width)
+            in_flight.append((true, width))
         elif in_flight:
-            batch.on_processed(req, in_flight.pop(0), width)
+            batch.on_processed(req, *in_flight.pop(0), speculative=True)
         lo, hi = int(batch.seq_lens.lo[0]), int(batch.seq_lens.hi[0])
-        assert lo <= true <= hi <= lo + width * len(in_flight)
-        if not in_flight:
-            assert lo == true == hi
-    batch.prepare_for_decode(speculative=width > 1)
+        assert lo <= true <= hi <= lo + sum(width for _, width in in_flight)
+    batch.prepare_for_decode(speculative=True)
     assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist()
 
 
@@ -173,5 +174,5 @@ def test_a_row_that_left_is_not_processed() -> None:
     batch = batch_of([10, 20])
     gone = batch.reqs[0]
     batch.filter_batch(i64(1))
-    batch.on_processed(gone, 11, 1)
+    batch.on_processed(gone, 11, 1, speculative=False)
     assert batch.in_flight.tolist() == [0] and batch.index_of(gone) is None

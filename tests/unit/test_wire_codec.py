@@ -52,7 +52,7 @@ WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
 FINGERPRINT = Fingerprint(
     protocol=1, numerics=1, model="m", weights="w", dtype="f", page_size=16, page_layout="l", spec="none", build="b"
 )
-LOAD = NodeLoad(10, {"free": 10}, 4, {"free": 4}, 0, 0, {"steps": 1.0}, {"baton_step_seconds": [0.1]})
+LOAD = NodeLoad(10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]})
 LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,

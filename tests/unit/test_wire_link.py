@@ -30,7 +30,7 @@ from shared.wire.wakeup import Wakeup
 
 DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
-LOAD = NodeLoad(0, {}, 0, {}, 0, 0, {}, {})
+LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {})
 Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
 
 

@@ -1,0 +1,103 @@
+"""Steps of any width after steps of any other, plain ones included, in flight together: streams are the reference's,
+every verify accepts what its own width allows, reservations hold, nothing leaks."""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+
+import pytest
+from cells import NUM_PAGES, Watch, run_alone, run_disaggregated
+from hazards.attach import watching
+from rig import CoreKnobs, Job, draw_jobs, make_core, run_local
+
+from shared.core.sampling_params import SamplingParams
+from shared.sched.draft_length import DraftLength
+
+BLOCK = 5
+BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n >= 2 else []) for n in range(8)]
+
+
+def run_seed(seed: int, watch: Watch) -> None:
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 16])
+    knobs = CoreKnobs(
+        backend=rng.choice(["simulated", "simulated", "cpu", "inline"]),
+        overlap=rng.random() < 0.7,
+        chunk_size=rng.choice([3, 16, 64]),
+        mix=rng.random() < 0.7,
+        page_size=page_size,
+        num_pages=rng.choice(NUM_PAGES[page_size]),
+        max_running=rng.choice([3, 6]),
+        prefix_cache=rng.random() < 0.5,
+        spec=rng.choice(["eagle", "eagle", "mtp", "ngram"]),
+        width=rng.choice([2, 4, 7]),
+        draw_widths=True,
+        needs_cpu_seq_lens=rng.random() < 0.3,
+        seed=seed,
+    )
+    jobs = draw_jobs(rng, rng.randrange(8, 16), rng.choice([0.0, 0.8]))
+    run = run_disaggregated if rng.random() < 0.5 else run_alone
+    with watching() if knobs.backend == "simulated" else nullcontext():
+        run(knobs, jobs, rng.choice([0, 0, 9]), rng, watch)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_streams_and_accepted_lengths(block: int) -> None:
+    watch = Watch()
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        try:
+            run_seed(seed, watch)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert watch.verifies > 100
+
+
+def test_a_reservation_is_for_the_widths_in_flight() -> None:
+    """Long after the last wide step, whose pages are used up, a plain step reserves one token and no window."""
+    core = make_core(CoreKnobs(width=8, hit_rate=0, page_size=1, prefix_cache=False, overlap=False))
+    core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=40), 5).request())
+    core.scheduler.widths = (widths := Scripted([1] * 3 + [8] + [1] * 30))
+    most = 0
+    while core.scheduler.requests or not core.loop.idle:
+        core.loop.step(block=True)
+        core.scheduler.take_events()
+        for req in core.scheduler.running.reqs:
+            if widths.left < 15 and req.row:
+                most = max(most, int(core.kv.rows.num_pages[req.row]) - req.computed)
+    core.close()
+    assert most == 1
+
+
+class Scripted:
+    """A WidthChoice: the next of a list with each result."""
+
+    def __init__(self, widths: list[int]) -> None:
+        self._widths = widths
+
+    @property
+    def left(self) -> int:
+        return len(self._widths)
+
+    def choose(self, num_rows: int) -> int:
+        return self._widths[0]
+
+    def observe(self, result: object) -> None:
+        if self.left > 1:
+            self._widths.pop(0)
+
+
+@pytest.mark.parametrize(("hit_rate", "lowest", "highest"), [(100, 3.5, 6.0), (0, 1.0, 1.3)])
+def test_the_adaptive_choice_in_a_core(hit_rate: int, lowest: float, highest: float) -> None:
+    """Simulated streams have no clock: acceptance decides. Drafts that never agree are given up."""
+    core = make_core(CoreKnobs(backend="simulated", width=6, hit_rate=hit_rate, num_pages=400, seed=hit_rate))
+    core.scheduler.widths = DraftLength(range(1, 7), 5)
+    jobs = [Job(i, (i, 2, 3), SamplingParams(max_tokens=200), i) for i in range(4)]
+    launch, widths = core.engine.launch, []
+    core.engine.launch = lambda plan: (widths.append(plan.width), launch(plan))[1]  # type: ignore[method-assign]
+    outcome = run_local(core, jobs)
+    core.close()
+    for job in jobs:
+        assert outcome.streams[f"r{job.rid}"] == job.expected()
+    later = widths[len(widths) // 2 :]
+    assert lowest <= sum(later) / len(later) <= highest
