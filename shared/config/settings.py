@@ -90,6 +90,9 @@ class SpecConfig:
 
     spec: str = option("none", "draft algorithm", choices=("none", "ngram", "eagle", "mtp"))
     spec_width: int = option(4, "tokens verified in one step: drafts + 1", low=2, high=16)
+    spec_adaptive: bool = option(
+        True, "draft less, or not at all, while measured acceptance and step times say that it does not pay"
+    )
     spec_head: str = option(
         "auto", "EAGLE-3 head: a folder in the public format, or auto: the one shipped for the model", metavar="PATH"
     )

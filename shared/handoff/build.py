@@ -39,6 +39,7 @@ from shared.observe.log import Logger, capture_libraries
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core, pool_planes
+from shared.sched.draft_length import make_width_choice
 from shared.sched.settings import SchedSettings
 from shared.spec.choose import make_drafter
 from shared.transfer.choose import available_transports, host_id
@@ -111,6 +112,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         sizes,
         drafter=loaded.drafter,
         overlap=config.sched.overlap and streams != "inline",
+        widths=make_width_choice(config.spec.width, config.spec.spec_adaptive),
     )
 
 

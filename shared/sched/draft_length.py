@@ -18,6 +18,7 @@ from typing import Protocol
 
 from shared.engine.plan import StepResult
 
+CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
 MEMORY = 32  # verifies, of any row, that acceptance is averaged over
 GUESSED_RATE = 0.8  # of a depth not tried yet: hopeful, so that it is tried
 GUESS_WEIGHT = 1.0  # verifies that a guess counts for
@@ -52,6 +53,14 @@ class FixedWidth:
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""
+
+
+def make_width_choice(width: int, adaptive: bool) -> WidthChoice:
+    """Up to `width`, the first few one by one and then in larger steps."""
+    if width == 1 or not adaptive:
+        return FixedWidth(width)
+    widths = [candidate for candidate in CANDIDATES if candidate < width]
+    return DraftLength([*widths, width], width - 1)
 
 
 class Acceptance:
