@@ -112,7 +112,7 @@ class DecodeSide:
 
     def _expire_offers(self, now: float) -> None:
         for waiting in self.prealloc.take_expired(now):
-            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed"))
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed", False))
             self._ctx.end(waiting.request.key, DeadlineExceeded("the request's deadline passed"))
 
     # ---- ends
@@ -121,7 +121,7 @@ class DecodeSide:
         """The scheduler's GrantRevoked does it for granted ones."""
         waiting = self.prealloc.take(key)
         if waiting is not None:
-            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "aborted"))
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "aborted", False))
 
     def peer_closed(self, peer: str) -> None:
         """A prefill node died. What has arrived completely goes on; the rest fails."""

@@ -44,8 +44,11 @@ class Prealloc:
         facts = self._ctx.facts
         transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
         reason = self._refusal(req, offer) or ("" if transport else "no transport that both nodes have")
+        is_full = not reason and len(self._offers) >= facts.max_waiting
+        if is_full:
+            reason = f"{facts.node_id} has too many offers waiting"
         if reason or transport is None:
-            self._ctx.outbox.send(source, Refuse(offer.key, reason))
+            self._ctx.outbox.send(source, Refuse(offer.key, reason, is_full))
             return
         self._offers.append(WaitingOffer(req, source, offer, transport, now))
 
@@ -57,8 +60,6 @@ class Prealloc:
             return "its router has restarted since"
         if ctx.draining:
             return f"{ctx.facts.node_id} is shutting down"
-        if len(self._offers) >= ctx.facts.max_waiting:
-            return f"{ctx.facts.node_id} has too many offers waiting"
         if not ctx.core.scheduler.can_fit(req):
             return f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}"
         return difference(ctx.facts.fingerprint, offer.fingerprint) or ctx.bad_ids(req)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from prefill_node.bootstrap import Bootstrap
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
-from shared.core.errors import BatonError, HandoffFailed, NodeLost
+from shared.core.errors import BatonError, HandoffFailed, NodeLost, PartnerOverloaded
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.handoff.context import NodeContext
@@ -93,7 +93,9 @@ class PrefillSide:
         if handoff is None:
             return
         handoff.answered, handoff.touched = True, now
-        if not isinstance(message, Wait):
+        if isinstance(message, Refuse) and message.is_full:
+            self._fail(handoff.key, PartnerOverloaded(f"{peer}: {message.reason}"))
+        elif not isinstance(message, Wait):
             self._fail(handoff.key, HandoffFailed(f"{peer}: {message.reason}"))
 
     def _inflight_of(self, peer: str, message: Installed | Failed) -> HandoffOut | None:

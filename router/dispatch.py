@@ -28,6 +28,7 @@ from shared.core.errors import (
     NodeLost,
     NoNodes,
     Overloaded,
+    PartnerOverloaded,
 )
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
@@ -333,14 +334,14 @@ class Dispatcher:
         self, request: OpenRequest, node: Node, end: SequenceEnd, error: BatonError, effects: Effects
     ) -> None:
         """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
-        partner calls lost."""
+        partner calls lost or full."""
         if isinstance(error, NodeDraining):
             node.is_draining = True  # its heartbeat will say so too
         elif is_node_fault(end, error):
             node.breaker.failed(effects.now)
         if isinstance(error, HandoffFailed):
             self._avoid(request, *request.nodes)
-        elif end.error_code == NodeLost.code:
+        elif end.error_code in (NodeLost.code, PartnerOverloaded.code):
             self._avoid(request, *(other for other in request.nodes if other is not node))
         else:
             self._avoid(request, node)

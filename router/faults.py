@@ -10,6 +10,7 @@ from shared.core.errors import (
     NodeDraining,
     NodeLost,
     Overloaded,
+    PartnerOverloaded,
     StepFailed,
 )
 from shared.core.request import FinishReason
@@ -18,7 +19,7 @@ from shared.wire.messages import SequenceEnd
 _BY_CODE: dict[str, type[BatonError]] = {
     error.code: error
     for error in (DeadlineExceeded, HandoffFailed, InvalidRequest, NodeDraining, NodeLost, Overloaded, StepFailed)
-}
+} | {PartnerOverloaded.code: Overloaded}  # which of two nodes is full is the router's concern
 _GOOD = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 MAX_MESSAGE_CHARS = 500
 

@@ -47,6 +47,12 @@ class Overloaded(BatonError):
     status = 429
 
 
+class PartnerOverloaded(Overloaded):
+    """A prefill node's word that its decode node is full; clients get Overloaded."""
+
+    code = "partner_overloaded"
+
+
 class NoNodes(BatonError):
     """No prefill/decode pair can serve; answered with Retry-After."""
 

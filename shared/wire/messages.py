@@ -214,6 +214,7 @@ class Wait(Message, frozen=True):
 class Refuse(Message, frozen=True):
     key: Key
     reason: Text
+    is_full: bool  # nothing else is wrong
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

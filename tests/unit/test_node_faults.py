@@ -285,6 +285,18 @@ def test_too_many_waiting_requests_are_turned_away() -> None:
     assert_clean(p, d)
 
 
+def test_a_decode_node_with_too_many_offers_waiting_is_full_and_nothing_is_wrong() -> None:
+    """No failed hand-off: those count against the prefill node, and clients see a 502 (simulation seed 100082)."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(max_running=1))
+    d.ctx.facts = replace(d.ctx.facts, max_waiting=1)
+    net = Net([p, d])
+    keys = [net.generate(p, job(rid), d) for rid in range(4)]
+    net.run()
+    codes = [end for key in keys for end in ends_of(net, key)]
+    assert sorted(codes) == [("error", "partner_overloaded")] * 3 + [("length", "")]
+    assert_clean(p, d)
+
+
 @pytest.mark.parametrize("name", ["d0@7", "@"])
 def test_a_decode_node_of_an_impossible_name_is_an_error_for_its_request(name: str) -> None:
     p, d = pair()

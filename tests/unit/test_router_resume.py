@@ -114,6 +114,22 @@ def test_a_request_that_kills_nodes_is_cut_off(rig: RouterRig) -> None:
     rig.check_quiet()
 
 
+def test_a_full_decode_node_is_avoided_and_nobody_is_blamed(rig: RouterRig) -> None:
+    """Its prefill node says so. The client is told to come again, and not that something failed."""
+    prefill = rig.join("prefill", "p")
+    for name in "dec":
+        rig.join("decode", name)
+    again = rig.open()[0]
+    tried = {again.decode_node}
+    for _ in range(2):
+        again = only(rig.end(prefill, again.key, 0, "error", "partner_overloaded"))
+        tried.add(again.decode_node)
+    assert tried == {"d", "e", "c"}
+    assert failures(rig.end(prefill, again.key, 0, "error", "partner_overloaded")) == ["overloaded"]
+    assert all(node.breaker._faults == 0 for node in rig.registry)
+    rig.check_quiet()
+
+
 @pytest.mark.parametrize(("code", "seen"), [("invalid_request_error",) * 2, ("deadline_exceeded",) * 2])
 def test_what_no_other_node_can_do_better_is_not_tried_again(rig: RouterRig, code: str, seen: str) -> None:
     _, decode, key = begun(rig)

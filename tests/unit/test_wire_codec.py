@@ -67,7 +67,7 @@ MESSAGES: list[Message] = [
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"]),
-    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint: dtype"), READY, INLINE,
+    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint", False), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
 ]  # fmt: skip
 
