@@ -168,6 +168,12 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
 
 
 @linux_only
+def test_a_peer_may_be_the_first_process_of_its_container(shared_pool: KVPool) -> None:
+    with pytest.raises(HandoffFailed, match="can't be mapped"):
+        open_peer(shared_pool, pid=1, fd=1 << 20)
+
+
+@linux_only
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_file_of_another_size_is_named_before_it_is_mapped(shared_pool: KVPool, more: int) -> None:
     with pytest.raises(HandoffFailed, match="bytes instead of"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from pair import Net, expected, make_node, name_of
 from rig import CoreKnobs, Job
@@ -21,8 +22,8 @@ def job(rid: int, length: int, max_tokens: int) -> Job:
 class Clockwork:
     """Rounds of one second: first the prefill node, then the decode node, so an answer is heard a round later."""
 
-    def __init__(self) -> None:
-        self.prefill, self.decode = make_node("prefill", "p0", KNOBS), make_node("decode", "d0", KNOBS)
+    def __init__(self, knobs: CoreKnobs = KNOBS) -> None:
+        self.prefill, self.decode = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
         self.net = Net([self.prefill, self.decode])
         self.sent: dict[type, float] = {}
         self.net.on_message = self._note
@@ -82,3 +83,17 @@ def test_a_hand_off_is_counted_with_its_bytes() -> None:
     num_pages = -(-120 // PAGE_SIZE)
     assert counts["handoffs"] == 1 and counts["handoff_bytes"] == num_pages * clock.decode.ctx.core.pool.page_bytes
     assert clock.prefill.ctx.metrics.counters()["handoffs"] == 0
+
+
+def test_tokens_are_counted_where_they_are_computed() -> None:
+    """The prompt on the prefill node, what was sampled where it was sampled, and the cache's share apart."""
+    clock = Clockwork(replace(KNOBS, prefix_cache=True))
+    for rid in (1, 2):
+        key = clock.net.generate(clock.prefill, job(rid, 100, 4), clock.decode)
+        while not clock.net.router.ends[key]:
+            clock.round()
+    out, into = (node.ctx.core.scheduler.counters for node in (clock.prefill, clock.decode))
+    cached = 100 // PAGE_SIZE * PAGE_SIZE  # of the second prompt, which is equal to the first
+    assert out.cached_prompt_tokens == cached and out.prompt_tokens == 100 + 100 - cached
+    assert out.output_tokens == 2 and into.output_tokens == 2 * 3
+    assert into.prompt_tokens == into.cached_prompt_tokens == 0 and out.retractions == into.retractions == 0

@@ -1,0 +1,45 @@
+"""A router's Drain: it counts for the node it names, which says so at once and takes nothing new."""
+
+from __future__ import annotations
+
+import pytest
+from pair import ROUTER, Net, assert_clean, expected, make_node, name_of
+from rig import CoreKnobs, Job
+
+from shared.core.sampling_params import SamplingParams
+from shared.handoff.node import Node
+from shared.wire.messages import Drain, Heartbeat
+
+
+def job(rid: int) -> Job:
+    return Job(rid, tuple(range(40)), SamplingParams(max_tokens=6, temperature=0.0), rid)
+
+
+@pytest.fixture(params=["prefill", "decode"])
+def node(request: pytest.FixtureRequest) -> Node:
+    return make_node(request.param, "n0", CoreKnobs())
+
+
+def test_a_drain_of_another_node_is_dropped(node: Node) -> None:
+    net = Net([node])
+    net.to_node(name_of(node), Drain("n1", ""), ROUTER)
+    key = net.generate(node, job(1))
+    net.run()
+    assert not node.ctx.draining and node.ctx.metrics.counters()["wire_errors"] == 1
+    assert net.router.streams[key] == expected(job(1))
+
+
+def test_a_draining_node_ends_what_it_has_and_takes_nothing_new(node: Node) -> None:
+    net = Net([node])
+    old = net.generate(node, job(1))
+    net.tick(name_of(node))
+    net.to_node(name_of(node), Drain("n0", "restart"), ROUTER)
+    net.tick(name_of(node))
+    assert node.ctx.draining and node.ctx.then == "restart"
+    (*_, last) = net.messages(Heartbeat)
+    assert last.draining, "said at once, not a heartbeat later"
+    new = net.generate(node, job(2))
+    net.run()
+    assert net.router.streams[old] == expected(job(1))
+    assert net.router.end(new).error_code == "node_draining" and not net.router.streams[new]
+    assert_clean(node)
