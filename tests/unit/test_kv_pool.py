@@ -168,6 +168,19 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
 
 
 @linux_only
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("num_pages", [2, 508, 509])
+def test_pages_begin_on_a_page_of_the_system_and_the_sink_has_bytes_too(num_pages: int, shared: bool) -> None:
+    """Numbers and generations of 508 pages fill 4 KiB exactly; one more needs another 4."""
+    pool = KVPool(PLANES, num_pages, 4, shared=shared)
+    assert pool.pages_bytes.data_ptr() % 4096 == 0
+    assert pool.pages_bytes.data_ptr() - pool.generation.ctypes.data == (4096 if num_pages < 509 else 8192) - 32
+    pool.page_view(0)[:] = 7
+    assert (pool.pages_bytes[0] == 7).all() and not pool.pages_bytes[1:].any()
+    pool.close()
+
+
+@linux_only
 def test_a_peer_may_be_the_first_process_of_its_container(shared_pool: KVPool) -> None:
     with pytest.raises(HandoffFailed, match="can't be mapped"):
         open_peer(shared_pool, pid=1, fd=1 << 20)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
+from shared.core.errors import HandoffFailed
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.sched.events import Ended
 
 
 def job(rid: int, length: int, max_tokens: int = 30) -> Job:
@@ -16,6 +19,25 @@ def job(rid: int, length: int, max_tokens: int = 30) -> Job:
 
 def _raise() -> None:
     raise RuntimeError("injected")
+
+
+@pytest.mark.parametrize("output", [0, 5])
+def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(output: int) -> None:
+    core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
+    request = job(0, 40).request()
+    core.scheduler.submit(request)
+    while len(request.output_ids) < output:
+        core.loop.step(block=True)
+    core.scheduler.take_events()
+    for _ in range(2):  # the second time the key is unknown, which is legal
+        core.scheduler.fail(request.key, HandoffFailed("the peer is gone"))
+    (end,) = core.scheduler.take_events()
+    assert isinstance(end, Ended) and end.reason is FinishReason.ERROR
+    assert (end.error_code, end.error_message) == (HandoffFailed.code, "the peer is gone")
+    while not core.loop.idle:
+        core.loop.step(block=True)
+    assert_whole(core)
+    core.close()
 
 
 def test_rows_that_were_not_in_the_step_do_not_go_on_with_lengths_that_were_not_made() -> None:
