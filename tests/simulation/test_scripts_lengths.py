@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from rig import assert_streams, assert_whole
 from script import COPY, FORWARD, SCHEDULE, Script, job
@@ -9,10 +10,11 @@ from script import COPY, FORWARD, SCHEDULE, Script, job
 from shared.model.hashdraft import expected_accept_len
 
 
-def test_host_lengths_are_those_that_the_newest_step_published() -> None:
+@pytest.mark.parametrize("spec", ["eagle", "mtp"])
+def test_host_lengths_are_those_that_the_newest_step_published(spec: str) -> None:
     """Planning step 3 needs exact lengths while step 2 has not even begun: the host waits for step 2's publish_ready,
-    armed at its launch, and for nothing behind it."""
-    script = Script(width=4, needs_cpu_seq_lens=True)
+    armed at its launch, and for nothing behind it. S12: whatever the drafter."""
+    script = Script(width=4, needs_cpu_seq_lens=True, spec=spec)
     one = job(1, 12, 40)
     (req,) = script.submit(one)
     script.run_until_running(req)
@@ -29,6 +31,31 @@ def test_host_lengths_are_those_that_the_newest_step_published() -> None:
     assert plan.seq_lens_cpu is not None and plan.seq_lens_cpu.tolist() == [committed + accepted]
     assert plan.seq_lens.tolist() == [committed + accepted], "both mirrors"
     assert extended == [] and not newest.done.peek(), "the host did not wait for draft-extend"
+    drafter.extend = extend  # type: ignore[method-assign]
+    assert_streams([one], script.finish())
+
+
+@pytest.mark.parametrize("spec", ["ngram", "eagle", "mtp"])
+def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: str) -> None:
+    """S4, S12: value, then event, then draft-extend; every drafter's worker publishes by the same callback."""
+    script = Script(width=4, spec=spec)
+    one = job(1, 12, 40)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    lease, before = script.core.engine.leases[-1], int(script.core.future_map.new_seq_lens_buf[req.row])
+    drafter = script.core.engine.worker.drafter
+    assert drafter is not None and lease.publish_ready is not None and lease.sampled is not None
+    extend, seen = drafter.extend, []
+
+    def watched(*args):  # noqa: ANN002, ANN202
+        seen.append((int(script.core.future_map.new_seq_lens_buf[req.row]) > before, lease.publish_ready.peek()))
+        return extend(*args)
+
+    drafter.extend = watched  # type: ignore[method-assign]
+    script.world.run_stream(SCHEDULE)
+    while not lease.sampled.done.peek():
+        script.world.run(FORWARD)
+    assert seen == [(True, True)]
     drafter.extend = extend  # type: ignore[method-assign]
     assert_streams([one], script.finish())
 

@@ -1,0 +1,207 @@
+"""Which lengths each drafter accepts, exactly: HashDraft through the production workers at hit rates 0, 50 and 100 %,
+and n-gram drafts against a lookup written down plainly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from cells import Watch
+from pair_rig import make_pair, run_pair
+from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from script import Script, job
+
+from shared.core.sampling_params import SamplingParams
+from shared.engine.plan import StepResult
+from shared.model.hashdraft import expected_accept_len
+from shared.sched.assemble import NodeCore
+from shared.spec.ngram import lookup
+
+WIDTH = 4
+HEADS = ("eagle", "mtp")
+
+
+@dataclass
+class Trace:
+    """(committed, accepted) of every verify by request, zombies left out."""
+
+    verifies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def on(self, core: NodeCore) -> Trace:
+        process, scheduler = core.scheduler.process, core.scheduler
+
+        def record(result: StepResult) -> None:
+            for b, row_id in enumerate(result.row_ids):
+                req = scheduler.requests.get(row_id.key)
+                if b >= result.num_prefill and req is not None and req.incarnation == row_id.incarnation:
+                    accepted = int(result.accept_lens[b])
+                    committed = int(result.seq_lens[b]) - accepted
+                    self.verifies.setdefault(row_id.key.rid, []).append((committed, accepted))
+            process(result)
+
+        core.scheduler.process = record  # type: ignore[method-assign]
+        return self
+
+    def check(self, jobs: list[Job], hit_rate: int, width: int = WIDTH) -> int:
+        """Every request's whole trace, from its prompt to its end; gives the number of verifies."""
+        for one in jobs:
+            committed, end = len(one.prompt), len(one.prompt) + len(one.expected()) - 1
+            wanted = []
+            while committed < end:
+                wanted.append((committed, expected_accept_len(committed, width, hit_rate)))
+                committed += wanted[-1][1]
+            found = self.verifies.get(f"r{one.rid}", [])
+            assert found[: len(wanted)] == wanted, f"r{one.rid}: accepted {found}, not {wanted} ({one.sampling})"
+        return sum(map(len, self.verifies.values()))
+
+
+def knobs(spec: str, hit_rate: int, **others: object) -> CoreKnobs:
+    defaults: dict = {"backend": "simulated", "chunk_size": 16, "max_running": 5}
+    return CoreKnobs(spec=spec, width=WIDTH, hit_rate=hit_rate, **(defaults | others))
+
+
+@pytest.mark.parametrize("spec", HEADS)
+@pytest.mark.parametrize("hit_rate", [0, 50, 100])
+def test_accepted_lengths_are_exact(spec: str, hit_rate: int) -> None:
+    """Temperatures, penalties, bias, filters, cached prefixes: drafts are drawn as the target draws."""
+    jobs = draw_jobs(random.Random(hit_rate), 14)
+    core = make_core(knobs(spec, hit_rate))
+    trace = Trace().on(core)
+    assert_streams(jobs, run_local(core, jobs))
+    assert trace.check(jobs, hit_rate) > 30
+    assert_whole(core)
+
+
+@pytest.mark.parametrize("spec", HEADS)
+@pytest.mark.parametrize("hit_rate", [0, 50, 100])
+def test_accepted_lengths_are_the_same_disaggregated(spec: str, hit_rate: int) -> None:
+    """From the first verify on: it stands on draft KV and draft state that the prefill node made."""
+    jobs = draw_jobs(random.Random(7 + hit_rate), 14)
+    pair = make_pair(knobs(spec, hit_rate))
+    trace = Trace().on(pair.decode)
+    assert_streams(jobs, run_pair(pair, jobs))
+    assert trace.check(jobs, hit_rate) > 30
+    pair.close()
+
+
+@pytest.mark.parametrize("spec", HEADS)
+def test_retraction_does_not_lower_acceptance(spec: str) -> None:
+    """A window then begins where it did not begin before: what it accepts is a function of its length alone."""
+    jobs = draw_jobs(random.Random(5), 14)
+    core = make_core(knobs(spec, 70))
+    watch = Watch()
+    watch.on(core)
+    outcome = run_local(core, jobs, retract_every=5, rng=random.Random(1))
+    assert_streams(jobs, outcome)
+    assert watch.verifies > 50
+    assert_whole(core)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", HEADS)
+def test_accepted_lengths_are_exact_after_1000_requests(spec: str) -> None:
+    core = make_core(knobs(spec, 50, backend="inline", max_running=8))
+    rng = random.Random(11)
+    for _ in range(10):
+        run_local(core, draw_jobs(rng, 100, max_prompt=20))
+    assert core.scheduler.counters.spec_steps > 5_000
+    jobs = draw_jobs(random.Random(12), 14)
+    trace = Trace().on(core)
+    assert_streams(jobs, run_local(core, jobs))
+    trace.check(jobs, 50)
+    assert_whole(core)
+
+
+PENALISED = SamplingParams(max_tokens=60, temperature=0.8, repetition_penalty=1.5, frequency_penalty=1.0)
+
+
+@pytest.mark.parametrize("spec", HEADS)
+def test_penalties_do_not_lower_acceptance(spec: str) -> None:
+    """Each draft counts those before it in the window, the bonus token too."""
+    jobs = [Job(rid, tuple(range(rid, rid + 30)), PENALISED, rid) for rid in range(4)]
+    core = make_core(knobs(spec, 100))
+    trace = Trace().on(core)
+    assert_streams(jobs, run_local(core, jobs))
+    trace.check(jobs, 100)
+
+
+def test_two_rows_of_equal_length_have_their_own_hidden_state() -> None:
+    """Of one length, one temperature and one step: nothing but the rows' own state tells them apart."""
+    jobs = [Job(rid, tuple(range(rid, rid + 20)), SamplingParams(max_tokens=30, temperature=0.0), 1) for rid in (1, 2)]
+    core = make_core(knobs("eagle", 100, chunk_size=64))
+    trace = Trace().on(core)
+    assert_streams(jobs, run_local(core, jobs))
+    trace.check(jobs, 100)
+
+
+def test_a_window_that_was_accepted_whole_is_written_again() -> None:
+    """Its drafts came true, so its slots hold the right tokens, but on the head's own features: now the target's."""
+    script = Script(width=WIDTH, hit_rate=100)
+    one = job(1, 12, 40)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.world.run_until_idle()
+    slots = script.core.pool.plane("draft0")[script.core.kv.rows.pages_of(req.row)].reshape(-1, 4)
+    committed = int(script.core.future_map.new_seq_lens_buf[req.row])
+    assert committed == 12 + WIDTH and slots[:committed, 3].eq(0).all()
+    assert_streams([one], script.finish())
+
+
+# ---- n-gram
+
+
+def plain_lookup(tokens: list[int], num_drafts: int) -> list[int]:
+    known = list(tokens)
+    for length in (3, 2, 1):
+        last = tokens[-length:]
+        ends = [e for e in range(length - 1, len(tokens) - 1) if tokens[e - length + 1 : e + 1] == last]
+        if len(last) == length and ends:
+            for i in range(num_drafts):
+                known.append(known[ends[-1] + 1 + i])
+            return known[len(tokens) :]
+    return [tokens[-1]] * num_drafts
+
+
+def test_the_lookup_is_the_one_written_down_plainly() -> None:
+    rng = random.Random(2)
+    for _ in range(300):
+        rows = [[rng.randrange(rng.choice([2, 4, 30])) for _ in range(rng.randrange(2, 40))] for _ in range(5)]
+        num, longest = rng.randrange(1, 8), max(map(len, rows))
+        tokens = torch.tensor([row + [rng.randrange(4) for _ in range(longest + 2 - len(row))] for row in rows])
+        last = torch.tensor([len(row) - 1 for row in rows])
+        drafts = lookup(tokens.to(torch.int32), last, num)
+        assert drafts.tolist() == [plain_lookup(row, num) for row in rows]
+
+
+@pytest.mark.parametrize("disaggregated", [False, True])
+def test_ngram_drafts_are_copies_of_what_the_row_has(disaggregated: bool) -> None:
+    """Prompt, output, prefix-cache hits, PREBUILT rows and retracted ones: every token of the row is in its history."""
+    jobs = draw_jobs(random.Random(4), 14)
+    texts = {f"r{one.rid}": [*one.prompt, *one.expected()] for one in jobs}
+    setup = knobs("ngram", 0)
+    pair = make_pair(setup) if disaggregated else None
+    core = make_core(setup) if pair is None else pair.decode
+    drafter = core.engine.worker.drafter
+    assert drafter is not None
+    propose, checked, wrong = drafter.propose, 0, []
+
+    def watched(fb, *rest):  # noqa: ANN001, ANN002, ANN202
+        nonlocal checked
+        drafts, first = propose(fb, *rest), fb.plan.num_prefill
+        for row_id, committed, ids in zip(
+            fb.plan.row_ids[first:], fb.committed[first:].tolist(), drafts.ids.tolist(), strict=True
+        ):
+            text = texts[row_id.key.rid]
+            if committed < len(text):  # what follows the end of a zombie is nobody's
+                checked += 1
+                if ids != plain_lookup(text[: committed + 1], WIDTH - 1):
+                    wrong.append((row_id.key.rid, committed))
+        return drafts
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    rng = random.Random(9)
+    outcome = run_local(core, jobs, retract_every=7, rng=rng) if pair is None else run_pair(pair, jobs)
+    assert_streams(jobs, outcome)
+    assert checked > 100 and not wrong
