@@ -90,6 +90,8 @@ class SpecConfig:
 
     spec: str = option("none", "draft algorithm", choices=("none", "ngram", "eagle", "mtp"))
     spec_width: int = option(4, "tokens verified in one step: drafts + 1", low=2, high=16)
+    spec_topk: int = option(1, "eagle: drafts after each token; 1 is a chain, more a tree", low=1, high=8)
+    spec_steps: int = option(3, "eagle with a tree: how many drafts may follow one another", low=1, high=8)
     spec_adaptive: bool = option(
         True, "draft less, or not at all, while measured acceptance and step times say that it does not pay"
     )
@@ -101,6 +103,24 @@ class SpecConfig:
         check_fields(self)
         if self.spec == "mtp" and self.spec_width < 3:
             raise ConfigError("--spec mtp has two draft layers or more: --spec-width must be at least 3")
+        if self.is_tree:
+            self._check_tree()
+
+    def _check_tree(self) -> None:
+        """Levels but the last are computed at slots of the window, and the tree fills it."""
+        topk, inner = self.spec_topk, self.spec_steps - 1
+        most = topk + inner * topk**2
+        given = f"--spec-topk {topk} --spec-steps {self.spec_steps} --spec-width {self.spec_width}"
+        if self.spec != "eagle":
+            raise ConfigError(f"{given}: only eagle drafts trees, not {self.spec}")
+        if inner * topk > self.spec_width:
+            raise ConfigError(f"{given}: the tree needs {inner * topk} slots of its window")
+        if most < self.spec_width - 1:
+            raise ConfigError(f"{given}: the tree has {most} drafts at most, fewer than the window holds")
+
+    @property
+    def is_tree(self) -> bool:
+        return self.spec_topk > 1
 
     @property
     def width(self) -> int:

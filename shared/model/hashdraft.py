@@ -64,31 +64,78 @@ def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: int, layer: in
 
 
 @exact
-def _forward_row(
+def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
+    slot[NEXT_ID], slot[SLOT_DEPTH] = next_id, feature[DEPTH]
+    slot[SLOT_LOWER], slot[SLOT_UPPER] = feature[LOWER], feature[UPPER]
+
+
+@exact
+def _read(
+    slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
+) -> tuple[bool, np.int64, np.int64, np.int64]:
+    """One slot more: (ok, lower, upper, depth) before it -> the same after it."""
+    if position > layer:
+        ok = ok and _follows(slot, lower, upper, depth, layer)
+    new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
+    return ok, new_lower, new_upper, slot[SLOT_DEPTH]
+
+
+@exact
+def _leave(
+    feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
+) -> bool:
+    """hidden (4,) of a slot whose chain is (ok, lower, upper, depth); whether its own feature was right too."""
+    ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
+    hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
+    hidden[DEPTH] = depth + 1 if ok else BAD
+    return ok
+
+
+@exact
+def _forward_chain(
+    next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
+) -> None:
+    """One row's T tokens, from slot `first` on. Slots below `layer` have no feature to stand on."""
+    page_size = slots.shape[1]
+    ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
+    for s in range(layer, first + next_ids.shape[0]):
+        slot, t = slots[pages[s // page_size], s % page_size], s - first
+        if t >= 0:
+            _write(slot, next_ids[t], features[t])
+        ok, lower, upper, depth = _read(slot, s, layer, ok, lower, upper, depth)
+        if t >= 0:
+            ok = _leave(features[t], s, ok, lower, upper, depth, hidden[t])
+
+
+@exact
+def _forward_window(
     next_ids: Ints,
     features: Ints,
     positions: Ints,
+    nodes: Ints,
+    visible: Ints,
     pages: npt.NDArray[np.int32],
     slots: Ints,
     layer: int,
     hidden: Ints,
 ) -> None:
-    """One row's T tokens, positions ascending without a gap. Slots below `layer` have no feature to stand on."""
-    page_size, first = slots.shape[1], positions[0]
+    """One row's alternatives at the slots `nodes`: each reads the slots before the window and, in it, those visible."""
+    page_size, first = slots.shape[1], nodes[0]
+    while visible[0] >> (nodes[0] - first + 1) != 0:
+        first -= 1
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
-    for s in range(layer, positions[-1] + 1):
-        slot, t = slots[pages[s // page_size], s % page_size], s - first
-        if t >= 0:
-            ok = ok and features[t, DEPTH] >= 0 and features[t, POSITION] == s
-            slot[NEXT_ID], slot[SLOT_DEPTH] = next_ids[t], features[t, DEPTH]
-            slot[SLOT_LOWER], slot[SLOT_UPPER] = features[t, LOWER], features[t, UPPER]
-        if s > layer:
-            ok = ok and _follows(slot, lower, upper, depth, layer)
-        lower, upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], s + 1)
-        depth = slot[SLOT_DEPTH]
-        if t >= 0:
-            hidden[t, LOWER], hidden[t, UPPER], hidden[t, POSITION] = lower, upper, s + 1
-            hidden[t, DEPTH] = depth + 1 if ok else BAD
+    for s in range(layer, first):
+        slot = slots[pages[s // page_size], s % page_size]
+        ok, lower, upper, depth = _read(slot, s, layer, ok, lower, upper, depth)
+    for t in range(nodes.shape[0]):
+        _write(slots[pages[nodes[t] // page_size], nodes[t] % page_size], next_ids[t], features[t])
+        good, low, up, deep, s = ok, lower, upper, depth, first
+        for node in range(first, nodes[t] + 1):
+            if (visible[t] >> (node - first)) & 1:
+                slot = slots[pages[node // page_size], node % page_size]
+                good, low, up, deep = _read(slot, s, layer, good, low, up, deep)
+                s += 1
+        _leave(features[t], positions[t], good and s == positions[t] + 1, low, up, deep, hidden[t])
 
 
 @exact
@@ -96,6 +143,8 @@ def _forward(
     next_ids: Ints,
     features: Ints,
     positions: Ints,
+    nodes: Ints,
+    visible: Ints,
     cu_q_lens: npt.NDArray[np.int32],
     page_table: npt.NDArray[np.int32],
     slots: Ints,
@@ -104,11 +153,12 @@ def _forward(
 ) -> None:
     for row in range(cu_q_lens.shape[0] - 1):
         begin, end = cu_q_lens[row], cu_q_lens[row + 1]
-        if begin < end:
-            _forward_row(
-                next_ids[begin:end], features[begin:end], positions[begin:end], page_table[row], slots, layer,
-                hidden[begin:end],
-            )  # fmt: skip
+        ids, given, pages, left = next_ids[begin:end], features[begin:end], page_table[row], hidden[begin:end]
+        if begin < end and visible[begin] >= 0:
+            places, own, seen = positions[begin:end], nodes[begin:end], visible[begin:end]
+            _forward_window(ids, given, places, own, seen, pages, slots, layer, left)
+        elif begin < end:
+            _forward_chain(ids, given, nodes[begin], pages, slots, layer, left)
 
 
 @exact
@@ -145,10 +195,13 @@ class HashDraft:
         self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
     ) -> torch.Tensor:
         hidden = torch.full_like(features, BAD)
+        visible = torch.full_like(view.positions, -1) if view.visible is None else view.visible
         _forward(
             next_ids.contiguous().numpy(),
             features.contiguous().numpy(),
             view.positions.contiguous().numpy(),
+            view.key_slots.contiguous().numpy(),
+            visible.contiguous().numpy(),
             view.cu_q_lens.contiguous().numpy(),
             view.page_table.contiguous().numpy(),
             kv.plane(self._plane).numpy(),

@@ -55,10 +55,13 @@ class FixedWidth:
         """Nothing to learn."""
 
 
-def make_width_choice(width: int, adaptive: bool) -> WidthChoice:
-    """Up to `width`, the first few one by one and then in larger steps."""
+def make_width_choice(width: int, adaptive: bool, is_tree: bool = False) -> WidthChoice:
+    """Up to `width`, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
+    one would be accepted is not what was measured."""
     if width == 1 or not adaptive:
         return FixedWidth(width)
+    if is_tree:
+        return DraftLength([1, width], width - 1)
     widths = [candidate for candidate in CANDIDATES if candidate < width]
     return DraftLength([*widths, width], width - 1)
 

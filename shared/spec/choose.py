@@ -25,10 +25,10 @@ def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> D
     vocab_size = model.spec.vocab_size
     if isinstance(model, HashLM):
         if config.spec == "eagle":
-            return EagleWorkerV2(HashDraft(model), vocab_size)
+            return EagleWorkerV2(HashDraft(model), vocab_size, config.spec_topk, config.spec_steps)
         layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
         return MultiLayerEagleWorkerV2(layers, vocab_size)
     target = cast(DraftTarget, model)  # every model that is loaded from files is a Llama
     head = load_eagle_head(config.spec_head, name, target, threads=threads)
     target.capture_aux(head.aux_layers)
-    return EagleWorkerV2(head, vocab_size)
+    return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)

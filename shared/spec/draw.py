@@ -4,6 +4,8 @@ where hidden states come from."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,17 +13,19 @@ import torch
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.model.draft_head import DraftHead
+from shared.sample.candidates import rank_candidates
 from shared.sample.sampler import sample
 
 
 class Draw:
-    """Draws for N of a step's rows, one draft each per call. `batch_rows` (N,) are their places in the batch."""
+    """Draws for N of a step's rows. `batch_rows` (N,) are their places in the batch."""
 
     def __init__(
         self, fb: ForwardBatch, future_map: FutureMap, vocab_size: int, batch_rows: npt.NDArray[np.int64]
     ) -> None:
         self._sampling = fb.plan.sampling
         self._batch_rows = batch_rows
+        self._committed = fb.committed[torch.from_numpy(batch_rows).to(fb.committed.device)]
         self._pool_rows = fb.future.indices[torch.from_numpy(batch_rows).to(fb.future.indices.device)]
         self._future_map = future_map
         self._vocab_size = vocab_size
@@ -33,13 +37,45 @@ class Draw:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,), and the probability (N,)
         float32 that the head gives them before penalties and temperature. The history gets the ids first."""
-        if self._history is not None:
-            self._future_map.write_history(self._pool_rows, positions, ids)
+        self._record(ids, positions)
         logits = head.logits(hidden)
-        full = logits if head.d2t is None else _scattered(logits, head.d2t, self._vocab_size)
+        full = self._in_vocabulary(head, logits)
         drafts = sample(full, self._sampling, self._batch_rows, positions, self._history).ids
         chosen = full.gather(1, drafts.unsqueeze(1)).squeeze(1)
         return drafts, (chosen - logits.logsumexp(dim=1)).exp()
+
+    def first(
+        self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `next`, but the `num` likeliest: ids and probabilities (N, num), the draw first. These probabilities are
+        of being drawn, noise and penalties included."""
+        self._record(ids, positions)
+        full = self._in_vocabulary(head, head.logits(hidden))
+        drafts, log_probs = rank_candidates(full, self._sampling, self._batch_rows, positions, self._history, num)
+        return drafts, log_probs.exp()
+
+    def candidates(
+        self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The `num` likeliest tokens (N, n, num) after each of n nodes of a tree, with the logarithms of their
+        probabilities: path (N, n, depth) int64 the drafts on the way from the bonus token, hidden (N * n, ...)."""
+        num_rows, num_nodes, depth = path.shape
+        positions = (self._committed + depth).repeat_interleave(num_nodes)
+        history = self._history
+        if history is not None:
+            common = (self._committed + 1).repeat_interleave(num_nodes)
+            history = replace(history, common=common, drafted=path.flatten(0, 1).to(torch.int32))
+        full = self._in_vocabulary(head, head.logits(hidden))
+        rows = self._batch_rows.repeat(num_nodes)
+        ids, log_probs = rank_candidates(full, self._sampling, rows, positions, history, num)
+        return ids.view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
+
+    def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        if self._history is not None:
+            self._future_map.write_history(self._pool_rows, positions, ids)
+
+    def _in_vocabulary(self, head: DraftHead, logits: torch.Tensor) -> torch.Tensor:
+        return logits if head.d2t is None else _scattered(logits, head.d2t, self._vocab_size)
 
 
 def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:

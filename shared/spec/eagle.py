@@ -1,4 +1,5 @@
-"""EagleWorkerV2: drafts from one head that runs on its own hidden states (EAGLE-3, arXiv 2503.01840), as a chain.
+"""EagleWorkerV2: drafts from one head that runs on its own hidden states (EAGLE-3, arXiv 2503.01840), as a chain, or
+as a tree (shared/spec/draft_tree.py). A chain:
 
     slot                  L-1                L            L+1
     head sees     (bonus, feature)   (draft 1, hidden)  (draft 2, hidden)        L = committed, feature: the target's
@@ -22,24 +23,27 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
+from shared.spec.draft_tree import Level, grow
 from shared.spec.draw import Draw
 from shared.spec.views import features_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
-    """A Drafter. Relayed per row: topk_index (1,) int64 the first draft, topk_p (1,) float32 what the head thinks of
-    it, hidden_states the head's state at slot L - 1."""
+    """A Drafter. Relayed per row: topk_index (topk,) int64 the first drafts, topk_p (topk,) float32 what the head
+    thinks of them, hidden_states the head's state at slot L - 1. topk 1: a chain as long as the window; else a tree of
+    at most `steps` levels."""
 
     key_lookahead = 1
     reads_history = False
 
-    def __init__(self, head: DraftHead, vocab_size: int) -> None:
+    def __init__(self, head: DraftHead, vocab_size: int, topk: int = 1, steps: int = 1) -> None:
         self._head = head
         self._vocab_size = vocab_size
-        self.state_name = f"eagle, topk 1, head {head.weights_hash}"
+        self._topk, self._steps = topk, steps
+        self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
         self.relay_specs = (
-            RelaySpec("topk_p", (1,), torch.float32),
-            RelaySpec("topk_index", (1,), torch.int64),
+            RelaySpec("topk_p", (topk,), torch.float32),
+            RelaySpec("topk_index", (topk,), torch.int64),
             RelaySpec("hidden_states", head.hidden_shape, head.hidden_dtype),
         )
 
@@ -49,10 +53,16 @@ class EagleWorkerV2:
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
         plan, first = fb.plan, fb.plan.num_prefill
         rows = FutureIndices(fb.future.indices[first:])
-        draft = future_map.relayed("topk_index", rows)[:, 0]
-        hidden = future_map.relayed("hidden_states", rows)
+        ids, hidden = future_map.relayed("topk_index", rows), future_map.relayed("hidden_states", rows)
         draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
-        committed, drafts = fb.committed[first:], [draft]
+        if self._topk > 1:
+            level = Level(ids, future_map.relayed("topk_p", rows).log(), torch.full_like(ids, -1))
+            return grow(self._head, draw, fb, kv, level, hidden, self._steps)
+        return self._chain(fb, draw, kv, ids[:, 0], hidden)
+
+    def _chain(self, fb: ForwardBatch, draw: Draw, kv: KVPool, draft: torch.Tensor, hidden: torch.Tensor) -> Drafts:
+        plan = fb.plan
+        committed, drafts = fb.committed[plan.num_prefill :], [draft]
         for i in range(plan.width - 2):
             hidden = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
             draft, _ = draw.next(self._head, hidden, draft, committed + i + 1)
@@ -70,6 +80,10 @@ class EagleWorkerV2:
         rows = torch.from_numpy(emitting).to(hidden.device)
         last = hidden[verified.last_token_idx[rows]]
         draw = Draw(fb, future_map, self._vocab_size, emitting)
-        ids, probability = draw.next(self._head, last, verified.next_token[rows], verified.seq_lens[rows])
-        state = {"topk_p": probability.unsqueeze(1), "topk_index": ids.unsqueeze(1), "hidden_states": last}
+        bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
+        if self._topk > 1:
+            ids, probability = draw.first(self._head, last, bonus, positions, self._topk)
+        else:
+            ids, probability = (part.unsqueeze(1) for part in draw.next(self._head, last, bonus, positions))
+        state = {"topk_p": probability, "topk_index": ids, "hidden_states": last}
         return per_row(state, rows, fb.plan.batch_size)

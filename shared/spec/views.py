@@ -28,6 +28,22 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
     )
 
 
+def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: torch.Tensor) -> AttentionInputs:
+    """The D decode rows with n alternatives each, all at position committed + depth, at the slots `slots` (n,) of the
+    window; visible (D, n) as of AttentionInputs."""
+    num_rows, num_slots = visible.shape
+    committed = fb.committed[fb.plan.num_prefill :].unsqueeze(1)
+    return AttentionInputs(
+        positions=(committed + depth).expand_as(visible).reshape(-1),
+        cu_q_lens=torch.arange(num_rows + 1, dtype=torch.int32, device=visible.device) * num_slots,
+        page_table=fb.inputs.page_table[fb.plan.num_prefill :],
+        max_q_len=num_slots,
+        max_seq_len=fb.plan.max_seq_len,
+        slots=(committed + slots).view(-1),
+        visible=visible.reshape(-1),
+    )
+
+
 def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:
     """(T, H) of the target's own making."""
     if output.aux is None:

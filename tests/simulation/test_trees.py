@@ -4,7 +4,10 @@ verify accepts all that its tree has of the truth. Every seed draws its cell."""
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,57 +15,100 @@ import torch
 from hazards.attach import watching
 from hazards.ledger import Mode
 from random_trees import RandomTrees
-from rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from script import FORWARD, TRANSFER, Script, job
 
+from shared.engine.drafter import Drafter
 from shared.engine.future_map import FutureIndices
-from shared.engine.plan import StepPlan
+from shared.engine.plan import StepPlan, StepResult
+from shared.model.hashdraft import expected_accept_len
+from shared.spec.draft_tree import num_levels
 
+Check = Callable[[StepResult], object]
 BLOCK = 5
 BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n >= 3 else []) for n in range(10)]
 
 
-def run_seed(seed: int) -> RandomTrees:
-    rng = random.Random(seed)
-    page_size, width = rng.choice([1, 16]), rng.choice([3, 6, 16])
-    backend = rng.choice(["simulated", "simulated", "cpu", "inline"])
-    knobs = CoreKnobs(
-        backend=backend,
+TREES = ((2, 2, 7), (2, 2, 7), (2, 3, 6), (3, 3, 8), (4, 2, 9), (2, 4, 12), (4, 4, 16))  # topk, steps, width
+
+
+def draw_knobs(rng: random.Random, seed: int) -> CoreKnobs:
+    page_size = rng.choice([1, 16])
+    return CoreKnobs(
+        backend=rng.choice(["simulated", "simulated", "cpu", "inline"]),
         overlap=rng.random() < 0.7,
         chunk_size=rng.choice([3, 16, 64]),
         mix=rng.random() < 0.7,
         page_size=page_size,
         num_pages=rng.choice({1: (500, 900), 16: (40, 100)}[page_size]),
         prefix_cache=rng.random() < 0.5,
-        width=width,
+        width=rng.choice([3, 6, 16]),
         needs_cpu_seq_lens=rng.random() < 0.3,
         seed=seed,
     )
-    jobs = draw_jobs(rng, rng.randrange(5, 10), rng.choice([0.0, 0.8]), max_prompt=100)
-    trees = RandomTrees(jobs, seed)
-    with watching() if backend == "simulated" else nullcontext() as hazards:
-        core = make_core(knobs, drafter=trees)
+
+
+def run(knobs: CoreKnobs, rng: random.Random, jobs: list[Job], check: Check, drafter: Drafter | None = None) -> None:
+    """Streams and books are right, and `check` agrees with every step's result of requests that still live."""
+    with watching() if knobs.backend == "simulated" else nullcontext() as hazards:
+        core = make_core(knobs, drafter=drafter)
         if hazards is not None:
             hazards.watch(core)
         process = core.scheduler.process
-        core.scheduler.process = lambda result: (trees.check(result), process(result))  # type: ignore[method-assign]
+        core.scheduler.process = lambda result: (check(result), process(result))  # type: ignore[method-assign]
         outcome = run_local(core, jobs, retract_every=rng.choice([0, 0, 7]), rng=rng)
     assert_streams(jobs, outcome)
     assert_whole(core)
     core.close()
-    return trees
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_streams_and_accepted_lengths_of_random_trees(block: int) -> None:
     checked = moved = 0
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        rng = random.Random(seed)
+        jobs = draw_jobs(rng, rng.randrange(5, 10), rng.choice([0.0, 0.8]), max_prompt=100)
+        trees = RandomTrees(jobs, seed)
         try:
-            trees = run_seed(seed)
+            run(draw_knobs(rng, seed), rng, jobs, trees.check, trees)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         checked, moved = checked + trees.num_checked, moved + trees.num_moved
     assert checked > 40 and moved > 10, "trees were verified, and paths had to be moved"
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_streams_and_accepted_lengths_of_a_head_s_trees(block: int) -> None:
+    """EagleWorkerV2 on HashDraft: every verify accepts as many levels as the head foresees. With penalties too, and
+    where other steps of the same rows are narrower."""
+    counts = Counter[int]()
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        rng = random.Random(seed)
+        jobs = draw_jobs(rng, rng.randrange(5, 10), rng.choice([0.0, 0.8]), max_prompt=100)
+        topk, steps, width = rng.choice(TREES)
+        knobs = replace(draw_knobs(rng, seed), topk=topk, steps=steps, width=width, draw_widths=rng.random() < 0.3)
+        try:
+            run(knobs, rng, jobs, lambda result, knobs=knobs: counts.update(_foreseen(result, knobs)))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, {knobs}: {error}") from error
+    assert counts.total() > 100 and counts[3] > 10, "some accepted more than one draft"
+
+
+def _foreseen(result: StepResult, knobs: CoreKnobs) -> list[int]:
+    """Accepted lengths. At most the levels that the head is right about, and all of them where the whole tree is
+    verified; the first level's draw always is."""
+    found = []
+    for b in range(result.num_prefill, len(result.row_ids)):
+        accepted = int(result.accept_lens[b])
+        levels = num_levels(result.width, knobs.topk, knobs.steps) if result.width > 1 else 0
+        foreseen = expected_accept_len(int(result.seq_lens[b]) - accepted, levels + 1, knobs.hit_rate)
+        is_whole = result.width - 1 >= knobs.topk + (levels - 1) * knobs.topk**2
+        assert accepted <= foreseen, "the head knows nothing of that"
+        assert accepted == foreseen if is_whole else accepted >= min(foreseen, 2), (
+            f"{result.row_ids[b]} accepted {accepted} of {foreseen}"
+        )
+        found.append(accepted)
+    return found
 
 
 def test_penalties_count_a_node_s_ancestors_and_no_sibling() -> None:

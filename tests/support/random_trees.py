@@ -26,6 +26,7 @@ class RandomTrees:
     `expected`: by (request, committed length) what a verify there must accept, where the stream goes on for as long.
     """
 
+    state_name = "none"
     relay_specs: tuple[RelaySpec, ...] = ()
     key_lookahead = 0
     reads_history = False

@@ -62,6 +62,8 @@ class CoreKnobs:
     prefix_cache: bool = True
     spec: str = "eagle"  # none, ngram, eagle or mtp; eagle and mtp with HashDraft. Without effect at width 1
     width: int = 1
+    topk: int = 1  # above 1 eagle drafts trees, of so many levels:
+    steps: int = 1
     draw_widths: bool = False  # each step of another width, up to `width`
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
@@ -92,7 +94,7 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
     vocab_size = model.spec.vocab_size
     if knobs.spec == "mtp":
         return MultiLayerEagleWorkerV2(layers, vocab_size)
-    return EagleWorkerV2(layers[0], vocab_size)
+    return EagleWorkerV2(layers[0], vocab_size, knobs.topk, knobs.steps)
 
 
 def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | None = None) -> NodeCore:

@@ -10,55 +10,18 @@ import torch
 from draft_trees import depths, draw_parents, path_to, visible_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from verify_steps import make_batch, make_plan
 
-from shared.core.keys import RequestKey
-from shared.core.sampling_params import SamplingParams
 from shared.engine.compact import compact
-from shared.engine.forward_batch import ForwardBatch
-from shared.engine.future_map import FutureMap
-from shared.engine.plan import RowId, StepPlan
+from shared.engine.plan import StepPlan
 from shared.engine.verify import Drafts, Verified, in_order, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
-from shared.sample.interface import SampleOutput, SamplingBatch
+from shared.sample.interface import SampleOutput
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16])
-
-
-def make_plan(committed: list[int], width: int, chunks: list[int], page_size: int = 16) -> StepPlan:
-    """Rows of chunks (the last of which ends its prompt), then decode rows."""
-    num, first = len(chunks) + len(committed), len(chunks)
-    lengths = torch.tensor([3] * first + committed)
-    most = int(lengths.max()) + max([width, *chunks])
-    per_row = -(-most // page_size)
-    table = 1 + np.random.default_rng(num).permutation(num * per_row).astype(np.int32).reshape(num, per_row)
-    return StepPlan(
-        step=1,
-        row_ids=tuple(RowId(RequestKey("r", 1, str(i), 0, 0), 0) for i in range(num)),
-        req_pool_indices=np.arange(1, num + 1),
-        seq_lens=lengths,
-        seq_lens_cpu=lengths.numpy(),
-        q_lens=np.asarray(chunks + [width] * len(committed), np.int32),
-        num_prefill=first,
-        page_table=table,
-        prefill_input_ids_cpu=None,
-        next_prompt_ids=np.asarray([7] * (first - 1) + [-1] * (first > 0), np.int64),
-        emits=np.asarray([False] * (first - 1) + [True] * (first > 0) + [True] * len(committed)),
-        expect_step=np.full(num, -1),
-        sampling=SamplingBatch.build([SamplingParams(9)] * num, [0] * num, [1] * num),
-        history_rows=np.ones(num, np.bool_),
-        history_seeds=(),
-        width=width,
-        max_seq_len=most,
-    )
-
-
-def make_batch(plan: StepPlan) -> ForwardBatch:
-    fb = ForwardBatch.init_new(plan, FutureMap(plan.batch_size + 1, 200), "cpu")
-    fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.inputs.input_ids))
-    return fb
 
 
 def drawn(ids: torch.Tensor) -> SampleOutput:
