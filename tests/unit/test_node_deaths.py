@@ -10,11 +10,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of
+from pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
 from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Dial, HangUp
+from shared.handoff.mail import Dial, HangUp, Outgoing
 from shared.handoff.node import Node
 from shared.wire.messages import (
     Abort,
@@ -114,6 +114,26 @@ def test_requests_that_are_installed_survive_their_prefill_node() -> None:
     net.run()
     assert net.router.streams[key] == expected(job())
     assert_clean(d)
+
+
+def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
+    """It would wait in a queue for ever. One request has been offered, one is granted, one is behind its leader."""
+    p, d = pair(prefix_cache=True, chunk_size=8)
+    net = Net([p, d])
+    net.hold = lambda src, dst, message: isinstance(message, Grant) and message.key.rid == "r1"
+    keys = [net.generate(p, job(0), d, num_sequences=2), net.generate(p, job(1), d)]
+    net.run(until=lambda: bool(net.messages(Ready)))
+    assert p.side.inflight.granted and p.side.bootstrap.offered and p.side.bootstrap._followers
+    actions = p.tick([PeerClosed(name_of(d))], net.now)
+    to_peer = [action for action in actions if getattr(action, "peer", "") == name_of(d)]
+    assert to_peer == [HangUp(name_of(d))]
+    for action in actions:
+        if isinstance(action, Outgoing):
+            net.deliver(name_of(p), action)
+    net.kill(d)
+    net.run()
+    assert all(ends_of(net, key) == [("error", "node_lost")] for key in [*keys, sibling(keys[0], 1)])
+    assert_clean(p)
 
 
 def test_a_peer_that_came_back_is_dialled_again() -> None:
