@@ -73,7 +73,7 @@ AREAS = {
         wanted=30,
         files=_files("shared/engine", "future_map", "worker", "forward_batch", "lease", "engine"),
         quick=("engine_plan", "engine_future_map", "engine_leaks", "engine_recover", "sched_prebuilt"),
-        slow=("hazards",),
+        slow=("hashlm_draft", "hazards"),
     ),
     "pools": Area(
         wanted=30,
@@ -93,8 +93,8 @@ AREAS = {
             "shared/sched",
             *("scheduler", "admission", "memory", "chunking", "mirror", "batch", "freeze", "output", "prebuilt"),
         ),
-        quick=("sched_scheduler", "sched_chunking", "sched_batch", "sched_prebuilt"),
-        slow=("sched_memory", "sched_stateful"),
+        quick=("sched_scheduler", "sched_chunking", "sched_batch", "sched_prebuilt", "sched_failed_step", "node_times"),
+        slow=("sched_memory", "engine_recover", "sched_stateful"),
     ),
     "hand-off": Area(
         wanted=30,
@@ -106,7 +106,7 @@ AREAS = {
         ),
         quick=(
             *("handoff_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),
-            *("transfer_pull",),
+            *("node_times", "node_drain", "transfer_pull"),
         ),
         slow=("node_pair",),
     ),
