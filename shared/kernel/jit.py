@@ -183,15 +183,20 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     """Asks for the cache line at an int64 address; never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
-        name = "llvm.prefetch.p0"
-        function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-        read, keep, data = word(0), word(3), word(1)
-        builder.call(function, [builder.inttoptr(args[0], byte_pointer), read, keep, data])
+        emit_prefetch(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
+
+
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """For code generated elsewhere: asks for the cache line at an int64 address; never faults."""
+    byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
+    name = "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    read, keep, data = word(0), word(3), word(1)
+    builder.call(function, [builder.inttoptr(address, byte_pointer), read, keep, data])
 
 
 @inlined

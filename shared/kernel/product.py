@@ -4,8 +4,11 @@ So a token's result never depends on the other rows of its step, which no librar
 multiply pairs of bfloat16 it is as fast as oneDNN at 512 rows and twice as fast at one, and its results may stay
 float32: bfloat16 logits tie, and a float32 product would read twice the memory.
 
-    weights, packed:  [column block of 16][k, or pair of k][column]      one step of 16 columns is one 64-byte vector
-    tile:             up to 6 rows x 4 column blocks of sums, all in registers
+    weights, packed:  [tile of 64 columns][k, or pair of k][column]      16 columns of a step are one 64-byte vector
+    tile:             up to 6 rows x 4 such vectors of sums, all in registers
+
+One to six rows cost what reading the weights costs: they are read in one straight line and asked for early, as what
+the processor asks for on its own does not keep up with the sums of more than one row.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch
 from shared.kernel.program import Program
 from shared.kernel.team import Team
 
-COLUMNS, BLOCKS = 16, 4
+COLUMNS, BLOCKS, MOST_ROWS = 16, 4, 6
 TILE_COLUMNS = COLUMNS * BLOCKS
+STEP_BYTES = TILE_COLUMNS * 4
+FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to be still there
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 
@@ -53,7 +58,7 @@ class TileLinear:
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self._packed = pack(weight)
-        self._bias = torch.zeros(self._packed.shape[0] * COLUMNS)
+        self._bias = torch.zeros(self._packed.shape[0] * TILE_COLUMNS)
         if bias is not None:
             self._bias[: self.out_features] = bias
         self.out_dtype = out_dtype or weight.dtype
@@ -63,7 +68,7 @@ class TileLinear:
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
         """What of a task's words stays: all but NUM_ROWS, X and OUT."""
-        words[NUM_TILES], words[DEPTH] = self._packed.shape[0] // BLOCKS, self._packed.shape[1]
+        words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
     @property
@@ -86,14 +91,14 @@ class TileLinear:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """(out, in) -> (blocks, in, 16, 1), of bfloat16 (blocks, in / 2, 16, 2); `out` filled up to whole tiles with 0."""
+    """(out, in) -> (tiles, in, 64, 1), of bfloat16 (tiles, in / 2, 64, 2); `out` filled up to whole tiles with 0."""
     num_columns, num_inputs = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1
     padded = -(-num_columns // TILE_COLUMNS) * TILE_COLUMNS
     if padded != num_columns:
         weight = torch.cat((weight, weight.new_zeros(padded - num_columns, num_inputs)))
-    blocks = weight.view(padded // COLUMNS, COLUMNS, num_inputs // together, together)
-    return blocks.transpose(1, 2).contiguous()
+    tiles = weight.view(padded // TILE_COLUMNS, TILE_COLUMNS, num_inputs // together, together)
+    return tiles.transpose(1, 2).contiguous()
 
 
 @functools.cache
@@ -104,27 +109,28 @@ def make_task(is_half: bool, out_half: bool) -> Any:
     def product(words: Any, share: int) -> None:
         num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
         per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
-        row_bytes, out_bytes, block_bytes = depth * 4, num_tiles * TILE_COLUMNS * item, depth * COLUMNS * 4
+        row_bytes, out_bytes, tile_bytes = depth * 4, num_tiles * TILE_COLUMNS * item, depth * STEP_BYTES
         for tile in range(share * per_share, min((share + 1) * per_share, num_tiles)):
-            weight = words[WEIGHT] + tile * BLOCKS * block_bytes
+            weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
             out = words[OUT] + tile * TILE_COLUMNS * item
-            x, row = words[X], 0
-            while row < num_rows:
-                left = num_rows - row
-                if left >= 6:
-                    multiply_tile(6, is_half, out_half, x, row_bytes, weight, block_bytes, depth, bias, out, out_bytes)
-                    rows = 6
-                elif left >= 3:
-                    multiply_tile(3, is_half, out_half, x, row_bytes, weight, block_bytes, depth, bias, out, out_bytes)
-                    rows = 3
-                elif left == 2:
-                    multiply_tile(2, is_half, out_half, x, row_bytes, weight, block_bytes, depth, bias, out, out_bytes)
-                    rows = 2
+            x, left = words[X], num_rows
+            while left > 0:
+                passes = (left + MOST_ROWS - 1) // MOST_ROWS
+                rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of six
+                if rows == 6:
+                    multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                elif rows == 5:
+                    multiply_tile(5, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                elif rows == 4:
+                    multiply_tile(4, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                elif rows == 3:
+                    multiply_tile(3, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                elif rows == 2:
+                    multiply_tile(2, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
                 else:
-                    multiply_tile(1, is_half, out_half, x, row_bytes, weight, block_bytes, depth, bias, out, out_bytes)
-                    rows = 1
-                row += rows
+                    multiply_tile(1, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
 
@@ -153,7 +159,6 @@ def multiply_tile(
     x: Any,
     x_stride: Any,
     weight: Any,
-    block_bytes: Any,
     depth: Any,
     bias: Any,
     out: Any,
@@ -165,10 +170,9 @@ def multiply_tile(
         raise TypeError("rows, is_half and out_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, x_at, row_bytes, weight_at, per_block, steps, bias_at, out_at, out_bytes = args
+        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args
         multiply = _multiply_pairs if is_half.literal_value else _multiply_floats
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
-        block_at = [builder.add(weight_at, builder.mul(per_block, LONG(b))) for b in range(BLOCKS)]
         start = [_read(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in range(BLOCKS)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         # Variables in name only: the compiler turns them into registers.
@@ -176,7 +180,10 @@ def multiply_tile(
         for r, b in tile:
             builder.store(start[b], sums[r, b])
         with cgutils.for_range(builder, steps) as loop:
-            columns = [_read(builder, at, builder.mul(loop.index, LONG(4 * COLUMNS)), STEPS) for at in block_at]
+            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(STEP_BYTES)))
+            columns = [_read(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in range(BLOCKS)]
+            for b in range(BLOCKS):
+                emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
             for r, at in enumerate(row_at):
                 step = _spread(builder, _read(builder, at, builder.mul(loop.index, LONG(4)), WORD))
                 for b, column in enumerate(columns):
@@ -189,7 +196,7 @@ def multiply_tile(
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
-    return types.void(rows, is_half, out_half, *(types.int64,) * 8), codegen
+    return types.void(rows, is_half, out_half, *(types.int64,) * 7), codegen
 
 
 def _read(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:

@@ -22,7 +22,7 @@ def test_equals_float64(
     columns: int, inputs: int, threads: int, dtype: torch.dtype, out_dtype: torch.dtype | None
 ) -> None:
     torch.manual_seed(0)
-    weight, x = torch.randn(columns, inputs).to(dtype), torch.randn(15, inputs).to(dtype)
+    weight, x = torch.randn(columns, inputs).to(dtype), torch.randn(20, inputs).to(dtype)
     for bias in (None, torch.randn(columns).to(dtype)):
         linear = TileLinear(weight, bias, Team(threads), out_dtype)
         want = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
@@ -30,7 +30,7 @@ def test_equals_float64(
         assert whole.dtype == (out_dtype or dtype) and whole.is_contiguous()
         tolerance = 1e-2 if whole.dtype == torch.bfloat16 else 5e-5
         torch.testing.assert_close(whole.double(), want, atol=tolerance, rtol=tolerance)
-        for rows in range(1, 15):
+        for rows in range(1, 20):
             assert torch.equal(linear(x[:rows]), whole[:rows])
 
 
@@ -44,13 +44,13 @@ def test_rounds_as_torch_does(dtype: torch.dtype) -> None:
     assert torch.equal(TileLinear(weight, None, Team(1))(x), exact.bfloat16())
 
 
-def test_packing_puts_pairs_of_sixteen_columns_together() -> None:
-    weight = torch.arange(64 * 6, dtype=torch.float32).view(64, 6).bfloat16()
+def test_packing_puts_the_pairs_of_a_tile_together() -> None:
+    weight = torch.arange(128 * 6, dtype=torch.float32).view(128, 6).bfloat16()
     packed = pack(weight)
-    assert packed.shape == (4, 3, 16, 2)
-    assert torch.equal(packed[2, 1, 5], weight[2 * 16 + 5, 2:4])
-    assert pack(weight[:50]).shape == packed.shape and not pack(weight[:50])[3, :, 2:].any()
-    assert torch.equal(pack(weight.float())[2, 4, 5], weight.float()[2 * 16 + 5, 4:5])
+    assert packed.shape == (2, 3, 64, 2) and packed.is_contiguous()
+    assert torch.equal(packed[1, 1, 37], weight[64 + 37, 2:4])
+    assert pack(weight[:100]).shape == packed.shape and not pack(weight[:100])[1, :, 36:].any()
+    assert torch.equal(pack(weight.float())[1, 4, 37], weight.float()[64 + 37, 4:5])
 
 
 def test_float_head_takes_any_dtype() -> None:
