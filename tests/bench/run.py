@@ -45,11 +45,15 @@ def parts(quick: bool, cores: int) -> list[Part]:
     pairs = "3" if quick else "11"
     engine = ("-m", "tests.bench.engine_core")
     both = str(cores)
+    spec = ("-m", "tests.bench.speculation", "--threads", both)
+    few = ("--per-kind", "3", "--rounds", "1" if quick else "3")
     return [
         Part("model_bfloat16", cores, ("tests/bench/engine_model.py", "--dtype", "bfloat16", "--threads", both)),
         Part("model_float32", cores, ("tests/bench/engine_model.py", "--dtype", "float32", "--threads", both)),
         Part("engine", cores, (*engine, "--threads", both)),
         Part("engine_one_thread", 1, (*engine, "--threads", "1", "--pairs", pairs)),
+        Part("spec_bfloat16", cores, (*spec, *(few if quick else ()))),
+        Part("spec_float32", cores, (*spec, "--dtype", "float32", *few)),
         Part("http_shm", 1, ("-m", "tests.bench.http_load", "--transport", "shm")),
         Part("http_zmq", 1, ("-m", "tests.bench.http_load", "--transport", "zmq")),
         Part("transfer", 1, ("tests/bench/transfer.py",)),
@@ -120,6 +124,8 @@ def needs(f: dict[str, Any]) -> list[Need]:
     if one := f.get("engine_one_thread"):
         rows.append(Need("overlap / plain, alone", one["overlap_alone"], 0.97))
         rows.append(Need("overlap / plain, beside a busy process", one["overlap_busy"], 0.90))
+    if spec := f.get("spec_bfloat16"):
+        rows += speculation_needs(spec["by_kind"]["all"])
     for name in ("http_shm", "http_zmq"):
         if http := f.get(name):
             if one:
@@ -129,6 +135,16 @@ def needs(f: dict[str, Any]) -> list[Need]:
             worst = http["interference"]["during_itl_p99_ms"]
             rows.append(Need(f"{name}: ITL p99 ms while 1,500-token prompts arrive", worst, 100, at_least=False))
     return rows
+
+
+def speculation_needs(over_all_kinds: dict[str, Any]) -> list[Need]:
+    """Of the best head-based contender; none when all were left out."""
+    found = [row for name, row in over_all_kinds.items() if name.startswith("eagle")]
+    best = max(found, key=lambda row: row["speedup"], default=None)
+    if best is None:
+        return []
+    verify = Need("speculation: tokens per verify, all kinds, batch 1", best["tokens_per_verify"], 2.0)
+    return [verify, Need("speculation: speed beside none, all kinds, batch 1", best["speedup"], 1.25)]
 
 
 FLOORS = {1: 65.0, 8: 370.0, 32: 690.0}

@@ -1,0 +1,213 @@
+"""Speculation beside none, engine level: tokens/s by batch, and by kind of prompt at batch 1 with tokens per verify.
+
+    python -m tests.bench.speculation --threads 2 --dtype bfloat16 [--head DIR] [--per-kind 12] [--width 4]
+
+Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
+that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do by default.
+A contender that can't be had is left out, with a line saying why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deploy.head.answers import prompt_ids
+from deploy.head.measure import OWN_PROMPTS, read_kinds
+from router.text.load import load_text_model
+from shared.config.settings import SpecConfig
+from shared.core.errors import ConfigError
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.streams import make_streams
+from shared.model.load import load_model
+from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.sched.draft_length import make_width_choice
+from shared.sched.settings import SchedSettings
+from shared.spec.choose import make_drafter
+from tests.bench.engine_core import run_dry
+from tests.bench.report import report
+
+BATCHES = (1, 4, 16)
+BATCH_TOKENS = 64
+KIND_TOKENS = 96
+ALL = "all"
+
+
+def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:
+    """By name; the first is what the others are compared with."""
+
+    def spec(kind: str, adaptive: bool = False, **others: Any) -> Callable[[], SpecConfig]:
+        return lambda: SpecConfig(spec=kind, spec_width=width, spec_adaptive=adaptive, spec_head=head, **others)
+
+    return {
+        "off": spec("none"),
+        "ngram": spec("ngram"),
+        "eagle chain": spec("eagle"),
+        "eagle adaptive": spec("eagle", adaptive=True),
+    }
+
+
+@dataclass
+class Tally:
+    """Totals of one contender over some prompts."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    verifies: int = 0
+    accepted: int = 0
+    drafting: float = 0.0
+
+    def figures(self, off: Tally) -> dict[str, float]:
+        """tokens_per_verify counts steps with drafts only; speedup is against `off` in the same run."""
+        mine, plain = (t.tokens / max(t.seconds, 1e-9) for t in (self, off))
+        found = {"tok_s": mine, "speedup": mine / max(plain, 1e-9)}
+        if self.verifies:
+            found["tokens_per_verify"] = 1 + self.accepted / self.verifies
+            found["drafting_share"] = self.drafting / self.seconds
+        return found
+
+
+@dataclass
+class Engine:
+    """One contender's core, with the model loaded for it alone: a head changes what the target leaves."""
+
+    core: NodeCore
+    submitted: int = 0
+
+    @classmethod
+    def of(cls, config: SpecConfig, model_name: str, dtype: str, threads: int) -> Engine:
+        model = load_model(model_name, dtype, max_context=1024, threads=threads)
+        drafter = make_drafter(config, model_name, model, threads)
+        settings = SchedSettings(page_size=16, max_context=1024, width=config.width)
+        streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))
+        widths = make_width_choice(config.width, config.spec_adaptive)
+        sizes = CoreSizes(max(BATCHES) * 20, max(BATCHES) + 1, prefix_cache=False)
+        return cls(assemble_core(model, streams, settings, sizes, drafter=drafter, widths=widths))
+
+    def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int, stops: tuple[int, ...] = ()) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stops)
+        for prompt in prompts:
+            self.submitted += 1
+            key = RequestKey("bench", 1, f"r{self.submitted}", 0, 0)
+            self.core.scheduler.submit(Request(key, np.asarray(prompt, np.int64), sampling, 0, self.submitted))
+
+    def answer(self, prompt: Sequence[int], tally: Tally) -> None:
+        """One prompt alone, from its first token on."""
+        scheduler = self.core.scheduler
+        before = scheduler.counters.totals()
+        self.submit([prompt], KIND_TOKENS, self.core.model.spec.eos_ids)
+        while not scheduler.counters.output_tokens > before["output_tokens"]:
+            self.core.loop.step(block=True)
+        start, known = time.perf_counter(), scheduler.counters.totals()
+        while scheduler.requests or not self.core.loop.idle:
+            self.core.loop.step(block=True)
+        scheduler.take_events()
+        now = scheduler.counters.totals()
+        tally.seconds += time.perf_counter() - start
+        tally.tokens += int(now["output_tokens"] - known["output_tokens"])
+        tally.verifies += int(now["spec_steps"] - known["spec_steps"])
+        tally.accepted += int(now["spec_accepted_tokens"] - known["spec_accepted_tokens"])
+        tally.drafting += now["spec_draft_seconds"] - known["spec_draft_seconds"]
+
+
+def build(args: argparse.Namespace) -> tuple[dict[str, Engine], dict[str, str]]:
+    """(contenders that are there, why the others are not)."""
+    engines, missing = {}, {}
+    for name, config in contenders(args.width, args.head).items():
+        try:
+            engines[name] = Engine.of(config(), args.model, args.dtype, args.threads)
+        except ConfigError as error:
+            missing[name] = str(error)
+            print(f"left out: {name}: {error}")
+    return engines, missing
+
+
+def turns(engines: dict[str, Engine], index: int) -> Iterator[tuple[str, Engine]]:
+    """All of them, each time beginning with another one."""
+    names = list(engines)
+    for name in names[index % len(names) :] + names[: index % len(names)]:
+        yield name, engines[name]
+
+
+def by_batch(engines: dict[str, Engine], prompts: Sequence[Sequence[int]], rounds: int) -> dict[str, Any]:
+    """Tokens/s of each contender and what that is beside none, medians over rounds, without stops."""
+    figures: dict[str, Any] = {}
+    for batch in BATCHES:
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        for i in range(rounds + 1):
+            chosen = [prompts[(i * batch + j) % len(prompts)] for j in range(batch)]
+            for name, engine in turns(engines, i):
+                engine.submit(chosen, BATCH_TOKENS)
+                rate = run_dry(engine.core, batch)[1]
+                if i:  # the first one warms up
+                    rates[name].append(rate)
+        for name, measured in rates.items():
+            ratio = statistics.median(a / b for a, b in zip(measured, rates["off"], strict=True))
+            figures.setdefault(name, {})[f"batch_{batch}"] = {"tok_s": statistics.median(measured), "speedup": ratio}
+    return figures
+
+
+def by_kind(engines: dict[str, Engine], kinds: dict[str, list[Sequence[int]]]) -> dict[str, Any]:
+    tallies = {kind: {name: Tally() for name in engines} for kind in (*kinds, ALL)}
+    for kind, prompts in kinds.items():
+        for i, prompt in enumerate(prompts):
+            for name, engine in turns(engines, i):
+                engine.answer(prompt, tallies[kind][name])
+    for name, total in tallies[ALL].items():
+        for kind in kinds:
+            add(total, tallies[kind][name])
+    return {kind: {name: tally.figures(rows["off"]) for name, tally in rows.items()} for kind, rows in tallies.items()}
+
+
+def add(total: Tally, part: Tally) -> None:
+    for name, value in vars(part).items():
+        setattr(total, name, getattr(total, name) + value)
+
+
+def read_prompts(path: Path, per_kind: int, model: str) -> dict[str, list[Sequence[int]]]:
+    text, kinds = load_text_model(model), dict[str, list[Sequence[int]]]()
+    for kind, prompt in read_kinds(path):
+        kinds.setdefault(kind, []).append(prompt_ids(text, prompt))
+    return {kind: prompts[:per_kind] for kind, prompts in kinds.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--head", default="auto", help="folder of an EAGLE-3 head")
+    parser.add_argument("--width", type=int, default=SpecConfig().spec_width)
+    parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind; 0: batches only")
+    parser.add_argument("--rounds", type=int, default=3, help="of each batch; 0: kinds only")
+    parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="{kind, prompt} a line")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    kinds = read_prompts(args.prompts, args.per_kind or 12, args.model)
+    engines, missing = build(args)
+    figures: dict[str, Any] = {"width": args.width, "left_out": missing}
+    if args.rounds:
+        mixed = [prompt for together in zip(*kinds.values(), strict=False) for prompt in together]
+        figures["by_batch"] = by_batch(engines, mixed, args.rounds)
+    if args.per_kind:
+        figures["by_kind"] = by_kind(engines, kinds)
+    for engine in engines.values():
+        engine.core.close()
+    report(figures, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
