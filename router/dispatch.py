@@ -67,6 +67,7 @@ class Dispatcher:
         self._journal = journal
         self._limits = limits
         self._told = ToldToStop()
+        self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
@@ -121,6 +122,10 @@ class Dispatcher:
         node.breaker.failed(now)
         self._leave(node, NodeLost(f"node {node.node_id} is lost: {reason}"), effects)
         return effects
+
+    def was_away(self, excused_until: float) -> None:
+        """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
+        self._excused_until = excused_until
 
     def drain(self, node: Node, drain: Drain, move_after_s: float, now: float) -> Effects:
         """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
@@ -220,8 +225,10 @@ class Dispatcher:
             self._resume_or_fail(request, error, effects)
 
     def _resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
-        """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt."""
-        request.num_failed += not any(node.is_draining for node in request.nodes)
+        """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
+        nor does what this router missed."""
+        is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
+        request.num_failed += not is_excused and not any(node.is_draining for node in request.nodes)
         if not can_resume(error):
             self._fail(request, error, effects)
             return

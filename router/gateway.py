@@ -57,6 +57,7 @@ class Gateway:
         self._clock = clock
         self._log_once = LogOnce(log)
         self._mailboxes: dict[str, Mailbox] = {}
+        self._awake_at: float | None = None
         self.is_stopping = False
 
     def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
@@ -121,13 +122,24 @@ class Gateway:
     def tick(self) -> None:
         """Silent nodes and deadlines. Called every TICK_S."""
         now = self._clock()
+        self._note_absence(now)
+        self._awake_at = now
         for node in self._registry.newly_silent(now):
             self._lose(node, "it has fallen silent", now)
         self._apply(self._dispatcher.tick(now))
 
+    def _note_absence(self, now: float) -> None:
+        """Frozen for so long that nodes may have given this router up; whichever of them it hears of first."""
+        silence_s = self._registry.silence_s
+        if self._awake_at is not None and now - self._awake_at > silence_s / 2:
+            self._log.warning("this router was away", seconds=round(now - self._awake_at, 1))
+            self._awake_at = now
+            self._dispatcher.was_away(excused_until=now + silence_s)
+
     def handle(self, inbound: Inbound) -> None:
         """What one node sent, or that its connection is gone."""
         now = self._clock()
+        self._note_absence(now)
         if isinstance(inbound, Received):
             message = inbound.message
             if isinstance(message, Tokens):

@@ -54,7 +54,7 @@ class Registry:
     """Node id -> its newest epoch. A message by an older epoch is nobody's."""
 
     def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._nodes: dict[str, Node] = {}
 
     def __iter__(self) -> Iterator[Node]:
@@ -111,7 +111,7 @@ class Registry:
 
     def newly_silent(self, now: float) -> list[Node]:
         """Nodes that have just crossed the limit; each is told once."""
-        late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self._silence_s]
+        late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self.silence_s]
         for node in late:
             node.is_silent = True
         return late

@@ -10,9 +10,11 @@ from collections import Counter
 from prefill_node.loop import PrefillSide
 from shared.core.errors import BatonError
 from shared.core.sampling_params import SamplingParams
+from shared.wire.peers import Inbound
 from tests.sim.clients import Client, WrongStream
 from tests.sim.faults import Faults
 from tests.sim.hosts import NodeHost, RouterHost
+from tests.sim.oracles import RouterOracle, Violation, check_node_s_friends
 from tests.sim.plan import ClientPlan, ClusterPlan, RequestPlan, draw_plan
 from tests.sim.report import SeedReport
 from tests.sim.timers import Timers
@@ -27,15 +29,7 @@ CHECK_SHARE = 0.02  # of all rounds of a node end with its books being checked
 SETTLE_S = 8.0  # and so long every node may take to be back in every registry
 GRACE_S = 1.0  # a deadline is looked at a few times a second, by clocks that differ
 FINE = ("done", "hung up")
-ALARMS = ("two nodes disagree on a token", "malformed token run")
-
-
-class Violation(AssertionError):
-    """An oracle said no. `word` finds the culprit in the trace."""
-
-    def __init__(self, what: str, word: str = "") -> None:
-        super().__init__(what)
-        self.word = word
+ALARMS = ("two nodes disagree on a token", "malformed token run", "tokens for a request that is not open")
 
 
 class Cluster:
@@ -48,6 +42,7 @@ class Cluster:
         self.routers = [RouterHost(self.net, router, plan, self.rng) for router in plan.routers]
         self.clients = [Client(number, client) for number, client in enumerate(plan.clients)]
         self.faults = Faults(self.net, self.nodes, self.routers, self.rng, plan.is_gentle)
+        self._oracles: dict[tuple[str, int], RouterOracle] = {}  # one for each life of a router
 
     def run(self) -> None:
         self._start()
@@ -70,7 +65,7 @@ class Cluster:
 
     def _start(self) -> None:
         for router in self.routers:
-            router.on_round = self._router_round
+            router.on_round, router.on_tick, router.before = self._router_round, self._router_tick, self._router_hears
             router.start()
         for host in self.nodes:
             host.on_round = self._node_round
@@ -88,6 +83,9 @@ class Cluster:
 
     def _open(self, client: Client, router: RouterHost) -> None:
         """A router that is away, or has no nodes, is tried again, or another one."""
+        if router.is_frozen:
+            self.timers.after(RETRY_AFTER_S, lambda: self._open(client, router))
+            return
         client.open(router, self.timers.now)
         if client.outcome in TRY_AGAIN and client.refusals < MAX_REFUSALS:
             client.refused()
@@ -101,19 +99,34 @@ class Cluster:
             self.timers.after(hang_up, lambda: self._hang_up(client))
 
     def _hang_up(self, client: Client) -> None:
+        if client.router is not None and client.router.is_frozen:
+            self.timers.after(RETRY_AFTER_S, lambda: self._hang_up(client))
+            return
         client.hang_up(self.timers.now)
         self.trace.note(self.timers.now, client.name, f"hangs up {client.rids}")
 
     def _node_round(self, host: NodeHost) -> None:
         self.watch.look_at_node(host)
+        if host.node is not None and host.port is not None and host.port.told_gone:
+            check_node_s_friends(host)
         if self.rng.random() < CHECK_SHARE and host.node is not None:
             try:
                 host.node.ctx.core.kv.check_integrity(idle=False)
             except BatonError as error:
                 raise Violation(f"{host.name} while it runs: {error.message}", host.name) from error
 
+    def _oracle(self, host: RouterHost) -> RouterOracle:
+        return self._oracles.setdefault((host.name, host.lives), RouterOracle(self.plan.silence_s))
+
+    def _router_hears(self, host: RouterHost, inbound: Inbound) -> None:
+        self._oracle(host).before(inbound, host, self.timers.now)
+
+    def _router_tick(self, host: RouterHost) -> None:
+        self._oracle(host).check_mute(host, self.timers.now)
+
     def _router_round(self, host: RouterHost) -> None:
         self.watch.look_at_router(host)
+        self._oracle(host).after(host, self.timers.now)
         for client in self.clients:
             if client.router is host and client.is_open:
                 client.read(self.timers.now)

@@ -42,10 +42,13 @@ class Faults:
         self.net.heal()
         for host in self.nodes:
             host.thaw()
+            host.come_loose()
             host.slowness = 1.0
             host.clock.skew(host.plan.clock_rate)
             if host.node is not None:
                 disarm(host.node.ctx.core.model)
+        for router in self.routers:
+            router.thaw()
 
     # ---- who is in use
 
@@ -94,8 +97,8 @@ class Faults:
         """Waits a while for a victim that is worth it."""
         if self.are_over:
             return
-        if fault.kind == "router restart":
-            self._restart_router(fault)
+        if fault.kind in ("router restart", "router freeze"):
+            self._strike_router(fault)
             return
         candidates = self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
         if (not candidates or self._is_too_much(fault)) and tries:
@@ -126,6 +129,7 @@ class Faults:
             "reset": self._reset,
             "half open": self._half_open,
             "freeze": self._freeze,
+            "stuck loop": self._stick,
             "slow node": self._slow_node,
             "slow path": self._slow_path,
             "skew": self._skew,
@@ -136,14 +140,18 @@ class Faults:
             "role change": self._change_role,
         }
 
-    def _restart_router(self, fault: FaultPlan) -> None:
-        living = self._living_routers()
-        if not living:
+    def _strike_router(self, fault: FaultPlan) -> None:
+        awake = [host for host in self._living_routers() if not host.is_frozen]
+        if not awake:
             return
-        host = self.rng.choice(living)
+        host = self.rng.choice(awake)
         self._count(fault.kind, host.name, len(host.journal) > 0)
-        host.kill()
-        self.net.timers.after(min(fault.lasts, 2.0), host.restart)
+        if fault.kind == "router freeze":
+            host.freeze()
+            self.net.timers.after(fault.lasts, host.thaw)
+        else:
+            host.kill()
+            self.net.timers.after(min(fault.lasts, 2.0), host.restart)
 
     def _crash(self, host: NodeHost, fault: FaultPlan) -> None:
         host.kill()
@@ -199,6 +207,11 @@ class Faults:
         host.freeze()
         self.net.timers.after(fault.lasts, host.thaw)
 
+    def _stick(self, host: NodeHost, fault: FaultPlan) -> None:
+        """Its loop hangs; the threads of its system go on, so its connections look fine."""
+        host.is_stuck = True
+        self.net.timers.after(fault.lasts, host.come_loose)
+
     def _slow_node(self, host: NodeHost, fault: FaultPlan) -> None:
         host.slowness = self.rng.choice((5.0, 20.0))
         self.net.timers.after(fault.lasts, lambda: setattr(host, "slowness", 1.0))
@@ -232,7 +245,7 @@ class Faults:
         facts = host.node.ctx.facts
         for router in self._living_routers():
             node = router.registry.find(facts.node_id, facts.epoch)
-            if node is not None and router.gateway is not None:
+            if node is not None and router.gateway is not None and not router.is_frozen:
                 router.gateway.drain(node, Drain(facts.node_id, then), min(fault.lasts, 2.0))
 
     def _fail_step(self, host: NodeHost, fault: FaultPlan) -> None:

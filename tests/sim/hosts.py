@@ -32,7 +32,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics
 from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.choose import make_receiver, make_sender
-from shared.wire.peers import peer_name
+from shared.wire.peers import Inbound, peer_name
 from tests.sim.plan import ClusterPlan, NodePlan, RouterPlan
 from tests.sim.wire import Network, Port
 from tests.support.rig import MAX_CONTEXT, make_core
@@ -106,12 +106,14 @@ class NodeHost:
         self.world: World | None = None
         self.num_steps = 0  # of the lives before this one
         self.engine_s = 0.0  # processor time inside the engine's loop
+        self.is_stuck = False  # its system answers heartbeats, its loop does nothing
         self.on_round: Callable[[NodeHost], None] = lambda host: None
 
     # ---- life and death
 
     def start(self) -> None:
         self.lives += 1
+        self.is_stuck = False
         epoch = DAWN_US + self.wall_offset_us + int(1e6 * self.net.timers.now)
         endpoint = f"tcp://{self.name}:{9000 + self.lives}"
         self.sleeper = Sleeper(self.net, self._round)
@@ -180,15 +182,18 @@ class NodeHost:
 
     def thaw(self) -> None:
         if self.port is not None and self.port.is_frozen:
-            self.port.is_frozen = False
-            for conn in self.port.connections():
-                for end in (conn.near, conn.far):
-                    end.heard = self.net.timers.now if end.port is self.port else end.heard
+            self.port.thaw()
+            self._wake()
+
+    def come_loose(self) -> None:
+        if self.is_stuck:
+            self.is_stuck = False
             self._wake()
 
     @property
     def is_up(self) -> bool:
-        return self.node is not None and self.port is not None and not self.port.is_frozen
+        alive = self.node is not None and self.port is not None
+        return alive and not self.port.is_frozen and not self.is_stuck  # type: ignore[union-attr]
 
     # ---- its loop
 
@@ -240,8 +245,9 @@ class RouterHost:
         self.name = plan.router_id
         self.lives = 0
         self.gateway: Gateway | None = None
+        self.before: Callable[[RouterHost, Inbound], None] = lambda host, inbound: None
         self.on_round: Callable[[RouterHost], None] = lambda host: None
-        self.alarms: list[str] = []
+        self.on_tick: Callable[[RouterHost], None] = lambda host: None
 
     def start(self) -> None:
         self.lives += 1
@@ -274,16 +280,32 @@ class RouterHost:
     def _wake(self) -> None:
         self.sleeper.at(self.net.timers.now)
 
+    @property
+    def is_frozen(self) -> bool:
+        return self.gateway is not None and self.port.is_frozen
+
+    def freeze(self) -> None:
+        self.port.is_frozen = True
+
+    def thaw(self) -> None:
+        """Its timers are due at once, and whatever came meanwhile is there."""
+        if self.is_frozen:
+            self.port.thaw()
+            self._wake()
+            self._tick(self.port)
+
     def _round(self) -> None:
-        if self.gateway is None:
+        if self.gateway is None or self.is_frozen:
             return
         for inbound in self.port.poll():
+            self.before(self, inbound)
             self.gateway.handle(inbound)
             self.on_round(self)
 
     def _tick(self, port: Port) -> None:
-        if self.gateway is None or port is not self.port:
+        if self.gateway is None or port is not self.port or self.is_frozen:
             return
         self.gateway.tick()
         self.on_round(self)
+        self.on_tick(self)
         self.net.timers.after(TICK_S, lambda: self._tick(port))

@@ -11,7 +11,8 @@ from tests.support.rig import CoreKnobs, draw_sampling
 ARRIVALS_FROM_S = 1.0  # nodes have dialled in by then
 FAULTS = (
     "crash", "power loss", "partition", "short partition", "reset", "half open", "freeze", "slow node", "slow path",
-    "skew", "stop signal", "router restart", "forced retraction", "failed step", "admin drain", "role change",
+    "stuck loop", "skew", "stop signal", "router restart", "router freeze", "forced retraction", "failed step",
+    "admin drain", "role change",
 )  # fmt: skip
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
 MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")

@@ -343,6 +343,7 @@ class Port:
         self.is_dead = False
         self.is_frozen = False
         self.was_refused = False
+        self.told_gone: set[str] = set()  # peers reported as closed that have not been heard or dialled since
         self.accepted: dict[str, Conn] = {}
         self._dealers: dict[str, Dealer] = {}
         self._inbox: list[tuple[Conn, End, Parcel]] = []
@@ -359,6 +360,7 @@ class Port:
 
     def dial(self, peer: str, endpoint: str) -> None:
         if peer not in self._dealers:
+            self.told_gone.discard(peer)
             self._dealers[peer] = Dealer(self, peer, endpoint)
             self.net.connect(self._dealers[peer])
 
@@ -398,6 +400,8 @@ class Port:
             conn.has_spoken = True
         for dealer in list(self._dealers.values()):
             inbound.extend(dealer.poll())
+        for item in inbound:
+            (self.told_gone.add if isinstance(item, PeerClosed) else self.told_gone.discard)(item.peer)
         return inbound
 
     def arrived(self, conn: Conn, end: End, parcel: Parcel) -> None:
@@ -412,6 +416,13 @@ class Port:
             del self.accepted[conn.far.peer]
         self._gone.append(conn)
         self.wake()
+
+    def thaw(self) -> None:
+        """The time in which it was frozen is no silence of the others."""
+        self.is_frozen = False
+        for conn in self.connections():
+            for end in (conn.near, conn.far):
+                end.heard = self.net.timers.now if end.port is self else end.heard
 
     def die(self, *, in_the_dark: bool) -> None:
         """kill -9: the system closes every connection. In the dark nobody is told."""

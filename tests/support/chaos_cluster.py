@@ -25,7 +25,7 @@ from router_process import RouterProcess
 
 from shared.wire.messages import Hello, Message
 
-PATIENCE_S = 120.0  # only a bound: tests wait for what must happen (kernels may be compiled first)
+PATIENCE_S = 300.0  # only a bound: tests wait for what must happen (kernels may be compiled first)
 SILENCE_S = 1.5
 ROUTER_FLAGS = ("--node-silence-s", str(SILENCE_S))
 NODE_FLAGS = ("--silence-s", str(SILENCE_S), "--chunk-size", "128", "--mixed-chunk-size", "64", "--kv-bytes", "2MiB")

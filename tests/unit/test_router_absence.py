@@ -1,0 +1,110 @@
+"""A router that was frozen: its nodes have given it up meanwhile, and it hears of that one by one."""
+
+from __future__ import annotations
+
+import io
+
+from prometheus_client import CollectorRegistry
+from router_rig import RouterRig, hello
+
+from router.dispatch import NewRequest
+from router.gateway import TICK_S, Gateway
+from router.mailbox import Mailbox
+from shared.core.sampling_params import SamplingParams
+from shared.observe.log import Logger
+from shared.observe.metrics import ClusterMetrics
+from shared.wire.messages import Generate, Message
+from shared.wire.peers import PeerClosed, Received, peer_name
+
+NODES = ("a", "b", "c")
+
+
+class Link:
+    endpoint = "tcp://127.0.0.1:1"
+
+    def __init__(self) -> None:
+        self.generates: list[str] = []
+
+    def send(self, peer: str, message: Message) -> bool:
+        if isinstance(message, Generate):
+            self.generates.append(peer)
+        return True
+
+    async def receive(self) -> list[Received]:
+        return []
+
+
+class Story:
+    """Three decode nodes, and one attempt for each request."""
+
+    def __init__(self) -> None:
+        self.rig, self.link = RouterRig(max_attempts=1, resume_wait_s=5.0), Link()
+        log, metrics = Logger("r", io.StringIO()), ClusterMetrics(CollectorRegistry())
+        self.gateway = Gateway(
+            ("r", 9), self.rig.registry, self.rig.dispatcher, self.link, metrics, log, lambda: self.rig.now
+        )
+        self.say_hello(1)
+        self.tick(4)
+
+    def say_hello(self, connection: int) -> None:
+        for name in NODES:
+            self.gateway.handle(Received(peer_name(name, 1), hello("decode", name, connection=connection)))
+
+    def tick(self, times: int) -> None:
+        for _ in range(times):
+            self.rig.now += TICK_S
+            self.gateway.tick()
+
+    def open(self) -> Mailbox:
+        return self.gateway.open([NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7)])
+
+    def lose_the_first(self) -> None:
+        self.gateway.handle(PeerClosed(self.link.generates[-1]))
+
+
+def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
+    """Every connection broke. The request is sent to one node after the other, each time before the router knows that
+    this one is gone too; then they are back."""
+    story = Story()
+    mailbox = story.open()
+    story.rig.now += 4.0
+    for _ in NODES:
+        story.lose_the_first()
+    assert len(set(story.link.generates)) == 3 and not mailbox._news
+    story.tick(2)
+    story.say_hello(2)
+    story.tick(1)
+    assert len(story.link.generates) == 4 and not mailbox._news
+
+
+def test_a_tick_may_be_the_first_to_see_it() -> None:
+    """All nodes seem silent then."""
+    story = Story()
+    mailbox = story.open()
+    story.rig.now += 6.0
+    story.gateway.tick()
+    assert not mailbox._news
+    story.say_hello(2)
+    story.tick(1)
+    assert len(story.link.generates) == 2 and not mailbox._news
+
+
+def test_a_router_that_was_awake_counts_every_loss() -> None:
+    story = Story()
+    mailbox = story.open()
+    story.tick(8)
+    story.lose_the_first()
+    assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
+
+
+def test_the_excuse_ends() -> None:
+    story = Story()
+    story.rig.now += 4.0
+    story.gateway.tick()
+    mailbox = story.open()
+    for _ in range(24):
+        story.tick(1)
+        for node in story.rig.registry:
+            node.last_seen = story.rig.now
+    story.lose_the_first()
+    assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
