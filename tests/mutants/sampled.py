@@ -93,7 +93,15 @@ AREAS = {
             "shared/sched",
             *("scheduler", "admission", "memory", "chunking", "mirror", "batch", "freeze", "output", "prebuilt"),
         ),
-        quick=("sched_scheduler", "sched_chunking", "sched_batch", "sched_prebuilt", "sched_failed_step", "node_times"),
+        quick=(
+            "sched_scheduler",
+            "sched_chunking",
+            "sched_batch",
+            "sched_prebuilt",
+            "sched_failed_step",
+            "sched_history",
+            "node_times",
+        ),
         slow=("sched_memory", "engine_recover", "sched_stateful"),
     ),
     "hand-off": Area(

@@ -1,0 +1,37 @@
+"""Which tokens a row's history is given, and when: once, with its first chunk, what no forward of it will write."""
+
+from __future__ import annotations
+
+import pytest
+from rig import CoreKnobs, Job, assert_whole, make_core, run_local
+
+from shared.core.sampling_params import SamplingParams
+from shared.engine.lease import StepLease
+from shared.engine.plan import HistorySeed, StepPlan
+
+
+def job(rid: int, penalty: float) -> Job:
+    prompt = tuple(n % 90 for n in range(100))
+    return Job(rid, prompt, SamplingParams(max_tokens=5, temperature=0.8, presence_penalty=penalty), 7)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_what_the_cache_spared_is_seeded_with_the_first_chunk_only(penalty: float) -> None:
+    core = make_core(CoreKnobs("inline", chunk_size=8, page_size=16, prefix_cache=True))
+    run_local(core, [Job(0, job(0, penalty).prompt[:70], SamplingParams(max_tokens=1, temperature=0.0), 1)])
+    seeds: list[tuple[HistorySeed, ...]] = []
+    launch = core.engine.launch
+
+    def watch(plan: StepPlan) -> StepLease:
+        seeds.append(plan.history_seeds)
+        return launch(plan)
+
+    core.engine.launch = watch  # type: ignore[method-assign]
+    one = job(1, penalty)
+    outcome = run_local(core, [one])
+    assert outcome.streams["r1"] == one.expected()
+    num_cached = 70 // 16 * 16
+    assert [seed.ids.tolist() for seed in seeds[0]] == ([list(one.prompt[:num_cached])] if penalty else [])
+    assert len(seeds) > 5 and not any(seeds[1:])
+    assert_whole(core)
+    core.close()
