@@ -42,18 +42,21 @@ BATCHES = (1, 4, 16)
 BATCH_TOKENS = 64
 KIND_TOKENS = 96
 ALL = "all"
+TREE_TOPK, TREE_STEPS, TREE_WIDTH = 2, 3, 6
 
 
 def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:
     """By name; the first is what the others are compared with."""
 
-    def spec(kind: str, adaptive: bool = False, **others: Any) -> Callable[[], SpecConfig]:
-        return lambda: SpecConfig(spec=kind, spec_width=width, spec_adaptive=adaptive, spec_head=head, **others)
+    def spec(kind: str, adaptive: bool = False, **tree: int) -> Callable[[], SpecConfig]:
+        shape = {"spec_width": width} | tree
+        return lambda: SpecConfig(spec=kind, spec_adaptive=adaptive, spec_head=head, **shape)
 
     return {
         "off": spec("none"),
         "ngram": spec("ngram"),
         "eagle chain": spec("eagle"),
+        "eagle tree": spec("eagle", spec_topk=TREE_TOPK, spec_steps=TREE_STEPS, spec_width=TREE_WIDTH),
         "eagle adaptive": spec("eagle", adaptive=True),
     }
 
