@@ -26,7 +26,7 @@ from shared.spec.draft_tree import num_levels
 
 Check = Callable[[StepResult], object]
 BLOCK = 5
-BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n >= 3 else []) for n in range(10)]
+BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n else []) for n in range(5)]
 
 
 TREES = ((2, 2, 7), (2, 2, 7), (2, 3, 6), (3, 3, 8), (4, 2, 9), (2, 4, 12), (4, 4, 16))  # topk, steps, width
