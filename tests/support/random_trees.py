@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from draft_trees import draw_parents, path_to
@@ -31,8 +31,10 @@ class RandomTrees:
     key_lookahead = 0
     reads_history = False
 
-    def __init__(self, jobs: Sequence[Job], seed: int = 0) -> None:
-        self._texts = {f"r{job.rid}": [*job.prompt, *job.expected()] for job in jobs}
+    def __init__(self, jobs: Sequence[Job], seed: int = 0, streams: Mapping[str, Sequence[int]] | None = None) -> None:
+        """`streams`: what the jobs will say, where it is not HashLM that says it."""
+        said = streams or {f"r{job.rid}": job.expected() for job in jobs}
+        self._texts = {f"r{job.rid}": [*job.prompt, *said[f"r{job.rid}"]] for job in jobs}
         self._seed = seed
         self.expected: dict[tuple[str, int], int] = {}
         self.num_checked = self.num_moved = 0
