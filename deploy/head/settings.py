@@ -35,7 +35,9 @@ class Recipe:
 class RunSettings:
     """how a run goes, not what it makes"""
 
-    answers: str = option("answers.jsonl", "answers of the model, as `baton head answers` writes them", metavar="FILE")
+    answers: tuple[str, ...] = option(
+        ("answers.jsonl",), "what `baton head answers` wrote; may be given several times", metavar="FILE"
+    )
     work: str = option("head-work", "folder of features, checkpoint and curve; a run goes on there", metavar="DIR")
     save_every: float = option(180.0, "seconds between checkpoints", low=0.0)
     check_every: int = option(100, "updates between evaluations on held-out answers", low=1)

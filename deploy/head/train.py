@@ -56,9 +56,11 @@ class Run:
         self.settings = settings
         self.recipe = recipe
         self.work = Path(settings.work)
-        self.parts = split(read_answers(Path(settings.answers)), recipe.seed, recipe.max_tokens)
+        self.parts = split(
+            (one for file in settings.answers for one in read_answers(Path(file))), recipe.seed, recipe.max_tokens
+        )
         if not self.parts.training:
-            raise ConfigError(f"{settings.answers} has no answer to train on")
+            raise ConfigError(f"{', '.join(settings.answers)}: no answer to train on")
         self.store = FeatureStore(self.work / "features", target)
         self.config = head_config(source.config, recipe.draft_vocab)
         words = draft_words(self.parts.training, source, recipe.draft_vocab, target)

@@ -29,9 +29,10 @@ from deploy.head.settings import (
     Machine,
     Recipe,
     RunSettings,
+    TrainConfig,
 )
 from deploy.head.target import TargetNet
-from deploy.head.train import Progress, Run
+from deploy.head.train import CHAIN, Progress, Run
 from router.text.hashlm import hash_text_model
 from shared.core.errors import ConfigError
 from shared.model.eagle_file import HeadFolder
@@ -70,7 +71,7 @@ def start(folder: Path, tmp_path: Path, recipe: Recipe = RECIPE) -> Run:
     answers = write(tmp_path / "answers.jsonl", made_answers(60))
     source = open_model(folder)
     target = TargetNet(source, torch.float32, CPU, 64)
-    return Run(source, recipe, RunSettings(str(answers), str(tmp_path / "work"), 0.0, 4), target)
+    return Run(source, recipe, RunSettings((str(answers),), str(tmp_path / "work"), 0.0, 4), target)
 
 
 class Stopped(Exception):
@@ -112,6 +113,21 @@ def test_a_run_goes_on_only_with_what_ordered_it(folder: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="batch_tokens 40"):
         start(folder, tmp_path, replace(RECIPE, batch_tokens=41))
     start(folder, tmp_path, replace(RECIPE, steps=3, rate=1e-3, epochs=9.0))
+
+
+def test_the_word_takes_several_files_and_draws(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = made_answers(60)
+    files = tuple(str(write(tmp_path / name, part)) for name, part in (("a", answers[:25]), ("b", answers[25:])))
+    machine = Machine(model=str(folder), dtype="float32")
+    work.train(TrainConfig(RunSettings(files, str(tmp_path / "work"), 60.0, 2), replace(RECIPE, epochs=1.0), machine))
+    total = sum(len(one.answer) - 1 for one in split(answers, 0, 1024).training)
+    said = capsys.readouterr()
+    assert f"{total:,} answer tokens to train on" in said.out and "tokens per verify" in said.out
+    assert f"{total:,} of {total:,} answer tokens" in said.err
+    loss, accepted = ((tmp_path / "work" / f"{name}.svg").read_text() for name in ("loss", "acceptance"))
+    assert loss.count("<polyline") == RECIPE.steps and accepted.count("<polyline") == CHAIN
 
 
 def test_no_held_out_prompt_is_trained_on() -> None:
