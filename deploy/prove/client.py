@@ -76,7 +76,7 @@ class ProveClient:
 
 def choice_of(choice: dict[str, Any]) -> Choice:
     tops = (choice.get("logprobs") or {}).get("top_logprobs") or []
-    return Choice(tuple(choice["token_ids"]), tuple(margin(top) for top in tops))
+    return Choice(tuple(choice["token_ids"]), tuple(map(margin, tops)), tuple(choice.get("prompt_token_ids", ())))
 
 
 def margin(top: dict[str, float]) -> float:

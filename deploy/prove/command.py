@@ -18,6 +18,8 @@ from deploy.prove.cells import CELLS, Cell, chosen_cells
 from deploy.prove.client import ProveClient
 from deploy.prove.compare import Answers, Difference, Row, differences, table
 from deploy.prove.own_cluster import own_cluster
+from shared.config import core_plan
+from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 
 PASSES = ("fresh", "again", "together")
@@ -32,7 +34,11 @@ model and your machine: the same requests in every way the nodes can run them.
   baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, in company
   baton prove URL URL                  two clusters against each other
 
-Names the first request and token that differ, and how near a tie it was; not the layer. Ends with 1 if any differs.
+Names the first request and token that differ, and how near a tie it was. Ends with 1 if any differs.
+
+--layers also computes the token that differed twice in this process: plainly, and in the chunks, pages and hand-off of
+the way that differed. It compares what goes into each layer and names the first one whose output differs. Batch mates,
+streams and sockets are not replayed: where no layer differs, look there. Against running clusters say --model too.
 """
 
 
@@ -47,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cells", default="all", metavar="LIST", help="any of: " + ", ".join(c.name for c in CELLS))
     parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="per answer (default: %(default)s)")
+    parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer parts")
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of the running routers")
 
 
@@ -68,7 +75,23 @@ def run(args: argparse.Namespace) -> int:
         rows.append(Row(cell.name, cell.about, shares(reference, different), handed_over, client.cached_tokens))
         found += [(cell.name, name, one) for name, ones in different.items() for one in ones]
     print("\n" + table(PASSES, rows))
+    if found and args.layers:
+        print("\n" + layer_of(found[0], cells, reference, args))
     return report(found, len(cells))
+
+
+def layer_of(
+    found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
+) -> str:
+    core_plan.apply(CorePlan())
+    from deploy.prove.layers import name_layer, way_of  # loads torch
+
+    name, _, first = found
+    flags = next(cell.flags for cell in cells if cell.name == name)
+    case = next(index for index, one in enumerate(CASES) if one.name == first.case)
+    wanted = reference[case][first.choice]
+    print(f"layers: loading {args.model} ...", flush=True)
+    return name_layer(args.model, args.dtype, wanted.prompt_ids, wanted.ids[: first.position], way_of(flags))
 
 
 def judge(reference: Answers, passes: Sequence[Answers]) -> dict[str, list[Difference]]:

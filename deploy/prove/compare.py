@@ -11,10 +11,12 @@ CONTEXT_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sequence of an answer. `margins[i]`: how much likelier the best token was than the second, as logprobs."""
+    """One sequence of an answer. `margins[i]`: how much likelier the best token was than the second, as logprobs.
+    `prompt_ids`: what it answers."""
 
     ids: tuple[int, ...]
     margins: tuple[float, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
 
 
 Answer = tuple[Choice, ...]  # by choice index

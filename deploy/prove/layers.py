@@ -1,0 +1,131 @@
+"""At which layer an answer parts from another: the token that differed is computed twice in this process.
+
+    plainly      the prompt in one step, then token by token, all in one pool of pages
+    as it ran    in the chunks and pages of that way; for a hand-off the prompt's pages go to another pool as bytes
+
+What goes into each layer (the residual) is compared bit by bit. Batch mates, streams and sockets are not replayed: when
+nothing differs here, the fault is there. Loads the model, so the command imports this only when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared.config.core_plan import num_threads
+from shared.config.settings import CorePlan, MemoryConfig, SchedConfig
+from shared.core.errors import ConfigError
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs
+from shared.model.llama import LlamaModel
+from shared.model.load import load_model
+
+MOVED_BY = 3  # pages: in the other pool a row's pages have other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What of a way to run can be replayed in one process."""
+
+    page_size: int
+    chunk_size: int
+    hands_over: bool
+
+
+PLAIN = Way(page_size=MemoryConfig().page_size, chunk_size=1 << 30, hands_over=False)
+
+
+def way_of(flags: Sequence[str]) -> Way:
+    """Of `baton up` with these flags."""
+    pairs = dict(zip(flags, flags[1:], strict=False))
+    return Way(
+        page_size=int(pairs.get("--page-size", MemoryConfig().page_size)),
+        chunk_size=int(pairs.get("--chunk-size", SchedConfig().chunk_size)),
+        hands_over=pairs.get("--prefill") != "0",
+    )
+
+
+def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
+    """`answer`: tokens before the one that differed. A sentence for the reader."""
+    model = load_model(model_name, dtype, threads=num_threads(CorePlan()), kernels="separate")
+    if not isinstance(model, LlamaModel):
+        raise ConfigError(f"--layers: {model_name} has no layers that could be compared")
+    wanted, got = replay(model, prompt, answer, PLAIN), replay(model, prompt, answer, way)
+    return verdict(wanted, got)
+
+
+def verdict(wanted: torch.Tensor, got: torch.Tensor) -> str:
+    """(L + 1, H) each: what goes into layers 0 .. L-1 and into the head."""
+    num_layers = len(wanted) - 1
+    apart = (wanted - got).abs().amax(dim=1)
+    differing = torch.nonzero(apart > 0).flatten().tolist()
+    if not differing:
+        return (
+            f"replayed alone, no layer of {num_layers} differs: look at batches, order and transfer, not at the model"
+        )
+    first = differing[0]
+    by = f"{float(apart[first]):.2g} of {float(wanted[first].abs().max()):.2g}"
+    where = f"layer {first - 1} of {num_layers} (counted from 0)" if first else "the embedding"
+    at_end = f"{float(apart[-1]):.2g} of {float(wanted[-1].abs().max()):.2g}"
+    return f"replayed alone, {where} is the first whose output differs, by {by}; into the head it is {at_end}"
+
+
+def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way: Way) -> torch.Tensor:
+    """(L + 1, H) float32 of the last token: what the next one is drawn from."""
+    num_layers = model.config.num_layers
+    steps = [list(prompt[at : at + way.chunk_size]) for at in range(0, len(prompt), way.chunk_size)]
+    row = Row(model, len(prompt) + len(answer), way.page_size)
+    with torch.inference_mode():
+        for number, ids in enumerate(steps):
+            is_last = number + 1 == len(steps) and not answer
+            seen = row.step(ids, tuple(range(num_layers)) if is_last else ())
+        if way.hands_over:
+            row.move()
+        for number, token in enumerate(answer):
+            seen = row.step([token], tuple(range(num_layers)) if number + 1 == len(answer) else ())
+    row.pool.close()
+    return seen
+
+
+class Row:
+    """One sequence in a pool of its own."""
+
+    def __init__(self, model: LlamaModel, num_tokens: int, page_size: int) -> None:
+        self._model, self._page_size = model, page_size
+        self._num_pages = -(-num_tokens // page_size)
+        self._first = 1
+        self._length = 0
+        self.pool = self._new_pool()
+
+    def _new_pool(self) -> KVPool:
+        return KVPool(self._model.kv_planes(self._page_size), 1 + MOVED_BY + self._num_pages, self._page_size)
+
+    def step(self, ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
+        """Appends tokens; (len(layers) + 1, H) of the last one."""
+        self._model.capture_aux(layers)
+        start, self._length = self._length, self._length + len(ids)
+        pages = torch.arange(self._first, self._first + self._num_pages, dtype=torch.int32)
+        inputs = ModelInputs(
+            input_ids=torch.tensor(ids),
+            positions=torch.arange(start, self._length),
+            cu_q_lens=torch.tensor([0, len(ids)], dtype=torch.int32),
+            page_table=pages.unsqueeze(0),
+            logits_idx=torch.tensor([len(ids) - 1]),
+            max_q_len=len(ids),
+            max_seq_len=self._length,
+        )
+        output = self._model.forward(inputs, self.pool)
+        last = [output.hidden[-1].float()]
+        if output.aux is not None:
+            last = [*output.aux[-1].float().view(len(layers), -1), *last]
+        return torch.stack(last)
+
+    def move(self) -> None:
+        """As a decode node pulls: whole pages as bytes, to other page numbers."""
+        source, self.pool = self.pool, self._new_pool()
+        for page in range(self._num_pages):
+            self.pool.page_view(self._first + MOVED_BY + page)[:] = source.page_view(self._first + page)
+        self._first += MOVED_BY
+        source.close()
