@@ -21,6 +21,7 @@ import tempfile
 import time
 import venv
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -165,6 +166,10 @@ class Results:
             file.write(json.dumps(asdict(result)) + "\n")
         tell(result)
 
+    def keep(self, places: Collection[Place]) -> None:
+        """Forget what was found in code that has changed since."""
+        self.of = {place: result for place, result in self.of.items() if place in places}
+
     def counted(self, area: str = "") -> list[Result]:
         ones = [one for one in self.of.values() if area in ("", one.place.area)]
         return [one for one in ones if one.verdict.outcome != BROKEN]
@@ -210,6 +215,12 @@ class Sampling:
         self._drawn = drawn
         self._results = results
 
+    def check(self, trials: Trials, net: Net) -> None:
+        """The code as it is passes: else everything would be killed."""
+        verdict = trials.try_code(net)
+        if verdict.outcome != ALIVE:
+            raise RuntimeError(f"this fails without any mutation: {verdict}")
+
     def unit_round(self, trials: Trials, wanted: dict[str, int]) -> None:
         """Round robin over the areas, so that a run cut short has some of each."""
         results = self._results
@@ -224,6 +235,7 @@ class Sampling:
 
     def simulation_round(self, trials: Trials) -> None:
         """Those that the quick unit tests left. A time-out stays one unless somebody says more."""
+        self.check(trials, Net(all_tests()[1], cluster_seeds=1))
         for one in [one for one in self._results.of.values() if one.is_open and one.net == UNIT]:
             result = self._try(trials, one.place, ALL, AREAS[one.place.area].rest_net())
             late = result.verdict.outcome == ALIVE and one.verdict.outcome == TIMEOUT
@@ -258,9 +270,11 @@ def summarize(results: Results) -> float:
     return rate
 
 
-def all_tests() -> tuple[str, ...]:
-    unit = {test for area in AREAS.values() for test in _tests(area.quick + area.slow)}
-    return (*sorted(unit), *SIMULATIONS)
+def all_tests() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(quick, the rest)"""
+    quick = {test for area in AREAS.values() for test in _tests(area.quick)}
+    slow = {test for area in AREAS.values() for test in _tests(area.slow)} - quick
+    return tuple(sorted(quick)), (*sorted(slow), *SIMULATIONS)
 
 
 def options_of(argv: list[str] | None = None) -> argparse.Namespace:
@@ -282,13 +296,12 @@ def main() -> int:
         root = Path(folder)
         copy_tree(root)
         drawn = draw(mutation_python(options.environment), root, options.seed)
+        results.keep(drawn)
         print(f"{len(drawn)} places, {len(results.of)} tried before; first the code as it is", flush=True)
         sampling = Sampling(root, drawn, results)
 
         def work(trials: Trials) -> None:
-            sound = trials.try_code(Net(all_tests(), cluster_seeds=1))
-            if sound.outcome != ALIVE:
-                raise RuntimeError(f"this fails without any mutation: {sound}")
+            sampling.check(trials, Net(all_tests()[0]))
             if options.again:
                 sampling.again(trials)
             else:
@@ -298,7 +311,7 @@ def main() -> int:
 
         os.chdir(root)
         sys.path.insert(0, str(root))
-        Trials(root, work).start(all_tests(), *OPTIONS)
+        Trials(root, work).start([*all_tests()[0], *all_tests()[1]], *OPTIONS)
     return 0 if summarize(results) >= RATE else 1
 
 
