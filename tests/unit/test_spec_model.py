@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from draft_head import head_config, head_tensors, save_head, save_target
+from pair_rig import CorePair, run_pair
+from rig import Job, run_local
 
 from shared.config.settings import SpecConfig
 from shared.core.keys import RequestKey
@@ -37,6 +39,7 @@ JOBS = [
     (list(range(3, 40)), SamplingParams(max_tokens=17, temperature=1.0, top_p=0.9, logit_bias=((7, 2.0),)), 3),
     ([44], SamplingParams(max_tokens=20, temperature=0.7, presence_penalty=0.5, min_tokens=4), 4),
 ]
+JOBS_BY_ID = list(enumerate(JOBS))
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,45 @@ def test_draft_state_is_the_same_however_a_prompt_was_cut(kind: str, folders: tu
     assert set(states[0]) >= {"topk_p", "topk_index"}
     for name, value in states[0].items():
         torch.testing.assert_close(value, states[1][name], rtol=1e-4, atol=1e-5)
+
+
+Drafted = dict[tuple[str, int], list[int]]
+
+
+def watch_drafts(core: NodeCore, known: list[Job]) -> Drafted:
+    """What was drafted, by request and committed length. Behind a request's end nothing counts."""
+    drafter, drafted = core.engine.worker.drafter, {}
+    assert drafter is not None
+    propose = drafter.propose
+    ends = {f"r{one.rid}": len(one.prompt) + one.sampling.max_tokens - 1 for one in known}
+
+    def watched(fb, *rest):  # noqa: ANN001, ANN002, ANN202
+        drafts, first = propose(fb, *rest), fb.plan.num_prefill
+        committed = fb.committed[first:].tolist()
+        for row_id, length, ids in zip(fb.plan.row_ids[first:], committed, drafts.ids.tolist(), strict=True):
+            if length < ends[row_id.key.rid]:
+                drafted[row_id.key.rid, length] = ids
+        return drafts
+
+    drafter.propose = watched  # type: ignore[method-assign]
+    return drafted
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp"])
+def test_a_decode_node_drafts_what_one_node_alone_would(kind: str, folders: tuple[Path, Path]) -> None:
+    """Draft KV of the prompt and the relayed state cross the hand-off: drafts are the same, right or wrong."""
+    jobs = [
+        Job(i, tuple(prompt), replace(sampling, stop_token_ids=()), seed) for i, (prompt, sampling, seed) in JOBS_BY_ID
+    ]
+    alone = make_core(kind, folders)
+    wanted = watch_drafts(alone, jobs)
+    streams = run_local(alone, jobs).streams
+    pair = CorePair(make_core(kind, folders), make_core(kind, folders))
+    found = watch_drafts(pair.decode, jobs)
+    assert run_pair(pair, jobs).streams == streams
+    assert found == wanted and len(found) > 40
+    alone.close()
+    pair.close()
 
 
 def test_the_head_drafts_from_its_own_vocabulary(folders: tuple[Path, Path]) -> None:
