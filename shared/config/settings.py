@@ -88,7 +88,11 @@ class SpecConfig:
     ngram copies from the request's own tokens, eagle runs a draft head, mtp one draft layer per draft.
     """
 
-    spec: str = option("none", "draft algorithm", choices=("none", "ngram", "eagle", "mtp"))
+    spec: str = option(
+        "none",
+        "draft algorithm; prefill nodes have the decode nodes', or none: drafts then know nothing of the prompt",
+        choices=("none", "ngram", "eagle", "mtp"),
+    )
     spec_width: int = option(4, "tokens verified in one step: drafts + 1", low=2, high=16)
     spec_topk: int = option(1, "eagle: drafts after each token; 1 is a chain, more a tree", low=1, high=8)
     spec_steps: int = option(3, "eagle with a tree: how many drafts may follow one another", low=1, high=8)
