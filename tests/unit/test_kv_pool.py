@@ -167,6 +167,13 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
         open_peer(shared_pool, **changes)
 
 
+def has_view(pool: KVPool, page: int) -> bool:
+    try:
+        return pool.page_view(page).size == pool.page_bytes
+    except IndexError:
+        return False
+
+
 @linux_only
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("num_pages", [2, 508, 509])
@@ -175,6 +182,7 @@ def test_pages_begin_on_a_page_of_the_system_and_the_sink_has_bytes_too(num_page
     pool = KVPool(PLANES, num_pages, 4, shared=shared)
     assert pool.pages_bytes.data_ptr() % 4096 == 0
     assert pool.pages_bytes.data_ptr() - pool.generation.ctypes.data == (4096 if num_pages < 509 else 8192) - 32
+    assert [page for page in range(-1, num_pages + 1) if has_view(pool, page)] == list(range(num_pages))
     pool.page_view(0)[:] = 7
     assert (pool.pages_bytes[0] == 7).all() and not pool.pages_bytes[1:].any()
     pool.close()
