@@ -11,6 +11,7 @@ import itertools
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -59,13 +60,16 @@ def results(first: int, jobs: int, enough: Callable[[], bool]) -> Iterator[SeedR
     seeds = itertools.count(first)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
-        open_runs: set[Future[SeedReport]] = {pool.submit(run_one, next(seeds)) for _ in range(2 * jobs)}
-        while open_runs:
-            done, open_runs = wait(open_runs, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-                if not enough():
-                    open_runs.add(pool.submit(run_one, next(seeds)))
+        try:
+            open_runs: set[Future[SeedReport]] = {pool.submit(run_one, next(seeds)) for _ in range(2 * jobs)}
+            while open_runs:
+                done, open_runs = wait(open_runs, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    if not enough():
+                        open_runs.add(pool.submit(run_one, next(seeds)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after a signal: what runs ends, nothing new begins
 
 
 def tell(seed: int, failure: str) -> None:
@@ -93,6 +97,7 @@ def main() -> int:
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happened")
     parser.add_argument("--word", default="", help="with --replay: only lines with it, as r0/1f# for one request")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the processes would stay
     if options.replay is not None:
         return replay(options.replay, options.word)
     started = time.monotonic()
