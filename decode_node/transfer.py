@@ -12,7 +12,7 @@ from decode_node.handoff_in import HandoffIn, WaitingOffer
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.handoff.context import NodeContext
-from shared.handoff.convert import draft_state_of_bytes
+from shared.handoff.convert import draft_state_of_bytes, drafts_within
 from shared.handoff.jobs import TransferJobs
 from shared.handoff.ranges import PageRanges
 from shared.transfer.interface import PageReceiver
@@ -90,7 +90,9 @@ class Transfers:
             raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
         if record.token >= self._ctx.core.model.spec.vocab_size:
             raise HandoffFailed("a first token beyond the vocabulary")
-        draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
+        state = draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
+        if not drafts_within(state, self._ctx.core.model.spec.vocab_size):
+            raise HandoffFailed("a draft beyond the vocabulary")
         handoff.record = record
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:

@@ -102,3 +102,9 @@ def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: boo
         state[name] = part.view(tuple(buffer.shape[1:]))
         begin += size
     return state
+
+
+def drafts_within(state: Mapping[str, torch.Tensor], vocab_size: int) -> bool:
+    """Drafts become input ids of a step that other requests share: one beyond the vocabulary would fail them all."""
+    ids = state.get("topk_index")
+    return ids is None or bool(((ids >= 0) & (ids < vocab_size)).all())

@@ -6,14 +6,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 from cells import HIT_RATE, Watch
 from pair import Net, assert_clean, expected, make_node
 from rig import CoreKnobs, Job, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
+from shared.handoff.mail import Outgoing
 from shared.handoff.node import Node
 from shared.kv.manager import page_count
+from shared.wire.messages import Prebuilt
 
 KNOBS = CoreKnobs(width=4, hit_rate=HIT_RATE, num_pages=200)
 NEVER_DRAFTS = {"spec": "none"}
@@ -88,6 +91,31 @@ def test_a_pair_that_drafts_differently_is_refused_by_name(prefill: dict, decode
     net.run()
     end = net.router.end(key)
     assert end.error_code == "handoff_failed" and f"{field} differs" in end.error_message
+    assert_clean(p, d)
+
+
+@pytest.mark.parametrize("draft", [-1, 96, 1 << 40])
+def test_a_draft_beyond_the_vocabulary_fails_its_request_only(draft: int) -> None:
+    """It would be an input id of a step that others share."""
+    p, d = nodes({}, {})
+    net = Net([p, d])
+    jobs = [job(0), job(1)]
+    keys = [net.generate(p, one, d) for one in jobs]
+    forged = []
+
+    def forge(source: str, action: Outgoing) -> None:
+        message = action.message
+        if isinstance(message, Prebuilt) and message.key == keys[0]:
+            probability, _, hidden = message.draft_state[:4], message.draft_state[4:12], message.draft_state[12:]
+            wrong = probability + draft.to_bytes(8, "little", signed=True) + hidden
+            action = replace(action, message=msgspec.structs.replace(message, draft_state=wrong))
+            forged.append(message)
+        deliver(source, action)
+
+    deliver, net.deliver = net.deliver, forge  # type: ignore[method-assign]
+    net.run()
+    assert forged and "beyond the vocabulary" in net.router.end(keys[0]).error_message
+    assert net.router.streams[keys[1]] == expected(jobs[1])
     assert_clean(p, d)
 
 
