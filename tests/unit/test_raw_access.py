@@ -26,6 +26,7 @@ ALLOWED = {
     "shared/kv/manager.py": HOST,
     "shared/kv/pool.py": HOST,
     "shared/kv/prefix_cache.py": HOST,
+    "shared/sched/draft_length.py": HOST,
     "shared/sched/output.py": HOST,
     "shared/sched/scheduler.py": HOST,
     "prefill_node/bootstrap.py": HOST,
