@@ -67,7 +67,7 @@ class ModelInputs:
 @dataclass(slots=True)
 class ModelOutput:
     logits: torch.Tensor  # (E, vocab) float32
-    hidden: torch.Tensor  # (E, H) what a draft model relays; (E, 0) where there is none
+    hidden: torch.Tensor  # (E, H) what the logits were made of
     aux: torch.Tensor | None = None  # (T, layers * H) in the dtype: the residual before each captured layer, if asked
 
 
