@@ -143,15 +143,17 @@ class Learner:
             named = ", ".join(f"{name} {then[name]}" for name in other) or "other answers"
             raise ConfigError(f"{path} is of a run with {named}; go on with these, or begin in another folder")
         self.position = Position(**json.loads(said["position"]))
-        self.scale = found["scale"]
+        self.scale = found["scale"].to(self.scale.device)
         with torch.no_grad():
             for name, value in self.masters.items():
                 value.copy_(found[f"weight.{name}"])
         for kind, optimizer in self._optimizers.items():
             for name in self._parts[kind]:
                 lead = f"{kind}.{name}."
+                master = self.masters[name]
                 state = {key.removeprefix(lead): value for key, value in found.items() if key.startswith(lead)}
-                optimizer.state[self.masters[name]] = state
+                # Counters are single numbers and stay on the host.
+                optimizer.state[master] = {key: v.to(master.device) if v.dim() else v for key, v in state.items()}
 
 
 def steps_at(share_done: float, steps: int) -> int:

@@ -39,7 +39,7 @@ def make_goal(final: Tensor, draft_rows: Tensor, known: Tensor) -> Goal:
         logits = F.linear(final[part], draft_rows).float()
         best[part] = logits.argmax(dim=-1)
         shares[part] = logits.softmax(dim=-1)
-    return Goal(shares, best, known.float())
+    return Goal(shares, best, known.to(final.device, torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
