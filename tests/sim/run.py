@@ -7,6 +7,7 @@ python -m tests.sim.run --replay 4711           # one seed, with its timeline
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import logging
 import multiprocessing
@@ -30,6 +31,9 @@ def prepare() -> None:
     """In each process, before torch is loaded."""
     core_plan.apply(CorePlan(threads=1))
     logging.disable(logging.CRITICAL)  # failed steps and the like are on purpose here
+    import tests.sim.cluster  # noqa: F401
+
+    gc.freeze()  # what is loaded by now stays: collections need not look at it again
 
 
 def run_one(seed: int) -> SeedReport:

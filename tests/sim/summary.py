@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from tests.sim.machines import EXPECTED
 from tests.sim.report import SeedReport, Step
 
+BOTH = (300, 2000)  # engine steps and messages that one core must manage within one second
+
 
 @dataclass
 class Summary:
@@ -53,6 +55,11 @@ class Summary:
         """Engine steps per second of the engines' processor time, messages per second of all the rest."""
         return self.steps / max(self.engine_s, 1e-9), self.messages / max(self.cpu_s - self.engine_s, 1e-9)
 
+    @property
+    def seconds_for_both(self) -> float:
+        """Of one core, for as many steps and messages as it must manage within one."""
+        return sum(count / max(speed, 1e-9) for count, speed in zip(BOTH, self.speeds, strict=True))
+
     def lines(self) -> list[str]:
         taken = sum(step in EXPECTED for step in self.transitions)
         return [
@@ -62,7 +69,8 @@ class Summary:
             f"speed        {self.speeds[0]:.0f} engine steps a second of engine time, {self.speeds[1]:.0f} messages a "
             "second of all other time, on one core",
             f"together     {self.steps / max(self.cpu_s, 1e-9):.0f} steps and "
-            f"{self.messages / max(self.cpu_s, 1e-9):.0f} messages in the same second of one core",
+            f"{self.messages / max(self.cpu_s, 1e-9):.0f} messages in the same second of one core; "
+            f"{BOTH[0]} steps and {BOTH[1]} messages take {self.seconds_for_both:.2f} s of it",
             f"faults       {listed(self.hits)} (each hit an open request)",
             f"ends         {listed(self.outcomes)}",
             f"transitions  {taken} of {len(EXPECTED)} taken",

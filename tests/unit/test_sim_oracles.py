@@ -128,3 +128,9 @@ def test_a_timeline_shows_a_request_and_every_fault() -> None:
 
 def end_message() -> Tokens:
     return Tokens("p0", 1, [], [end()])
+
+
+def test_the_summary_says_what_a_second_of_both_costs() -> None:
+    summary = Summary(steps=600, messages=1000, cpu_s=3.0, engine_s=2.0)
+    assert summary.speeds == (300.0, 1000.0) and summary.seconds_for_both == 3.0
+    assert any("300 steps and 2000 messages take 3.00 s" in line for line in summary.lines())
