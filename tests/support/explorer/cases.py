@@ -33,7 +33,8 @@ from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready
 
 ROUNDS = 6000  # only a livelock needs more
-SCENARIOS = ("plain", "spec", "lengths", "pair", "fault")
+SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp")
+ONE_CORE_WIDTH = {"plain": 1, "spec": 4, "lengths": 4, "fault": 4, "ngram": 4, "mtp": 4}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def draw_knobs(case: Case, rng: random.Random) -> tuple[CoreKnobs, list[Job]]:
         num_pages=tight if case.scenario == "pair" else rng.choice([tight, 3 * tight]),
         max_running=rng.choice([3, 6]),
         prefix_cache=rng.random() < 0.6,
-        width={"plain": 1, "spec": 4, "lengths": 4, "fault": 4}.get(case.scenario) or rng.choice([1, 4]),
+        width=ONE_CORE_WIDTH.get(case.scenario) or rng.choice([1, 4]),
+        spec=case.scenario if case.scenario in ("ngram", "mtp") else "eagle",
         needs_cpu_seq_lens=case.scenario == "lengths",
         seed=case.seed,
     )
