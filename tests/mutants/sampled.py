@@ -73,7 +73,7 @@ AREAS = {
     "relay": Area(
         wanted=30,
         files=_files("shared/engine", "future_map", "worker", "forward_batch", "lease", "engine"),
-        quick=("engine_plan", "engine_future_map", "engine_leaks", "engine_recover", "sched_prebuilt"),
+        quick=("engine_plan", "engine_future_map", "engine_armed", "engine_leaks", "engine_recover", "sched_prebuilt"),
         slow=("hashlm_draft", "hazards"),
     ),
     "pools": Area(
