@@ -101,6 +101,7 @@ AREAS = {
             "sched_prebuilt",
             "sched_failed_step",
             "sched_history",
+            "sched_books",
             "node_times",
         ),
         slow=("sched_memory", "engine_recover", "sched_stateful"),
