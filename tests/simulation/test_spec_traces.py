@@ -4,57 +4,18 @@ and n-gram drafts against a lookup written down plainly."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cells import Watch
 from pair_rig import make_pair, run_pair
 from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from script import Script, job
+from traces import WIDTH, Trace
 
 from shared.core.sampling_params import SamplingParams
-from shared.engine.plan import StepResult
-from shared.model.hashdraft import expected_accept_len
-from shared.sched.assemble import NodeCore
 from shared.spec.ngram import lookup
 
-WIDTH = 4
 HEADS = ("eagle", "mtp")
-
-
-@dataclass
-class Trace:
-    """(committed, accepted) of every verify by request, zombies left out."""
-
-    verifies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-
-    def on(self, core: NodeCore) -> Trace:
-        process, scheduler = core.scheduler.process, core.scheduler
-
-        def record(result: StepResult) -> None:
-            for b, row_id in enumerate(result.row_ids):
-                req = scheduler.requests.get(row_id.key)
-                if b >= result.num_prefill and req is not None and req.incarnation == row_id.incarnation:
-                    accepted = int(result.accept_lens[b])
-                    committed = int(result.seq_lens[b]) - accepted
-                    self.verifies.setdefault(row_id.key.rid, []).append((committed, accepted))
-            process(result)
-
-        core.scheduler.process = record  # type: ignore[method-assign]
-        return self
-
-    def check(self, jobs: list[Job], hit_rate: int, width: int = WIDTH) -> int:
-        """Every request's whole trace, from its prompt to its end; gives the number of verifies."""
-        for one in jobs:
-            committed, end = len(one.prompt), len(one.prompt) + len(one.expected()) - 1
-            wanted = []
-            while committed < end:
-                wanted.append((committed, expected_accept_len(committed, width, hit_rate)))
-                committed += wanted[-1][1]
-            found = self.verifies.get(f"r{one.rid}", [])
-            assert found[: len(wanted)] == wanted, f"r{one.rid}: accepted {found}, not {wanted} ({one.sampling})"
-        return sum(map(len, self.verifies.values()))
 
 
 def knobs(spec: str, hit_rate: int, **others: object) -> CoreKnobs:
@@ -91,11 +52,10 @@ def test_retraction_does_not_lower_acceptance(spec: str) -> None:
     """A window then begins where it did not begin before: what it accepts is a function of its length alone."""
     jobs = draw_jobs(random.Random(5), 14)
     core = make_core(knobs(spec, 70))
-    watch = Watch()
-    watch.on(core)
+    trace = Trace().on(core)
     outcome = run_local(core, jobs, retract_every=5, rng=random.Random(1))
     assert_streams(jobs, outcome)
-    assert watch.verifies > 50
+    assert trace.check_each(70) > 50
     assert_whole(core)
 
 
