@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 from cells import NUM_PAGES, Watch, run_alone, run_disaggregated
 from hazards.attach import watching
-from rig import CoreKnobs, Job, draw_jobs, make_core, run_local
+from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.sched.draft_length import DraftLength
@@ -38,8 +38,7 @@ def run_seed(seed: int, watch: Watch) -> None:
     )
     jobs = draw_jobs(rng, rng.randrange(8, 16), rng.choice([0.0, 0.8]))
     run = run_disaggregated if rng.random() < 0.5 else run_alone
-    with watching() if knobs.backend == "simulated" else nullcontext():
-        run(knobs, jobs, rng.choice([0, 0, 9]), rng, watch)
+    run(knobs, jobs, rng.choice([0, 0, 9]), rng, watch)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -51,6 +50,26 @@ def test_streams_and_accepted_lengths(block: int) -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     assert watch.verifies > 100
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_trees_after_plain_steps_and_before_them(seed: int) -> None:
+    rng = random.Random(seed)
+    backend = rng.choice(["simulated", "inline"])
+    knobs = CoreKnobs(
+        backend=backend, overlap=rng.random() < 0.7, page_size=rng.choice([1, 16]), num_pages=500, width=6, topk=2,
+        steps=3, draw_widths=True, seed=seed,
+    )  # fmt: skip
+    jobs = draw_jobs(rng, 8, rng.choice([0.0, 0.8]), max_prompt=60)
+    with watching() if backend == "simulated" else nullcontext() as hazards:
+        core = make_core(knobs)
+        if hazards is not None:
+            hazards.watch(core)
+        outcome = run_local(core, jobs, retract_every=rng.choice([0, 7]), rng=rng)
+    assert core.scheduler.counters.spec_accepted_tokens > 10
+    assert_streams(jobs, outcome)
+    assert_whole(core)
+    core.close()
 
 
 def test_a_reservation_is_for_the_widths_in_flight() -> None:

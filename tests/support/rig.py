@@ -64,7 +64,7 @@ class CoreKnobs:
     width: int = 1
     topk: int = 1  # above 1 eagle drafts trees, of so many levels:
     steps: int = 1
-    draw_widths: bool = False  # each step of another width, up to `width`
+    draw_widths: bool = False  # each step of another width, up to `width`; a tree whole or not at all
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
     shared_memory: bool = False
@@ -75,11 +75,11 @@ class CoreKnobs:
 class DrawnWidths:
     """A WidthChoice that learns nothing."""
 
-    def __init__(self, width: int, seed: int) -> None:
-        self._width, self._rng = width, random.Random(seed)
+    def __init__(self, widths: Sequence[int], seed: int) -> None:
+        self._widths, self._rng = widths, random.Random(seed)
 
     def choose(self, num_rows: int) -> int:
-        return self._rng.randint(1, self._width)
+        return self._rng.choice(self._widths)
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""
@@ -115,7 +115,8 @@ def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | N
     )
     sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache, knobs.shared_memory)
     streams = make_streams(knobs.backend, world=world)
-    widths = DrawnWidths(settings.width, knobs.seed) if knobs.draw_widths else None
+    drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
+    widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
     return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap, widths=widths)
 
 
