@@ -36,9 +36,16 @@ AXES: dict[str, tuple] = {
     "retract": (True, False),
     "temperature": (0.0, 0.8),
     "prefix_cache": (True, False),
-    "width": (1, 4),
+    "spec": ("off", "ngram", "chain", "tree", "mtp"),
     "backend": ("simulated", "cpu", "simulated", "inline"),  # twice as often: only it finds what is unordered
     "host_lengths": (True, False),
+}
+SPECS: dict[str, dict] = {
+    "off": {},
+    "ngram": {"spec": "ngram", "width": 4},
+    "chain": {"spec": "eagle", "width": 4},
+    "tree": {"spec": "eagle", "width": 7, "topk": 2, "steps": 2},  # all that can be drafted is verified
+    "mtp": {"spec": "mtp", "width": 4},
 }
 NUM_PAGES = {1: (300, 600, 900), 16: (22, 40, 100), 64: (7, 12, 30)}
 
@@ -52,7 +59,7 @@ class Cell:
     retract: bool
     temperature: float
     prefix_cache: bool
-    width: int
+    spec: str
     backend: str
     host_lengths: bool
 
@@ -82,7 +89,7 @@ def knobs_of(cell: Cell, rng: random.Random, seed: int) -> CoreKnobs:
         num_pages=rng.choice(NUM_PAGES[cell.page_size]),
         max_running=rng.choice([3, 6]),
         prefix_cache=cell.prefix_cache,
-        width=cell.width,
+        **SPECS[cell.spec],
         hit_rate=HIT_RATE,
         needs_cpu_seq_lens=cell.host_lengths,
         seed=seed,
@@ -99,9 +106,10 @@ class Watch:
     retractions: int = 0
     outcomes: Counter = field(default_factory=Counter)
 
-    def on(self, core: NodeCore) -> None:
+    def on(self, core: NodeCore, most: int = 16) -> None:
+        """`most`: tokens that a verify may accept, however wide; a tree is wider than it is deep."""
         self._count_steps(core)
-        self._check_accepts(core)
+        self._check_accepts(core, most)
         core.kv.allocator.on_free = lambda pages: poison(core, pages)
 
     def _count_steps(self, core: NodeCore) -> None:
@@ -114,7 +122,7 @@ class Watch:
 
         core.engine.launch = count  # type: ignore[method-assign]
 
-    def _check_accepts(self, core: NodeCore) -> None:
+    def _check_accepts(self, core: NodeCore, most: int) -> None:
         process, scheduler = core.scheduler.process, core.scheduler
         foresees = bool(core.future_map.extras)  # n-gram drafts are right when they are
 
@@ -125,7 +133,7 @@ class Watch:
                 if foresees and b >= result.num_prefill and alive:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
-                    wanted = expected_accept_len(committed, result.width, HIT_RATE)
+                    wanted = expected_accept_len(committed, min(result.width, most), HIT_RATE)
                     assert accepted == wanted, (
                         f"{row_id.key}: a verify at {committed} accepted {accepted}, not {wanted}"
                     )
@@ -133,6 +141,10 @@ class Watch:
             process(result)
 
         scheduler.process = check  # type: ignore[method-assign]
+
+
+def most_accepted(knobs: CoreKnobs) -> int:
+    return knobs.width if knobs.topk == 1 else knobs.steps + 1
 
 
 def poison(core: NodeCore, pages: PageIds) -> None:
@@ -182,7 +194,7 @@ def run_cell(seed: int, watch: Watch, num_jobs: int = 36) -> Cell:
 
 def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Random, watch: Watch) -> None:
     core = make_core(knobs)
-    watch.on(core)
+    watch.on(core, most_accepted(knobs))
     retractor, left = Retractor(core, rng, every), list(jobs)
     streams: dict[str, list[int]] = {f"r{job.rid}": [] for job in jobs}
     ends: dict[str, str] = {}
@@ -214,7 +226,7 @@ def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: ra
     nodes = (make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs))
     p, d = nodes
     for node in nodes:
-        watch.on(node.ctx.core)
+        watch.on(node.ctx.core, most_accepted(knobs))
     net, retractor, left = Net(nodes, knobs.seed), Retractor(d.ctx.core, rng, every), list(jobs)
     net.hold = lambda src, dst, message: isinstance(message, Ready | Prebuilt) and rng.random() < 0.2
     keys = {}
