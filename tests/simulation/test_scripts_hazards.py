@@ -50,7 +50,8 @@ def reuse_output_buffers(model: Model) -> None:
         for buffer in kept.values():
             buffer.fill_(POISON)
         output = forward(inputs, kv)
-        return ModelOutput(*(settle(kept, name, getattr(output, name)) for name in ("logits", "hidden")))
+        names = [name for name in ("logits", "hidden", "aux") if getattr(output, name) is not None]
+        return ModelOutput(**{name: settle(kept, name, getattr(output, name)) for name in names})
 
     model.forward = again  # type: ignore[method-assign]
 
