@@ -16,10 +16,16 @@ from shared.core.errors import (
 from shared.core.request import FinishReason
 from shared.wire.messages import SequenceEnd
 
-_BY_CODE: dict[str, type[BatonError]] = {
-    error.code: error
-    for error in (DeadlineExceeded, HandoffFailed, InvalidRequest, NodeDraining, NodeLost, Overloaded, StepFailed)
-} | {PartnerOverloaded.code: Overloaded}  # which of two nodes is full is the router's concern
+_KINDS: tuple[type[BatonError], ...] = (
+    DeadlineExceeded,
+    HandoffFailed,
+    InvalidRequest,
+    NodeDraining,
+    NodeLost,
+    Overloaded,
+    StepFailed,
+)
+_BY_CODE = {kind.code: kind for kind in _KINDS} | {PartnerOverloaded.code: Overloaded}  # of two: the router's concern
 _GOOD = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 MAX_MESSAGE_CHARS = 500
 
