@@ -42,6 +42,7 @@ BATCHES = (1, 4, 16)
 BATCH_TOKENS = 64
 KIND_TOKENS = 96
 ALL = "all"
+OFF = "off"
 TREE_TOPK, TREE_STEPS, TREE_WIDTH = 2, 3, 6
 
 
@@ -53,7 +54,7 @@ def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:
         return lambda: SpecConfig(spec=kind, spec_adaptive=adaptive, spec_head=head, **shape)
 
     return {
-        "off": spec("none"),
+        OFF: spec("none"),
         "ngram": spec("ngram"),
         "eagle chain": spec("eagle"),
         "eagle tree": spec("eagle", spec_topk=TREE_TOPK, spec_steps=TREE_STEPS, spec_width=TREE_WIDTH),
@@ -128,6 +129,8 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Engine], dict[str, str]]:
     """(contenders that are there, why the others are not)."""
     engines, missing = {}, {}
     for name, config in contenders(args.width, args.head).items():
+        if args.only and name not in (OFF, *args.only):
+            continue
         try:
             engines[name] = Engine.of(config(), args.model, args.dtype, args.threads)
         except ConfigError as error:
@@ -156,7 +159,7 @@ def by_batch(engines: dict[str, Engine], prompts: Sequence[Sequence[int]], round
                 if i:  # the first one warms up
                     rates[name].append(rate)
         for name, measured in rates.items():
-            ratio = statistics.median(a / b for a, b in zip(measured, rates["off"], strict=True))
+            ratio = statistics.median(a / b for a, b in zip(measured, rates[OFF], strict=True))
             figures.setdefault(name, {})[f"batch_{batch}"] = {"tok_s": statistics.median(measured), "speedup": ratio}
     return figures
 
@@ -170,7 +173,7 @@ def by_kind(engines: dict[str, Engine], kinds: dict[str, list[Sequence[int]]]) -
     for name, total in tallies[ALL].items():
         for kind in kinds:
             add(total, tallies[kind][name])
-    return {kind: {name: tally.figures(rows["off"]) for name, tally in rows.items()} for kind, rows in tallies.items()}
+    return {kind: {name: tally.figures(rows[OFF]) for name, tally in rows.items()} for kind, rows in tallies.items()}
 
 
 def add(total: Tally, part: Tally) -> None:
@@ -195,6 +198,7 @@ def main() -> int:
     parser.add_argument("--per-kind", type=int, default=12, help="prompts of each kind; 0: batches only")
     parser.add_argument("--rounds", type=int, default=3, help="of each batch; 0: kinds only")
     parser.add_argument("--prompts", type=Path, default=OWN_PROMPTS, help="{kind, prompt} a line")
+    parser.add_argument("--only", nargs="*", help="names of contenders, beside off")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
