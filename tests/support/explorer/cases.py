@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 import rig
-from cells import Watch, assert_whole_core
+from cells import SPECS, Watch, assert_whole_core, most_accepted
 from explorer.timeline import render
 from explorer.world import ExplorerWorld, Schedule
 from hazards.attach import Hazards, watching
@@ -33,8 +33,8 @@ from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready
 
 ROUNDS = 6000  # only a livelock needs more
-SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp")
-ONE_CORE_WIDTH = {"plain": 1, "spec": 4, "lengths": 4, "fault": 4, "ngram": 4, "mtp": 4}
+SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp", "tree")
+ONE_CORE_WIDTH = {"plain": 1, "spec": 4, "lengths": 4, "fault": 4, "ngram": 4, "mtp": 4, "tree": 7}
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def draw_knobs(case: Case, rng: random.Random) -> tuple[CoreKnobs, list[Job]]:
         needs_cpu_seq_lens=case.scenario == "lengths",
         seed=case.seed,
     )
+    if case.scenario == "tree":
+        knobs = replace(knobs, **SPECS["tree"])
     jobs = draw_jobs(rng, 12 if case.scenario == "pair" else 8, max_prompt=50)
     return knobs, jobs if case.rids is None else [job for job in jobs if job.rid in case.rids]
 
@@ -187,8 +189,8 @@ def watch_latency(core: NodeCore) -> None:
     drafter.extend, core.loop.step = timed, checked  # type: ignore[method-assign]
 
 
-def _prepare(core: NodeCore, name: str, hazards: Hazards | None) -> None:
-    Watch()._check_accepts(core)
+def _prepare(core: NodeCore, knobs: CoreKnobs, name: str, hazards: Hazards | None) -> None:
+    Watch()._check_accepts(core, most_accepted(knobs))
     watch_latency(core)
     if hazards is not None:
         hazards.watch(core, name)
@@ -204,7 +206,7 @@ def _run_local(
 ) -> int:
     core = make_core(knobs)
     stack.callback(core.close)
-    _prepare(core, "", hazards)
+    _prepare(core, knobs, "", hazards)
     if mutant is not None:
         mutant.apply(Site(core, (), stack))
     outcome = _drive(core, jobs, rng)
@@ -225,7 +227,7 @@ def _run_faulty(
     """One closure raises. The requests of that step may fail, after nothing but right tokens; the others go on."""
     core = make_core(knobs)
     stack.callback(core.close)
-    _prepare(core, "", hazards)
+    _prepare(core, knobs, "", hazards)
     inject(core, rng.choice(["model", "extend", "copy"]), rng.randrange(2, 20))
     if mutant is not None:
         mutant.apply(Site(core, (), stack))
@@ -297,7 +299,7 @@ def _run_pair(
     )
     for node, name in zip(nodes, ("p0", "d0"), strict=True):
         stack.callback(node.ctx.core.close)
-        _prepare(node.ctx.core, name, hazards)
+        _prepare(node.ctx.core, knobs, name, hazards)
     p, d = nodes
     if hazards is not None:
         hazards.watch_transfers(p.ctx.core, list(p.side.inflight._senders.values()))  # type: ignore[union-attr]
