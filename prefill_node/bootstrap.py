@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from prefill_node.handoff_out import HandoffOut
 from shared.core.keys import RequestKey
-from shared.core.request import Request
+from shared.core.request import Request, RequestState
 from shared.handoff.context import NodeContext
 from shared.wire.codec import to_wire
 from shared.wire.messages import Generate, Offer
@@ -46,8 +46,9 @@ class Bootstrap:
             source_node=facts.node_id,
             source_epoch=facts.epoch,
             prompt_ids=req.prompt_ids.tolist(),
-            # a first token sampled while a sibling was waited for is D's to repeat, not part of what it continues
-            output_ids=req.output_ids[:-1] if handoff.record is not None else list(req.output_ids),
+            # A first token sampled while a sibling was waited for is D's to repeat, not part of what it continues. The
+            # request's state knows of it before the event that brings its record is taken.
+            output_ids=req.output_ids[:-1] if req.state is RequestState.HANDED_OFF else list(req.output_ids),
             sampling=to_wire(req.sampling),
             seed=req.seed,
             remaining_ms=max(0, int(1000 * min(req.deadline - now, 1e9))),
