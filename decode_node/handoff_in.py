@@ -39,6 +39,7 @@ class HandoffIn:
     num_pulling: int = 0
     record: Prebuilt | None = None
     complete_since: float = 0.0
+    failure: str = "the decode node gave it up"  # what the source hears when it is over without being installed
 
     @property
     def key(self) -> RequestKey:

@@ -91,12 +91,14 @@ class DecodeSide:
         if event.retracted:  # we prefill it here: the source's pages are not needed
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
-            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, "the decode node gave it up"))
+            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure))
 
     # ---- one round
 
     def poll(self, now: float) -> None:
         for handoff, error in self.transfers.poll(now):
+            self._give_back(handoff, error)
+        for handoff, error in self.transfers.stalled(now):
             self._fail(handoff, error)
         self._install(now)
         self._expire_offers(now)
@@ -131,6 +133,13 @@ class DecodeSide:
             if handoff.needs_source:
                 self._fail(handoff, NodeLost(f"{peer} is gone"))
         self.transfers.forget_dead()
+
+    def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
+        """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and
+        tells the router what there is to tell; if it is gone or silent, the router notices that."""
+        if self.transfers.open.get(handoff.key) is handoff:
+            handoff.failure = error.message
+            self._ctx.core.scheduler.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
         """Unless it is over already: the first failure wins."""

@@ -96,7 +96,7 @@ class Transfers:
         handoff.record = record
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
-        """Book finished pulls and give back rows that waited for them; gives hand-offs that failed or stalled."""
+        """Book finished pulls and give back rows that waited for them; gives hand-offs whose pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
         page_bytes = self._ctx.core.pool.page_bytes
         for done in self._pulls.take_done():
@@ -113,9 +113,9 @@ class Transfers:
                 self._ctx.metrics.observe_queue("transfer", now - handoff.since)
         self._tidying.take_done()
         self._release_held(now)
-        return failed + self._stalled(now)
+        return failed
 
-    def _stalled(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
+    def stalled(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         lease_s = self._ctx.facts.lease_s
         return [
             (handoff, HandoffFailed(f"{handoff.source} was silent about it for {lease_s:g} s"))
