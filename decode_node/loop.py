@@ -73,6 +73,8 @@ class DecodeSide:
             handoff = self.transfers.open.get(key)
             if handoff is None or handoff.source != source:
                 return
+        elif self.prealloc.source_of(key) not in (None, source):
+            return
         self._ctx.tombstones.bury(key, now)
         self.abort(key)
         self._ctx.core.scheduler.abort(key)

@@ -89,6 +89,9 @@ class Prealloc:
             waiting.told_to_wait = True
             self._ctx.outbox.send(waiting.source, Wait(waiting.offer.key, "no memory now"))
 
+    def source_of(self, key: RequestKey) -> str | None:
+        return next((waiting.source for waiting in self._offers if waiting.request.key == key), None)
+
     def take(self, key: RequestKey) -> WaitingOffer | None:
         found = next((waiting for waiting in self._offers if waiting.request.key == key), None)
         if found is not None:

@@ -19,8 +19,7 @@ def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float
     ctx.core.loop.admit([_arrival(ctx, handoff) for handoff in complete])
     for handoff in complete:
         ctx.metrics.count("handoffs")
-        if ctx.core.future_map.extras and not handoff.source_drafts:
-            ctx.metrics.count("spec_rows_without_draft_state")
+        ctx.metrics.count("spec_rows_without_draft_state", int(handoff.request.lacks_draft_state))
         ctx.metrics.observe_queue("prebuilt", now - handoff.complete_since)
         ctx.outbox.send(handoff.source, Installed(to_wire(handoff.key), handoff.lease))
 
@@ -29,6 +28,7 @@ def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
     record, req = handoff.record, handoff.request
     assert record is not None
     req.cached_tokens = min(record.cached_tokens, len(req.prompt_ids))
+    req.lacks_draft_state = bool(ctx.core.future_map.extras) and not handoff.source_drafts
     return Arrival(
         request=req,
         token=record.token,

@@ -75,14 +75,16 @@ class Registry:
 
     def hello(self, peer: str, hello: Hello, now: float) -> tuple[Node | None, Node | None]:
         """(the node, the one it replaces). (None, None) for an older life or connection than known, or a role we don't
-        have.
+        have. What has fallen silent keeps nobody out: a clock that went back makes the next life look like an older
+        one.
 
         The same epoch on a new connection: the node keeps its counts and replaces itself, for it has dropped what it
         had of us when it saw the old one break, and what was on its way is lost. On the same connection it only asks
         for its Welcome again, and goes on with what it has.
         """
         known = self._nodes.get(hello.node_id)
-        if hello.role not in ROLES or (known is not None and age(known.hello) > age(hello)):
+        is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
+        if hello.role not in ROLES or is_late:
             return None, None
         if known is not None and known.hello.epoch == hello.epoch:
             is_new = known.hello.connection != hello.connection

@@ -39,8 +39,9 @@ class FeatureStore:
         self._target = target
 
     def path(self, shard: Sequence[Answer]) -> Path:
-        """Named by content, so that other data or another order never finds wrong features."""
-        digest = hashlib.blake2b(repr([one.ids for one in shard]).encode(), digest_size=12).hexdigest()
+        """Named by content, so that another target, other data or another order never finds wrong features."""
+        content = self._target.identity + repr([one.ids for one in shard])
+        digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"
 
     def get(self, shard: Sequence[Answer]) -> list[Trace]:

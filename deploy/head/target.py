@@ -38,6 +38,14 @@ class TargetNet:
         self.embed = self._weights.embed  # (V, H)
         self.head = source.tensor(head).to(device, dtype)  # (V, H)
         self.rope = self._weights.rope
+        # A head made elsewhere may read others.
+        self.aux_layers: tuple[int, ...] = default_aux_layers(source.config.num_layers)
+        self._content = source.content_hash()
+
+    @property
+    def identity(self) -> str:
+        """What features depend on beside the ids."""
+        return f"{self._content} {self.dtype} {self.aux_layers}"
 
     @torch.inference_mode()
     def features(self, sequences: Sequence[Sequence[int]]) -> Features:
@@ -46,7 +54,7 @@ class TargetNet:
         positions = torch.cat([torch.arange(n, device=self.device) for n in lengths])
         cos, sin = (table[positions].unsqueeze(1) for table in self.rope)
         residual = self.embed[ids].float()
-        wanted, aux = default_aux_layers(self.config.num_layers), []
+        wanted, aux = self.aux_layers, []
         for index, layer in enumerate(self._weights.layers):
             if index in wanted:
                 aux.append(residual.to(self.dtype, copy=True))  # it is added to in place

@@ -92,6 +92,7 @@ def evaluate(config: EvaluateConfig) -> None:
     settings, machine = config.test, config.machine
     source, target = open_target(machine)
     head = HeadFolder(resolve_head(settings.head, machine.model), source.config)
+    target.aux_layers = head.config.aux_layers
     weights = {name: head.tensor(name).to(target.device, torch.float32) for name in tensor_shapes(head.config)}
     text = load_text_model(machine.model)
     asked = read_kinds(Path(settings.prompts) if settings.prompts else OWN_PROMPTS)

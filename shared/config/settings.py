@@ -127,6 +127,11 @@ class SpecConfig:
         return self.spec_topk > 1
 
     @property
+    def tree_steps(self) -> int:
+        """Depth of the tree, 0 for a chain."""
+        return self.spec_steps if self.is_tree else 0
+
+    @property
     def width(self) -> int:
         """Tokens a running row adds at most per step: 1 without a draft."""
         return 1 if self.spec == "none" else self.spec_width

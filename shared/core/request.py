@@ -65,6 +65,7 @@ class Request:
     finish_reason: FinishReason | None = None
     row: int = 0  # 0: none
     cached_tokens: int = 0  # prompt tokens that the prefix cache gave (usage)
+    lacks_draft_state: bool = False  # its pages came from a node without a draft head: no prefix for anybody else
     computed: int = 0  # tokens of this incarnation whose KV is surely there: a processed step or a hand-off brought it
 
     def to(self, state: RequestState) -> None:

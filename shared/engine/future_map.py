@@ -22,7 +22,7 @@ from shared.sample.interface import History
 
 @dataclass(frozen=True, slots=True)
 class RelaySpec:
-    """A buffer that only some algorithms need; declared by the drafter at start-up, counted in the memory budget."""
+    """A buffer that only some algorithms need; declared by the drafter at start-up."""
 
     name: str
     shape: tuple[int, ...]  # of one row

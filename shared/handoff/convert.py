@@ -93,9 +93,10 @@ def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: boo
     """What this node's relay buffers declare: zeros from a peer without a draft head, who sends nothing. HandoffFailed
     when the size is another."""
     sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for buffer in future_map.extras.values()]
-    data = data if peer_drafts else data or bytes(sum(sizes))
-    if future_map.extras and len(data) != sum(sizes):
-        raise HandoffFailed(f"draft state of {len(data)} bytes where {sum(sizes)} are needed")
+    wanted = sum(sizes) if peer_drafts else 0
+    if len(data) != wanted:
+        raise HandoffFailed(f"draft state of {len(data)} bytes where {wanted} are needed")
+    data = data or bytes(sum(sizes))
     state, begin = {}, 0
     for (name, buffer), size in zip(future_map.extras.items(), sizes, strict=True):
         part = torch.frombuffer(bytearray(data[begin : begin + size]), dtype=buffer.dtype)

@@ -20,7 +20,10 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     ),
     "spec_steps": ("baton_spec_steps_total", "Verifies, one per request and step"),
     "spec_draft_seconds": ("baton_spec_draft_seconds_total", "Device time of drafting and of keeping draft state"),
-    "spec_verify_seconds": ("baton_spec_verify_seconds_total", "Device time of the rest of steps with drafts"),
+    "spec_verify_seconds": (
+        "baton_spec_verify_seconds_total",
+        "Device time of the rest of steps with drafts",
+    ),
     "wire_errors": ("baton_wire_errors_total", "Messages dropped as malformed, unknown or of an old epoch"),
     "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),

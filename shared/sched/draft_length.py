@@ -55,13 +55,13 @@ class FixedWidth:
         """Nothing to learn."""
 
 
-def make_width_choice(width: int, adaptive: bool, is_tree: bool = False) -> WidthChoice:
+def make_width_choice(width: int, adaptive: bool, tree_steps: int = 0) -> WidthChoice:
     """Up to `width`, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
-    one would be accepted is not what was measured."""
+    one would be accepted is not what was measured. tree_steps: its depth, 0 for a chain."""
     if width == 1 or not adaptive:
         return FixedWidth(width)
-    if is_tree:
-        return DraftLength([1, width], width - 1)
+    if tree_steps:
+        return DraftLength([1, width], tree_steps)
     widths = [candidate for candidate in CANDIDATES if candidate < width]
     return DraftLength([*widths, width], width - 1)
 

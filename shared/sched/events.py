@@ -91,7 +91,7 @@ class SchedCounters:
     spec_accepted_tokens: int = 0  # without the bonus token
     spec_accepted_at: list[int] = field(default_factory=list)  # the same by depth of the draft, from 1 on
     spec_draft_seconds: float = 0.0  # plain steps of a drafter count too: they keep its state current
-    spec_verify_seconds: float = 0.0  # the rest of the steps that had drafts
+    spec_verify_seconds: float = 0.0  # the rest of the steps that had drafts, chunks of prompts in them included
 
     def count_run(self, result: StepResult, index: int, num_kept: int) -> None:
         """Row `index` emitted; a stop in its run may have cut it."""
@@ -107,7 +107,7 @@ class SchedCounters:
 
     def count_times(self, result: StepResult) -> None:
         self.spec_draft_seconds += result.draft_seconds
-        if result.width > 1:
+        if result.width > 1 and result.num_prefill < len(result.row_ids):
             self.spec_verify_seconds += result.verify_seconds
 
     def totals(self) -> dict[str, float]:

@@ -63,7 +63,10 @@ class PageBudget:
         return match.num_tokens
 
     def remember(self, req: Request, ids: TokenIds) -> None:
-        """Offer the full pages of `ids`, whose KV is computed, to the prefix cache."""
+        """Offer the full pages of `ids`, whose KV is computed, to the prefix cache; unless their draft KV is missing,
+        for whoever found them would draft badly and never know."""
+        if req.lacks_draft_state:
+            return
         keys = self.prefix_keys(ids)
         self.kv.insert_prefix(req.row, keys, len(keys))
 

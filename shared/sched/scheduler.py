@@ -243,7 +243,7 @@ class Scheduler:
             self._remember(req)
             self.budget.release(req)
         req.incarnation += 1
-        req.computed = 0
+        req.computed, req.lacks_draft_state = 0, False
         req.to(S.WAITING)
         bisect.insort(self.waiting, req, key=lambda other: other.arrival)
 

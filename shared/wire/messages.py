@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_SEQUENCES = 128
 
 # Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction).

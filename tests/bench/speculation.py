@@ -95,7 +95,7 @@ class Engine:
         drafter = make_drafter(config, model_name, model, threads)
         settings = SchedSettings(page_size=16, max_context=1024, width=config.width)
         streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))
-        widths = make_width_choice(config.width, config.spec_adaptive)
+        widths = make_width_choice(config.width, config.spec_adaptive, config.tree_steps)
         sizes = CoreSizes(max(BATCHES) * 20, max(BATCHES) + 1, prefix_cache=False)
         return cls(assemble_core(model, streams, settings, sizes, drafter=drafter, widths=widths))
 

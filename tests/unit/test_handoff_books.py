@@ -261,9 +261,13 @@ def test_a_prefill_node_without_a_head_must_have_our_first_planes() -> None:
     assert misfit(make_fingerprint(SPEC, other, 16, None, "1.0"), ours) == "page_layout"
 
 
-def test_without_a_drafter_draft_state_is_not_read() -> None:
-    assert draft_state_of_bytes(b"whatever", FutureMap(2, 8), peer_drafts=True) == {}
+def test_draft_state_that_nobody_expects_is_refused() -> None:
+    assert draft_state_of_bytes(b"", FutureMap(2, 8), peer_drafts=True) == {}
     assert draft_state_to_bytes({}) == b""
+    specs = (RelaySpec("hidden_states", (2,), torch.int64),)
+    for future_map, peer_drafts in ((FutureMap(2, 8), True), (FutureMap(2, 8, specs), False)):
+        with pytest.raises(HandoffFailed, match="0 are needed"):
+            draft_state_of_bytes(bytes(16), future_map, peer_drafts=peer_drafts)
 
 
 # ---- jobs on the transfer stream

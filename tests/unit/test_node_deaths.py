@@ -210,6 +210,20 @@ def test_a_prefill_node_that_lost_its_router_ends_nothing_that_the_decode_node_h
     assert_clean(p, d)
 
 
+def test_an_offer_is_taken_back_by_its_source_alone() -> None:
+    p, d = pair()
+    net = Net([p, d])
+    d.side.prealloc.grant = lambda now: []  # no memory
+    key = net.generate(p, job(), d)
+    net.run(until=lambda: bool(d.side.prealloc.requests()))
+    net.inboxes[name_of(d)].append(Received("p9@1", Abort(key, False)))
+    net.tick(name_of(d))
+    assert d.side.prealloc.requests(), "p9 has nothing to do with it"
+    net.inboxes[name_of(d)].append(Received(name_of(p), Abort(key, False)))
+    net.tick(name_of(d))
+    assert not d.side.prealloc.requests()
+
+
 def retract_granted(node: Node) -> None:
     scheduler = node.ctx.core.scheduler
     for req in list(scheduler.granted.values()):

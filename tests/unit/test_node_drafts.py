@@ -67,6 +67,21 @@ def test_a_prefill_node_without_a_head_works(spec: str, transport: str) -> None:
     assert counters.spec_accepted_tokens <= 4, "but for a chance hit of each row's first draft"
 
 
+def test_pages_without_draft_state_are_no_prefix_for_others() -> None:
+    """They would be wrong drafts for everybody who shares the prompt, also where its own prefill node has a head."""
+    p, d = nodes(NEVER_DRAFTS, {"hit_rate": 100})
+    shared, net, counters = job(), Net([p, d]), d.ctx.core.scheduler.counters
+    net.generate(p, shared, d)
+    net.run()
+    assert d.ctx.metrics.counters()[METRIC] == 1
+    steps, accepted = counters.spec_steps, counters.spec_accepted_tokens
+    key = net.generate(d, replace(shared, rid=9), None)
+    net.run()
+    assert net.router.streams[key] == expected(shared)
+    assert counters.spec_accepted_tokens - accepted > 2 * (counters.spec_steps - steps) > 0
+    assert_clean(p, d)
+
+
 def test_pages_without_draft_state_bring_zeros_never_what_was_there() -> None:
     p, d = nodes(NEVER_DRAFTS, {})
     d.ctx.core.pool.pages_bytes.fill_(0xA5)

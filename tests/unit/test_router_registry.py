@@ -42,6 +42,17 @@ def test_only_the_newest_epoch_counts() -> None:
     assert registry.hello("x@1", hello("cook", "x"), 0.0) == (None, None)
 
 
+def test_a_silent_life_keeps_out_none_that_a_clock_gone_back_makes_look_older() -> None:
+    """Power loss behind a half-open connection: nobody ever tells the router that it is closed (simulation seed
+    504748)."""
+    registry = Registry(5.0)
+    first, _ = registry.hello("d@2", hello("decode", "d", 2), 0.0)
+    assert registry.hello("d@1", hello("decode", "d", 1), 4.0) == (None, None)
+    assert registry.newly_silent(6.0) == [first]
+    second, replaced = registry.hello("d@1", hello("decode", "d", 1), 7.0)
+    assert second is not None and replaced is first and registry.find("d", 1) is second
+
+
 def test_the_same_epoch_again_keeps_its_counts_and_replaces_itself() -> None:
     registry = Registry(5.0)
     node, _ = registry.hello("d@1", hello("decode", "d"), 0.0)
