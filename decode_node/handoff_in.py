@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -38,6 +40,7 @@ class HandoffIn:
     source_drafts: bool  # the source has a draft head too, so pages and record bring draft state
     num_pulling: int = 0
     record: Prebuilt | None = None
+    draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's, host
     complete_since: float = 0.0
     failure: str = "the decode node gave it up"  # what the source hears when it is over without being installed
 

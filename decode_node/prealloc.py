@@ -37,7 +37,7 @@ class Prealloc:
 
     def add(self, source: str, offer: Offer, now: float) -> None:
         key = key_of(offer.key)
-        if key in self._ctx.core.scheduler.requests or any(waiting.request.key == key for waiting in self._offers):
+        if key in self._ctx.core.scheduler.requests or self._find(key) is not None:
             self._ctx.drop(source, "Offer of a known request")
             return
         req = request_of(offer, self._ctx.next_arrival(), now)
@@ -89,11 +89,15 @@ class Prealloc:
             waiting.told_to_wait = True
             self._ctx.outbox.send(waiting.source, Wait(waiting.offer.key, "no memory now"))
 
+    def _find(self, key: RequestKey) -> WaitingOffer | None:
+        return next((waiting for waiting in self._offers if waiting.request.key == key), None)
+
     def source_of(self, key: RequestKey) -> str | None:
-        return next((waiting.source for waiting in self._offers if waiting.request.key == key), None)
+        found = self._find(key)
+        return None if found is None else found.source
 
     def take(self, key: RequestKey) -> WaitingOffer | None:
-        found = next((waiting for waiting in self._offers if waiting.request.key == key), None)
+        found = self._find(key)
         if found is not None:
             self._offers.remove(found)
         return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from decode_node.handoff_in import HandoffIn
 from shared.handoff.context import NodeContext
-from shared.handoff.convert import draft_state_of_bytes, logprobs_of_wire
+from shared.handoff.convert import logprobs_of_wire
 from shared.sched.prebuilt import Arrival
 from shared.wire.codec import to_wire
 from shared.wire.messages import Installed
@@ -34,5 +34,5 @@ def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
         token=record.token,
         committed=record.committed,
         logprobs=logprobs_of_wire(record.logprobs),
-        draft_state=draft_state_of_bytes(record.draft_state, ctx.core.future_map, peer_drafts=handoff.source_drafts),
+        draft_state=handoff.draft_state,
     )

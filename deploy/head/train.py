@@ -28,9 +28,9 @@ from deploy.head.start import first_weights, head_config
 from deploy.head.store import FeatureStore, Trace
 from deploy.head.target import TargetNet
 from shared.core.errors import ConfigError
-from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.rope import rope_tables
 from shared.model.eagle_file import HeadConfig
-from shared.model.weights import TensorSource
+from shared.model.weights import TensorSource, frequencies_of
 
 Tensor = torch.Tensor
 SHARD = 100
@@ -158,17 +158,7 @@ class Run:
 
 def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
     """With the head's own rotary tables, as its config.json gives them to whoever runs it."""
-    rope = config.layer.rope
-    inverse = inverse_frequencies(
-        config.layer.head_dim,
-        rope.theta,
-        rope.kind,
-        rope.factor,
-        rope.low_freq_factor,
-        rope.high_freq_factor,
-        rope.original_context,
-    )
-    cos, sin = rope_tables(inverse, len(target.rope[0]))
+    cos, sin = rope_tables(frequencies_of(config.layer), len(target.rope[0]))
     return HeadNet(config.layer, target.embed, (cos.to(target.device), sin.to(target.device)), target.dtype)
 
 

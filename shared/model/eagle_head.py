@@ -18,12 +18,13 @@ import torch
 from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.blocks import BlockKernels
 from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
-from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.rope import rope_tables
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.eagle_file import HeadConfig, HeadFolder
 from shared.model.interface import ModelSpec
+from shared.model.weights import frequencies_of
 
 EAGLE_PLANE = "eagle"
 
@@ -91,9 +92,7 @@ def load_eagle_weights(
 
 
 def _rope(layer: LlamaConfig, max_context: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    rope = layer.rope
-    stretch = (rope.kind, rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context)
-    cos, sin = rope_tables(inverse_frequencies(layer.head_dim, rope.theta, *stretch), max_context)
+    cos, sin = rope_tables(frequencies_of(layer), max_context)
     return cos.to(device), sin.to(device)
 
 

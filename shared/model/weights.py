@@ -91,19 +91,17 @@ def _load_layer(
 
 def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, (max_context, D // 2) float32 each."""
-    rope = source.config.rope
-    inverse = inverse_frequencies(
-        source.config.head_dim,
-        rope.theta,
-        rope.kind,
-        rope.factor,
-        rope.low_freq_factor,
-        rope.high_freq_factor,
-        rope.original_context,
-    )
+    inverse = frequencies_of(source.config)
     if source.has("rope_factors"):  # a GGUF file of a Llama 3 model: the stretch comes as one divisor per frequency
         inverse = inverse / source.tensor("rope_factors").float()
     return rope_tables(inverse, max_context)
+
+
+def frequencies_of(config: LlamaConfig) -> torch.Tensor:
+    """(D // 2,) float32, as the configuration alone says."""
+    rope = config.rope
+    stretch = (rope.kind, rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context)
+    return inverse_frequencies(config.head_dim, rope.theta, *stretch)
 
 
 def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int) -> int:
