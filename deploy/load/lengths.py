@@ -1,0 +1,62 @@
+"""How long prompts and answers are, and how many turns a session has: whole numbers of at least 1, drawn by a seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.core.errors import ConfigError
+
+FORMS = "128, 64-512 (uniform), normal:MEAN,SD, lognormal:MEDIAN,SIGMA, mix:128=4,2048=1 (by weight)"
+Draw = Callable[[random.Random], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    text: str  # as it was given
+    draw_value: Draw
+
+    def draw(self, rng: random.Random) -> int:
+        return max(1, round(self.draw_value(rng)))
+
+
+def parse_lengths(flag: str, text: str) -> Lengths:
+    try:
+        return Lengths(text, parse(text))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{flag} is {text!r}; it must look like one of: {FORMS}") from None
+
+
+def parse(text: str) -> Draw:
+    """Raises ValueError for what makes no sense."""
+    form, colon, tail = text.partition(":")
+    if colon and form == "mix":
+        return mixture(tail)
+    if colon:
+        middle, spread = (positive(part) for part in tail.split(","))
+        if form == "normal":
+            return lambda rng: rng.gauss(middle, spread)
+        if form == "lognormal":
+            return lambda rng: rng.lognormvariate(math.log(middle), spread)
+        raise ValueError(form)
+    low, dash, high = text.partition("-")
+    least, most = positive(low), positive(high if dash else low)
+    if least > most or least != int(least) or most != int(most):
+        raise ValueError(text)
+    return lambda rng: rng.randint(int(least), int(most))
+
+
+def mixture(text: str) -> Draw:
+    pairs = [part.split("=") for part in text.split(",")]
+    values = [positive(value) for value, _ in pairs]
+    weights = [positive(weight) for _, weight in pairs]
+    return lambda rng: rng.choices(values, weights)[0]
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(text)
+    return value

@@ -1,0 +1,70 @@
+"""A load in virtual time: the real driver against a scripted server, records as the client would have written them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from deploy.load.driver import Driver, Request
+from deploy.load.record import Record
+from deploy.load.workload import Session, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How the server answers one request. `tokens` None: as many as it was asked for."""
+
+    ttft: float = 0.1
+    itl: float = 0.01
+    tokens: int | None = None
+    error: str = ""
+
+
+def always(script: Script) -> Callable[[Request], Script]:
+    return lambda request: script
+
+
+def answer(request: Request, script: Script) -> Record:
+    record = Record(
+        request.number, request.session, request.turn, request.due, request.max_tokens, request.probe, sent=request.due
+    )
+    if script.error:
+        record.error, record.end = script.error, request.due + script.ttft
+        return record
+    count = script.tokens or request.max_tokens
+    if request.hang_up_after is not None and request.hang_up_after < count:
+        count, record.hung_up = request.hang_up_after, True
+    for position in range(count):
+        record.token(request.due + script.ttft + position * script.itl, 0.0, 1)
+    record.end = record.at[-1] if count else request.due
+    return record
+
+
+def play(driver: Driver, script: Callable[[Request], Script], most: int = 10_000) -> list[Record]:
+    """All records, by number. Time goes from event to event."""
+    records: list[Record] = []
+    ends: list[tuple[float, int, str]] = []
+    while not driver.is_done and len(records) < most:
+        now = min(at for at in (driver.next_at(), ends[0][0] if ends else None) if at is not None)
+        while ends and ends[0][0] <= now:
+            end, number, text = heapq.heappop(ends)
+            record = records[number]
+            driver.ended(number, text, end, may_go_on=record.is_whole)
+        for request in driver.take(now):
+            records.append(answer(request, script(request)))
+            heapq.heappush(ends, (records[-1].end, request.number, f"answer {request.number}"))
+    return records
+
+
+def single_turns(max_tokens: int = 4) -> Iterator[Session]:
+    number = 0
+    while True:
+        yield Session((Turn(f"prompt {number}", max_tokens),))
+        number += 1
+
+
+def talks(lengths: Sequence[int], think_s: float = 0.0) -> Iterator[Session]:
+    """One session per entry, with so many turns."""
+    for number, length in enumerate(lengths):
+        yield Session(tuple(Turn(f"{number}.{turn}", 2, think_s if turn else 0.0) for turn in range(length)))

@@ -1,0 +1,96 @@
+"""Which request goes out when, in virtual time: an open loop never waits, a closed one always does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from virtual_load import Script, always, play, single_turns, talks
+
+from deploy.load.arrivals import parse_arrivals
+from deploy.load.driver import PAUSE_S, Driver, HangUps, Limits
+
+
+def open_loop(times, sessions=None, limits=None, hang_ups=None):
+    return Driver(sessions or single_turns(), iter(times), 0, limits or Limits(), hang_ups)
+
+
+@given(st.floats(0.001, 1e4), st.integers(0, 50))
+def test_an_open_loop_never_waits_for_answers(ttft, seed):
+    times = list(itertools.islice(parse_arrivals("poisson", 5.0, 60.0).offsets(seed), 60))
+    records = play(open_loop(times), always(Script(ttft=ttft)))
+    assert [record.due for record in records] == times
+
+
+def test_late_calls_take_all_that_is_due_and_keep_the_times():
+    driver = open_loop([0.0, 1.0, 2.0, 9.0])
+    assert [request.due for request in driver.take(5.0)] == [0.0, 1.0, 2.0]
+    assert driver.next_at() == 9.0 and driver.num_open == 3
+
+
+@given(st.integers(1, 8), st.floats(0.01, 3.0))
+def test_a_closed_loop_keeps_its_users_busy(users, ttft):
+    driver = Driver(single_turns(), None, users, Limits(duration_s=20.0))
+    records = play(driver, always(Script(ttft=ttft, itl=0.0)))
+    for record in records:
+        beside = sum(other.sent <= record.sent < other.end for other in records)
+        assert beside == users
+    assert len(records) >= users
+
+
+def test_a_user_whose_request_failed_pauses():
+    driver = Driver(single_turns(), None, 1, Limits(duration_s=1.0))
+    records = play(driver, always(Script(ttft=0.0, error="503")))
+    assert [record.due for record in records][:3] == pytest.approx([0.0, PAUSE_S, 2 * PAUSE_S])
+
+
+def test_turns_follow_each_other_and_carry_the_talk():
+    seen = {}
+    driver = open_loop([0.0, 0.5], talks([3, 1], think_s=2.0))
+
+    def script(request):
+        seen[request.session, request.turn] = request
+        return Script(ttft=1.0, itl=0.0)
+
+    records = play(driver, script)
+    assert [(r.session, r.turn, r.due) for r in sorted(records, key=lambda r: r.due)] == [
+        (0, 0, 0.0), (1, 0, 0.5), (0, 1, 3.0), (0, 2, 6.0),
+    ]  # fmt: skip
+    first, last = seen[0, 0], seen[0, 2]
+    assert last.messages[: len(first.messages)] == first.messages == (("user", "0.0"),)
+    assert last.messages == (
+        ("user", "0.0"), ("assistant", "answer 0"), ("user", "0.1"), ("assistant", "answer 2"), ("user", "0.2"),
+    )  # fmt: skip
+
+
+def test_a_talk_ends_with_an_answer_that_failed():
+    records = play(open_loop([0.0], talks([3])), always(Script(error="503")))
+    assert len(records) == 1
+
+
+@given(st.integers(0, 200), st.floats(0.5, 30.0))
+def test_limits_hold(count, seconds):
+    limits = Limits(seconds, count or None)
+    driver = open_loop(itertools.count(0.0, 0.1), limits=limits)
+    records = play(driver, always(Script()))
+    assert all(record.due < seconds for record in records)
+    assert len(records) <= (count or len(records))
+    assert driver.is_done
+
+
+def test_stopped_it_sends_nothing_more():
+    driver = open_loop(itertools.count(0.0, 1.0))
+    driver.take(3.0)
+    driver.stop()
+    assert driver.take(99.0) == [] and driver.num_open == 4
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_that_share_of_clients_hangs_up(share):
+    times = [0.1 * i for i in range(400)]
+    records = play(open_loop(times, single_turns(8), hang_ups=HangUps(share, 3)), always(Script()))
+    left = [record for record in records if record.hung_up]
+    assert len(left) / 400 == pytest.approx(share, abs=0.07)
+    assert {len(record.at) for record in left} == (set(range(8)) if left else set())
