@@ -161,7 +161,7 @@ class Gateway:
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
         # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
-        self._link.send(peer, Welcome(router_id=self._identity[0], router_epoch=self._identity[1]))
+        self._link.send(peer, Welcome(*self._identity, connection=hello.connection))
         if replaced is not None:
             self._lose(replaced, "it has started anew", now)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")

@@ -222,6 +222,9 @@ class Node:
         )
 
     def _welcomed(self, peer: str, message: Welcome) -> None:
+        if message.connection != self._connections[peer]:  # on this one the router has not heard us yet
+            self.ctx.drop(peer, "Welcome to an earlier connection")
+            return
         self._hello_due.pop(peer, None)
         for over in self.ctx.routers.welcome(peer, RouterLife(message.router_id, message.router_epoch)):
             self._router_over(over)

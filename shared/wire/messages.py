@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_SEQUENCES = 128
 
 # Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction).
@@ -101,6 +101,7 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
+    connection: Count  # the Hello's: one that was under way while the connection broke answers nobody
 
 
 class Heartbeat(Message, frozen=True):

@@ -178,8 +178,8 @@ def test_nonsense_and_another_life_of_the_router(router: RouterStub, spawn: Spaw
 def send_nonsense(router: RouterStub) -> None:
     """On both sockets: dropped and counted, and the next request is served."""
     peer = router.socket._routes[router.peers["d0"]]
-    good = encode(Welcome("test", 1))
-    for bad in (b"", b"\xc1", good[:-2], b"\x81\xa1t\xa4Nope", encode(Welcome("test", 1)) + b"x", b"\x91" * 5000):
+    good = encode(Welcome("test", 1, 1))
+    for bad in (b"", b"\xc1", good[:-2], b"\x81\xa1t\xa4Nope", encode(Welcome("test", 1, 1)) + b"x", b"\x91" * 5000):
         router.socket.socket.send_multipart([peer, bad])
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
@@ -200,7 +200,7 @@ def change_epoch(router: RouterStub) -> None:
     key = router.generate("p0", job(0), "d0")
     started(router, "d0", key)
     for node_id in ("p0", "d0"):
-        router.socket.send(router.peers[node_id], Welcome("test", 2))
+        router.socket.send(router.peers[node_id], Welcome("test", 2, 1))
     for node_id in ("p0", "d0"):
         router.wait_at_rest(node_id)
     assert not router.book.ends[key]

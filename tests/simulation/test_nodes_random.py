@@ -64,7 +64,7 @@ class Cluster:
         knobs = self.knobs.__class__(**{**self.knobs.__dict__, "num_pages": 1 + tokens // self.knobs.page_size})
         node = make_node("prefill" if slot[0] == "p" else "decode", slot, knobs, epoch=self.epochs)
         self.nodes[name_of(node)] = node
-        self.channel(ROUTER, name_of(node)).extend([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))])
+        self.channel(ROUTER, name_of(node)).extend([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1, 1))])
 
     def channel(self, src: str, dst: str) -> deque[Inbound]:
         return self.channels.setdefault((src, dst), deque())

@@ -139,7 +139,7 @@ class Net:
         self.rng = random.Random(seed)
         for name in self.nodes:
             self.inboxes[name].append(PeerUp(ROUTER))
-            self.to_node(name, Welcome(ROUTER_ID, ROUTER_EPOCH))
+            self.to_node(name, Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
 
     def to_node(self, name: str, message: Message, source: str = ROUTER) -> None:
         self.inboxes[name].append(Received(source, decode(encode(message))))

@@ -50,7 +50,7 @@ class RouterStub:
             elif isinstance(inbound, Received) and isinstance(inbound.message, Hello):
                 self.hellos[inbound.message.node_id] = inbound.message
                 self.peers[inbound.message.node_id] = inbound.peer
-                self.socket.send(inbound.peer, Welcome(ROUTER_ID, self.epoch))
+                self.socket.send(inbound.peer, Welcome(ROUTER_ID, self.epoch, inbound.message.connection))
             elif isinstance(inbound, Received):
                 self.book.take(inbound.peer, self._of_this_life(inbound.message))
 

@@ -156,7 +156,7 @@ def test_a_new_life_of_the_router_ends_the_requests_of_the_old_one() -> None:
     net.run(until=lambda: bool(net.messages(Installed)))
     net.generate(p, job(1), d)
     for node in (p, d):
-        net.to_node(name_of(node), Welcome(ROUTER_ID, 2))
+        net.to_node(name_of(node), Welcome(ROUTER_ID, 2, 1))
     net.run()
     assert not net.router.ends
     late = net.generate(p, job(2), d)  # of epoch 1
@@ -169,7 +169,7 @@ def test_an_offer_of_an_old_life_of_the_router_is_refused() -> None:
     p, d = pair()
     net = Net([p, d])
     net.tick(name_of(d))
-    net.to_node(name_of(d), Welcome(ROUTER_ID, 2))
+    net.to_node(name_of(d), Welcome(ROUTER_ID, 2, 1))
     net.generate(p, job(), d)
     net.run()
     assert not net.messages(Grant) and "restarted" in net.messages(Refuse)[0].reason
@@ -233,7 +233,7 @@ def retract_granted(node: Node) -> None:
 def test_what_is_queued_for_a_closed_router_is_not_sent_to_the_next() -> None:
     p, _ = pair()
     assert p.tick([PeerClosed(ROUTER)], 0.0) == [], "not up yet: the link keeps trying"
-    p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))], 0.0)
+    p.tick([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1, 1))], 0.0)
     assert p.tick([PeerClosed(ROUTER)], 0.0) == [HangUp(ROUTER), Dial(ROUTER, ROUTER)]
 
 
@@ -254,7 +254,8 @@ def test_hello_goes_out_with_every_connection() -> None:
     p, d = pair()
     net = Net([p, d])
     net.run()
-    net.inboxes[name_of(p)].extend([PeerClosed(ROUTER), PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1))])
+    again = Received(ROUTER, Welcome(ROUTER_ID, 1, connection=2))
+    net.inboxes[name_of(p)].extend([PeerClosed(ROUTER), PeerUp(ROUTER), again])
     net.run()
     assert [hello.node_id for hello in net.router.hellos] == ["p0", "d0", "p0"]
 

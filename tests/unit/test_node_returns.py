@@ -97,6 +97,25 @@ def test_a_drain_that_never_arrived_is_said_again() -> None:
     assert said == [2, 2, 2]
 
 
+def test_a_welcome_of_an_earlier_connection_is_none() -> None:
+    """Simulation seed 1003475: it was under way while the connection broke, the next Hello got lost, and the node, sure
+    that its router knew it, never asked again."""
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = next(iter(net.nodes))
+    net.inboxes[name].clear()
+    net.inboxes[name].extend([PeerUp(ROUTER), PeerClosed(ROUTER), PeerUp(ROUTER)])
+    net.to_node(name, Welcome("test", 1, connection=1))
+    net.tick(name)
+    assert not node.ctx.routers.welcomed()
+    net.now = HELLO_AGAIN_S
+    net.tick(name)
+    assert [hello.connection for hello in net.messages(Hello)] == [1, 2, 2]
+    net.to_node(name, Welcome("test", 1, connection=2))
+    net.tick(name)
+    assert node.ctx.routers.welcomed() == [ROUTER]
+
+
 def test_a_hello_without_welcome_is_said_again() -> None:
     """Its router still knew another life of this node, say, with a later epoch."""
     node = make_node("decode", "d", CoreKnobs())
@@ -108,7 +127,7 @@ def test_a_hello_without_welcome_is_said_again() -> None:
         net.now = now
         net.tick(name)
     assert len([m for m in net.messages(Hello)]) == 2
-    net.to_node(name, Welcome("test", 1))
+    net.to_node(name, Welcome("test", 1, 1))
     net.at(10 * HELLO_AGAIN_S)
     net.tick(name)
     net.at(10 * HELLO_AGAIN_S)

@@ -22,7 +22,7 @@ class Ends:
 
     def __init__(self, rewrite: Callable[[Seen], Message | None] = lambda seen: None) -> None:
         self.proxy = FaultProxy(rewrite)
-        self.context, self.router = open_router("tcp://127.0.0.1:*", OPTIONS)
+        self.context, _, self.router = open_router("tcp://127.0.0.1:*", OPTIONS)
         self.link = self.proxy.link("router", self.router.endpoint)
         self.node = NodeLinks("n", 7, options=OPTIONS)
         self.node.dial("r", self.link.endpoint)
@@ -73,8 +73,8 @@ def test_both_ways_and_with_page_frames(ends: Ends) -> None:
     received = ends.at_router[0]
     assert isinstance(received, Received) and received.peer == "n@7"
     assert [bytes(frame) for frame in received.frames] == pages
-    assert ends.router.send("n@7", Welcome("r", 1))
-    ends.until(lambda: Received("r", Welcome("r", 1)) in ends.at_node)
+    assert ends.router.send("n@7", Welcome("r", 1, 1))
+    ends.until(lambda: Received("r", Welcome("r", 1, 1)) in ends.at_node)
     assert ends.proxy.passed == {"Ready": 1, "Welcome": 1}
 
 

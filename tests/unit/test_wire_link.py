@@ -332,9 +332,9 @@ def test_the_router_link(loop_kind: str) -> None:
         node.dial("router", link.endpoint)
         node.send("router", Heartbeat("d", 3, LOAD, False))
         assert await collect(link, Received, seen) == Received("d@3", Heartbeat("d", 3, LOAD, False))
-        assert link.send("d@3", Welcome("router", 1))
-        assert not link.send("d@4", Welcome("router", 1))
-        assert (await asyncio.to_thread(Inbox(node).next, Received)).message == Welcome("router", 1)
+        assert link.send("d@3", Welcome("router", 1, 1))
+        assert not link.send("d@4", Welcome("router", 1, 1))
+        assert (await asyncio.to_thread(Inbox(node).next, Received)).message == Welcome("router", 1, 1)
         waiting = asyncio.create_task(collect(link, PeerClosed, seen))
         await asyncio.sleep(0.02)
         assert not waiting.done()
@@ -366,7 +366,7 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
 
         async def noise() -> None:
             while True:
-                link.send("d@1", Welcome("r", 1)) if seen else None
+                link.send("d@1", Welcome("r", 1, 1)) if seen else None
                 await asyncio.sleep(0)
 
         seen: list[Inbound] = []
