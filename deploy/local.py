@@ -106,6 +106,7 @@ def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) ->
         limits=config.limits,
         timeouts=config.timeouts,
         cores=plan.router,
+        security=config.security,
         log=config.log,
     )
     return [spec("router", "router", router, parent_pid, vital=True), *node_specs(config, plan, parent_pid)]
@@ -129,6 +130,7 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
         spec=config.spec,
         node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
         cores=cores,
+        security=config.security,
         log=config.log,
     )
 

@@ -34,7 +34,9 @@ from shared.config.processes import RouterProcessConfig
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.wire.keyring import ring_of_router
 from shared.wire.link import RouterLink
+from shared.wire.sockets import LinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,10 @@ def run(config: RouterProcessConfig) -> int:
         api=read_key(config.router.api_key_file, "--api-key-file"),
         admin=read_key(config.router.admin_key_file, "--admin-key-file"),
     )
+    ring = ring_of_router(config.security.keys, config.router.router_id)
     listener = bind_http(config.router.host, config.router.port)
     try:
-        link = RouterLink(config.router.node_endpoint)
+        link = RouterLink(config.router.node_endpoint, LinkOptions(ring=ring))
         try:
             text = load_text_model(config.model.model)
             gc.freeze()  # the vocabulary never changes: no collection should walk over it
@@ -107,7 +110,7 @@ def make_gateway(
         resume_wait_s=config.timeouts.resume_wait_s,
     )
     dispatcher = Dispatcher(identity, registry, placer, Journal(), limits)
-    return Gateway(identity, registry, dispatcher, link, metrics, log)
+    return Gateway(identity, registry, dispatcher, link, metrics, log, wire_counts=link.stats.counts)
 
 
 def read_key(path: str, flag: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,9 +18,10 @@ from router.registry import Node, Registry
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
+from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
-from shared.wire.peers import Inbound, PeerClosed, Received
+from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
 
@@ -47,8 +49,11 @@ class Gateway:
         metrics: ClusterMetrics,
         log: Logger,
         clock: Callable[[], float] = time.monotonic,
+        wire_counts: Counter[str] | None = None,
     ) -> None:
         self._identity = identity
+        self._wire_counts: Counter[str] = Counter() if wire_counts is None else wire_counts
+        self._wire = WireTotals()
         self._registry = registry
         self._dispatcher = dispatcher
         self._link = link
@@ -124,6 +129,8 @@ class Gateway:
         now = self._clock()
         self._note_absence(now)
         self._awake_at = now
+        for name, amount in self._wire.take(self._wire_counts).items():
+            self._metrics.count(self._identity[0], name, amount)
         for node in self._registry.newly_silent(now):
             self._lose(node, "it has fallen silent", now)
         self._apply(self._dispatcher.tick(now))
@@ -158,6 +165,7 @@ class Gateway:
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
         node, replaced = self._registry.hello(peer, hello, now)
         if node is None:
+            self._metrics.count(self._identity[0], f"{REFUSED_PREFIX}{REFUSED_EPOCH}", 1)
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
         # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it

@@ -1,4 +1,4 @@
-"""Which addresses may be bound or dialled: only this machine, until nodes and clients can prove who they are."""
+"""Which addresses may be bound or dialled: without keys only this machine, for nobody else can prove who they are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import ipaddress
 
 from shared.core.errors import ConfigError
 
+KEY_MARK = "#"  # tcp://host:port#key: where a node is, and the key that it answers under
+ANY_ADDRESS = ("0.0.0.0", "::", "*", "")
 NO_KEYS = (
-    "this version serves this machine only (127.0.0.1, ::1 or localhost): addresses that others can reach need keys "
-    "between nodes, which come with a later version. To reach it from elsewhere, use an SSH tunnel"
+    "other machines can reach it, so routers and nodes need keys (`baton keys --help`): make them with `baton keys "
+    "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
+    "machine only (127.0.0.1, ::1 or localhost)"
+)
+NO_CLIENT_KEYS = (
+    "the HTTP API serves this machine only (127.0.0.1, ::1 or localhost), for it does not encrypt what clients send. "
+    "To reach it from elsewhere use a proxy that speaks TLS, or an SSH tunnel. (Keys of `baton keys` are for the ports "
+    "between routers and nodes; clients' keys are --api-key-file.)"
 )
 
 
@@ -21,13 +29,23 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_loopback(host: str, flag: str) -> None:
+def check_http_host(host: str, flag: str) -> None:
     if not is_loopback(host):
+        raise ConfigError(f"{flag} is {host!r}: {NO_CLIENT_KEYS}")
+
+
+def check_bind_host(host: str, flag: str, *, has_keys: bool) -> None:
+    """The address that a node tells others to dial."""
+    if is_loopback(host):
+        return
+    if not has_keys:
         raise ConfigError(f"{flag} is {host!r}: {NO_KEYS}")
+    if host in ANY_ADDRESS:
+        raise ConfigError(f"{flag} is {host!r}: others dial what stands here, so name one address of this machine")
 
 
-def check_endpoint(endpoint: str, flag: str) -> None:
-    """Accepts tcp://<loopback>:<port> and ipc://<path>."""
+def check_endpoint(endpoint: str, flag: str, *, has_keys: bool) -> None:
+    """Accepts tcp://<host>:<port>, on loopback or with keys, and ipc://<path>."""
     if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
         return
     if not endpoint.startswith("tcp://"):
@@ -37,4 +55,5 @@ def check_endpoint(endpoint: str, flag: str) -> None:
         raise ConfigError(
             f"{flag} is {endpoint!r}; it needs a port from 0 to 65535 at its end, as tcp://127.0.0.1:7001"
         )
-    require_loopback(host, flag)
+    if not has_keys and not is_loopback(host):
+        raise ConfigError(f"{flag} is {endpoint!r}: {NO_KEYS}")

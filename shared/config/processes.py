@@ -14,6 +14,7 @@ from shared.config.settings import (
     NodeConfig,
     RouterConfig,
     SchedConfig,
+    SecurityConfig,
     SpecConfig,
     TimeoutsConfig,
 )
@@ -34,7 +35,11 @@ class RouterProcessConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     cores: CorePlan = field(default_factory=CorePlan)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        self.router.check_addresses(has_keys=self.security.has_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,12 @@ class NodeProcessConfig:
     spec: SpecConfig = field(default_factory=SpecConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     cores: CorePlan = field(default_factory=CorePlan)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
+        self.node.check_addresses(has_keys=self.security.has_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,10 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
+        self.node.check_addresses(has_keys=self.security.has_keys)
+        self.router.check_addresses(has_keys=self.security.has_keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.config.endpoints import check_endpoint, require_loopback
+from shared.config.endpoints import check_bind_host, check_endpoint, check_http_host
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
@@ -161,9 +161,28 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require_loopback(self.bind_host, "--bind-host")
+
+    def check_addresses(self, *, has_keys: bool) -> None:
+        """ConfigError for those that need keys, where there are none."""
+        check_bind_host(self.bind_host, "--bind-host", has_keys=has_keys)
         for endpoint in self.router:
-            check_endpoint(endpoint, "--router")
+            check_endpoint(endpoint, "--router", has_keys=has_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """How routers and nodes prove to each other who they are."""
+
+    keys: str = option(
+        "", "folder with this cluster's keys (`baton keys --help`); empty: no keys, this machine only", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +205,13 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require_loopback(self.host, "--host")
-        check_endpoint(self.node_endpoint, "--node-endpoint")
+        check_http_host(self.host, "--host")
         if not self.router_id or len(self.router_id) > 64:
             raise ConfigError("--router-id must have 1 to 64 characters")
+
+    def check_addresses(self, *, has_keys: bool) -> None:
+        """ConfigError for one that needs keys, where there are none."""
+        check_endpoint(self.node_endpoint, "--node-endpoint", has_keys=has_keys)
 
 
 @dataclass(frozen=True, slots=True)

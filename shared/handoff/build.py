@@ -44,6 +44,7 @@ from shared.sched.settings import SchedSettings
 from shared.spec.choose import make_drafter
 from shared.transfer.choose import available_transports, host_id
 from shared.wire.codec import WireLimits
+from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
 from shared.wire.sockets import LinkOptions
 
@@ -60,11 +61,12 @@ class Loaded:
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
-    node_id = config.node.node_id or f"{config.node.role}-{os.getpid()}"
+    ring = ring_of_node(config.security.keys, config.node.node_id)
+    node_id = ring.name if ring is not None else config.node.node_id or f"{config.node.role}-{os.getpid()}"
     log = Logger(node_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
     keep_freed_memory()
-    links = open_links(config, node_id, time.time_ns() // 1000)
+    links = open_links(config, node_id, time.time_ns() // 1000, ring)
     core: NodeCore | None = None
     try:
         core = build_core(config, log, links.wakeup.set)
@@ -83,12 +85,15 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     return code
 
 
-def open_links(config: NodeProcessConfig, node_id: str, epoch: int) -> NodeLinks:
+def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
     node = config.node
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
     beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
     options = LinkOptions(
-        heartbeat_ms=beat_ms, heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms), limits=limits
+        heartbeat_ms=beat_ms,
+        heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms),
+        limits=limits,
+        ring=ring,
     )
     host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)

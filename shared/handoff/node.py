@@ -33,7 +33,7 @@ from shared.wire.messages import (
     Tokens,
     Welcome,
 )
-from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 HELLO_AGAIN_S = 2.0  # without a Welcome: one got lost, or the router still knows another life of this node
 
@@ -82,7 +82,7 @@ class Node:
         self._ends: dict[str, list[SequenceEnd]] = {}
         self._hello_due: dict[str, float] = {}  # routers that are up and have not said Welcome
         self._connections: Counter[str] = Counter()  # to each router, so far
-        self._wire_dropped = 0
+        self._wire = WireTotals()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
         self.busy = False
@@ -341,6 +341,5 @@ class Node:
             self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining))
 
     def _count_wire(self) -> None:
-        dropped = self.ctx.wire_counts["wire_dropped"]
-        self.ctx.metrics.count("wire_errors", dropped - self._wire_dropped)
-        self._wire_dropped = dropped
+        for name, amount in self._wire.take(self.ctx.wire_counts).items():
+            self.ctx.metrics.count(name, amount)

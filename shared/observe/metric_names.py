@@ -34,6 +34,15 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),
 }
 
+# Who was not let in, or not listened to. As counters: refused.<reason>
+REFUSED_METRIC = (
+    "baton_refused_total",
+    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch)",
+)
+REFUSED_PREFIX = "refused."
+REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH = "key", "identity", "epoch"
+REFUSED_COUNTERS = tuple(f"{REFUSED_PREFIX}{reason}" for reason in (REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH))
+
 SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on")
 SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>
 SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 16))

@@ -19,6 +19,9 @@ from shared.observe.metric_names import (
     QUEUE_METRIC,
     QUEUE_PREFIX,
     QUEUE_STAGES,
+    REFUSED_COUNTERS,
+    REFUSED_METRIC,
+    REFUSED_PREFIX,
     ROW_STATES,
     SPEC_DEPTH_COUNTERS,
     SPEC_DEPTH_METRIC,
@@ -89,7 +92,12 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
         short: (Counter(name, help, ["node"], registry=registry), ()) for short, (name, help) in NODE_COUNTERS.items()
     }
     accepted_at = Counter(*SPEC_DEPTH_METRIC, ["node", "position"], registry=registry)
-    return counters | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
+    refused = Counter(*REFUSED_METRIC, ["node", "reason"], registry=registry)
+    return (
+        counters
+        | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
+        | {short: (refused, (short.removeprefix(REFUSED_PREFIX),)) for short in REFUSED_COUNTERS}
+    )
 
 
 class ClusterMetrics:
@@ -113,6 +121,11 @@ class ClusterMetrics:
         self._resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
         self._totals: dict[str, tuple[int, dict[str, float]]] = {}  # node -> (epoch, last totals)
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
+
+    def count(self, node: str, name: str, amount: float) -> None:
+        """One of the nodes' counters, for what the router itself counts."""
+        counter, labels = self._counters[name]
+        counter.labels(node, *labels).inc(amount)
 
     def resumed(self, count: int) -> None:
         """So many requests went on elsewhere."""

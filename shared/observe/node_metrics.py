@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS, QUEUE_PREFIX, QUEUE_STAGES, SPEC_DEPTH_COUNTERS
+from shared.observe.metric_names import (
+    NODE_COUNTERS,
+    NODE_HISTOGRAMS,
+    QUEUE_PREFIX,
+    QUEUE_STAGES,
+    REFUSED_COUNTERS,
+    SPEC_DEPTH_COUNTERS,
+)
 
 MAX_SAMPLES = 512  # per name and heartbeat; beyond it samples are lost, counters never
 
@@ -11,7 +18,7 @@ class NodeMetrics:
     """Counters since the epoch began, samples since the last take. Owned by the node's loop thread."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, float] = dict.fromkeys((*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS), 0.0)
+        self._counters: dict[str, float] = dict.fromkeys((*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS), 0.0)
         self._samples: dict[str, list[float]] = {}
 
     def count(self, name: str, amount: float = 1.0) -> None:

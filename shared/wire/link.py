@@ -3,7 +3,7 @@
     node:   ROUTER (bound, peers dial in)  +  one DEALER per router  +  one DEALER per decode node it hands to
     router: ROUTER (bound, nodes dial in)
 
-Know nothing of what the messages mean.
+With keys, each bound socket is the CURVE server of those who dial it. Know nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import zmq
 
 from shared.core.errors import ConfigError
 from shared.wire.codec import Buffer
+from shared.wire.dialling import Dialling
 from shared.wire.messages import Message
-from shared.wire.peers import Inbound, WireStats, peer_name
+from shared.wire.peers import Inbound, PeerClosed, WireStats, peer_name
 from shared.wire.sockets import DealerSocket, LinkOptions, RouterSocket, has_input
 from shared.wire.wakeup import Wakeup
+from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
+KEYS_LOOK_S = 0.5  # a router without messages looks so often whether its keys have changed
+Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class NodeLinks:
@@ -36,7 +40,8 @@ class NodeLinks:
         self.identity = peer_name(node_id, epoch)
         self._options = options
         self._dealers: dict[str, DealerSocket] = {}
-        self._context, self._router = open_router(bind, options)
+        self._dialling = Dialling(options.ring)
+        self._context, self._authenticator, self._router = open_router(bind, options)
         self._stats = self._router.stats
         self.wakeup = Wakeup()
         self._poller = zmq.Poller()
@@ -45,29 +50,30 @@ class NodeLinks:
 
     @property
     def endpoint(self) -> str:
-        """Where peers dial this node."""
-        return self._router.endpoint
+        """Where peers dial this node, and under which key they find it."""
+        return self._router.address
 
     @property
     def counts(self) -> Counter[str]:
-        """wire_dropped, wire_sends_refused."""
+        """wire_dropped, wire_sends_refused, wire_refused.<reason>."""
         return self._stats.counts
 
     def dial(self, peer: str, endpoint: str) -> None:
-        """Start connecting; PeerUp or PeerClosed follows. Dialling the same peer again changes nothing."""
+        """Start connecting; PeerUp or PeerClosed follows. Dialling the same peer again changes nothing.
+
+        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled."""
         if peer in self._dealers:
             return
-        dealer = DealerSocket(self._context, peer, endpoint, self.identity, self._options, self._stats)
+        address, server = self._dialling.choose(peer, endpoint)
+        dealer = DealerSocket(self._context, peer, address, self.identity, self._options, self._stats, server)
         self._dealers[peer] = dealer
-        self._poller.register(dealer.socket, zmq.POLLIN)
-        self._poller.register(dealer.monitor, zmq.POLLIN)
+        self._watch(dealer)
 
     def hang_up(self, peer: str) -> None:
         """Close a dialled connection; what is still queued for it is lost, and no PeerClosed comes."""
         dealer = self._dealers.pop(peer, None)
         if dealer is not None:
-            self._poller.unregister(dealer.socket)
-            self._poller.unregister(dealer.monitor)
+            self._unwatch(dealer)
             dealer.close()
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
@@ -78,7 +84,7 @@ class NodeLinks:
     def poll(self, timeout_s: float) -> list[Inbound]:
         """What happened; waits up to timeout_s for something, or for `wakeup`. 0: just look."""
         ready = {pollable for pollable, _ in self._poller.poll(max(0, round(timeout_s * 1000)))}
-        inbound: list[Inbound] = []
+        inbound = self._follow_keys()
         if self.wakeup.fd in ready:
             self.wakeup.clear()
         if self._router.socket in ready or self._router.monitor in ready:
@@ -86,14 +92,41 @@ class NodeLinks:
         for dealer in self._dealers.values():
             if dealer.socket in ready or dealer.monitor in ready:
                 inbound.extend(dealer.receive())
+                self._dialling.note(dealer)
+        self._dial_again(self._dialling.due())
         return inbound
+
+    def _follow_keys(self) -> list[Inbound]:
+        """After a change of keys: peers that are not allowed any more, and dialled ones that must see our new key."""
+        if not self._dialling.keys_changed():
+            return []
+        inbound = self._router.receive()
+        stale = [dealer for dealer in self._dealers.values() if self._dialling.is_stale(dealer)]
+        inbound.extend(PeerClosed(dealer.name) for dealer in stale if dealer.state == "up")
+        for dealer in stale:
+            dealer.state = "closed"
+        self._dial_again([dealer.name for dealer in stale])
+        return inbound
+
+    def _dial_again(self, peers: Sequence[str]) -> None:
+        for dealer in (self._dealers[peer] for peer in peers if peer in self._dealers):
+            self._unwatch(dealer)
+            dealer.again(self._dialling.next_key(dealer))
+            self._watch(dealer)
+
+    def _watch(self, dealer: DealerSocket) -> None:
+        self._poller.register(dealer.socket, zmq.POLLIN)
+        self._poller.register(dealer.monitor, zmq.POLLIN)
+
+    def _unwatch(self, dealer: DealerSocket) -> None:
+        self._poller.unregister(dealer.socket)
+        self._poller.unregister(dealer.monitor)
 
     def close(self) -> None:
         """Returns when the I/O thread has let go of every page frame."""
         for peer in list(self._dealers):
             self.hang_up(peer)
-        self._router.close()
-        self._context.term()
+        close_router(self._context, self._authenticator, self._router)
         self.wakeup.close()
 
 
@@ -101,7 +134,8 @@ class RouterLink:
     """The router's side: one bound ROUTER inside an asyncio (or uvloop) loop. One task receives."""
 
     def __init__(self, bind: str, options: LinkOptions = DEFAULT_OPTIONS) -> None:
-        self._context, self._router = open_router(bind, options)
+        self._context, self._authenticator, self._router = open_router(bind, options)
+        self._has_keys = options.ring is not None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -133,8 +167,7 @@ class RouterLink:
         return sent
 
     def close(self) -> None:
-        self._router.close()
-        self._context.term()
+        close_router(self._context, self._authenticator, self._router)
 
     async def _until_readable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,6 +175,7 @@ class RouterLink:
         fds = [socket.fileno() for socket in (self._router.socket, self._router.monitor)]
         for fd in fds:
             loop.add_reader(fd, self._wake)
+        look = loop.call_later(KEYS_LOOK_S, self._wake) if self._has_keys else None
         try:
             # Asking for EVENTS arms the edges; what came before that is seen here.
             if self._router.readable() or has_input(self._router.monitor):
@@ -149,6 +183,8 @@ class RouterLink:
             await self._waiter
         finally:
             self._waiter = None
+            if look is not None:
+                look.cancel()
             for fd in fds:
                 loop.remove_reader(fd)
 
@@ -157,14 +193,25 @@ class RouterLink:
             self._waiter.set_result(None)
 
 
-def open_router(bind: str, options: LinkOptions) -> tuple[zmq.Context[zmq.Socket[bytes]], RouterSocket]:
+def open_router(bind: str, options: LinkOptions) -> tuple[Context, Authenticator | None, RouterSocket]:
     """A context with a bound ROUTER in it; ConfigError when the address is taken, or not ours to use."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: Context = zmq.Context()
+    authenticator = None
     try:
-        return context, RouterSocket(context, with_free_port(bind), options)
+        endpoint = with_free_port(bind)
+        authenticator = Authenticator(context, options.ring) if options.ring is not None else None
+        return context, authenticator, RouterSocket(context, endpoint, options)
     except BaseException:
-        context.term()
+        close_router(context, authenticator, None)
         raise
+
+
+def close_router(context: Context, authenticator: Authenticator | None, router: RouterSocket | None) -> None:
+    if router is not None:
+        router.close()
+    if authenticator is not None:
+        authenticator.close()
+    context.term()
 
 
 def with_free_port(endpoint: str) -> str:

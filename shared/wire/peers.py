@@ -10,12 +10,25 @@ from collections import Counter
 from dataclasses import dataclass
 
 from shared.core.errors import ConfigError, WireError
+from shared.observe.metric_names import REFUSED_COUNTERS, REFUSED_KEY, REFUSED_PREFIX
 from shared.wire.codec import Buffer
 from shared.wire.messages import AnyMessage, Goodbye, Heartbeat, Hello, Offer, Tokens
 
 logger = logging.getLogger(__name__)
 MAX_IDENTITY_BYTES = 255
 MAX_LOGGED_KINDS = 200
+REFUSED_COUNT = {short.removeprefix(REFUSED_PREFIX): f"wire_{short}" for short in REFUSED_COUNTERS}
+METRIC_OF_COUNT = {"wire_dropped": "wire_errors"} | {f"wire_{short}": short for short in REFUSED_COUNTERS}
+
+
+class Refused(WireError):
+    """A message of somebody who is not who it says, or not any more. `reason`: as in metric_names."""
+
+    code = "refused"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,22 @@ def check_sender(peer: str, message: AnyMessage) -> None:
         raise WireError(f"{type(message).__name__} of {claimed[0]}@{claimed[1]:x} sent by {peer}")
 
 
+class WireTotals:
+    """What a link has counted since it was last asked, under the names of metrics."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+
+    def take(self, counts: Counter[str]) -> dict[str, int]:
+        new = {
+            METRIC_OF_COUNT[name]: total - self._taken[name]
+            for name, total in counts.items()
+            if name in METRIC_OF_COUNT
+        }
+        self._taken = counts.copy()
+        return {name: amount for name, amount in new.items() if amount}
+
+
 class WireStats:
     """Counts of one link; each kind of bad frame is logged once per peer, however often it comes."""
 
@@ -83,10 +112,19 @@ class WireStats:
 
     def dropped(self, peer: str, error: WireError) -> None:
         self.counts["wire_dropped"] += 1
+        if isinstance(error, Refused):
+            self.counts[REFUSED_COUNT[error.reason]] += 1
         kind = (peer, error.message.partition(":")[0][:40])
         if kind not in self._logged and len(self._logged) < MAX_LOGGED_KINDS:
             self._logged.add(kind)
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
+
+    def shut_out(self, what: str) -> None:
+        """A connection that did not come about, for want of a key that is allowed."""
+        self.counts[REFUSED_COUNT[REFUSED_KEY]] += 1
+        if (what, "") not in self._logged:
+            self._logged.add((what, ""))
+            logger.warning("refused a connection: %s (further ones are only counted)", what)
 
     def refused(self) -> None:
         """A send that found a full queue or no peer."""

@@ -1,5 +1,5 @@
-"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor. How a ROUTER tells who has gone is in
-connections.py. Knows nothing of loops or scheduling."""
+"""The two kinds of ZMQ sockets we use, never blocking, each with its monitor, both with CURVE where there are keys. How
+a ROUTER tells who has gone is in connections.py, whom it listens to in admission.py. Knows nothing of loops."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from typing import cast
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from shared.config.endpoints import check_endpoint
+from shared.config.endpoints import KEY_MARK, check_endpoint
 from shared.core.errors import ConfigError, WireError
+from shared.observe.metric_names import REFUSED_IDENTITY
+from shared.wire.admission import Admission
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.connections import Connections
-from shared.wire.messages import Message
-from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireStats, check_sender, parse_peer
+from shared.wire.key_files import ROUTER
+from shared.wire.keyring import KeyRing
+from shared.wire.messages import AnyMessage, Message, Welcome
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
+from shared.wire.zap import DOMAIN
 
+SHUT_OUT = {  # handshakes that failed for want of a key
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
+    int(
+        zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    ): "it has no key and needs one, has one and needs none, or means another peer",
+}
+LEFT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # whoever sees first that keys do not fit
 DEALER_EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -26,15 +39,24 @@ DEALER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+ROUTER_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 MAX_BATCH = 1024
 NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
+USER_PROPERTY = "User-Id"  # what the authenticator said of it: its public key
+HANDSHAKE_MS = 10_000  # a connection that has not proved itself by then is closed
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
     """`queue_messages`: most messages waiting in each direction per peer; beyond it sends are refused.
 
-    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms.
+    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms. With `ring` every connection is encrypted, and
+    both of its ends prove who they are; without it this machine only may connect.
     """
 
     queue_messages: int = 4096
@@ -43,6 +65,7 @@ class LinkOptions:
     reconnect_ms: int = 50
     reconnect_max_ms: int = 1000
     limits: WireLimits = DEFAULT_LIMITS
+    ring: KeyRing | None = None
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
@@ -53,6 +76,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     socket.setsockopt(zmq.RCVHWM, options.queue_messages)
     socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
     socket.setsockopt(zmq.MAXMSGSIZE, max(options.limits.max_frame_bytes, options.limits.max_control_bytes))
@@ -87,10 +111,27 @@ def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         return None
 
 
-def property_of(part: zmq.Frame) -> str:
-    """What the connection that it came by says it is; "" when it says nothing."""
+def serve_curve(socket: zmq.Socket[bytes], ring: KeyRing) -> None:
+    """Let in whom the authenticator allows, and nobody should there be no authenticator."""
+    pair = ring.listener
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def dial_curve(socket: zmq.Socket[bytes], ring: KeyRing, server: bytes) -> None:
+    """As ourselves, to whoever holds the secret of `server`."""
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, ring.now.own.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, ring.now.own.secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+
+
+def property_of(part: zmq.Frame, name: str) -> str:
+    """What is known of the connection that it came by; "" when nothing is."""
     try:
-        return str(part.get(NAME_PROPERTY))
+        return str(part.get(name))
     except (zmq.ZMQError, UnicodeDecodeError):
         return ""
 
@@ -118,14 +159,21 @@ class RouterSocket:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
-        check_endpoint(endpoint, "endpoint")
+        check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         self.stats = WireStats()
         self._limits = options.limits
+        self._ring = options.ring
+        self._keys = options.ring.now if options.ring is not None else None
+        self._admission = Admission(options.ring)
         self.socket = open_socket(context, zmq.ROUTER, options)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        if self._ring is not None:
+            serve_curve(self.socket, self._ring)
+        self.monitor = self.socket.get_monitor_socket(ROUTER_EVENTS)
         self._connections = Connections(self._drain)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
+        self._key_of: dict[str, bytes] = {}  # peer -> its key, with keys
+        self._is_bound = True
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -133,16 +181,23 @@ class RouterSocket:
             raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
 
+    @property
+    def address(self) -> str:
+        """The endpoint and, for a node with keys, the key it listens under: what peers must be told to dial it."""
+        if self._ring is None or self._ring.kind == ROUTER:
+            return self.endpoint
+        return f"{self.endpoint}{KEY_MARK}{self._ring.listener.public.hex()}"
+
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
+        inbound: list[Inbound] = list(map(PeerClosed, self._follow_keys()))
         self._drain()
-        inbound: list[Inbound] = []
         while len(inbound) < MAX_BATCH:
             parts = receive_parts(self.socket)
             if parts is None:
                 gone = self._connections.take_gone()
                 for peer in gone:
-                    self._routes.pop(peer, None)
+                    self._forget(peer)
                 inbound.extend(map(PeerClosed, gone))
                 break
             received = self._open(parts)
@@ -166,8 +221,9 @@ class RouterSocket:
     def _open(self, parts: list[zmq.Frame]) -> Received | None:
         name = "a stranger"
         try:
-            parse_peer(claimed := property_of(parts[-1]))
+            parse_peer(claimed := property_of(parts[-1], NAME_PROPERTY))
             name = claimed
+            self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
             self._connections.seen(int(parts[-1].get(zmq.SRCFD)), name)
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
@@ -178,11 +234,56 @@ class RouterSocket:
         return Received(name, message, frames)
 
     def _drain(self) -> None:
-        self._connections.closed(fd for event, fd in drain_monitor(self.monitor) if event == zmq.EVENT_DISCONNECTED)
+        events = drain_monitor(self.monitor)
+        self._connections.closed(fd for event, fd in events if event == zmq.EVENT_DISCONNECTED)
+        for event, _ in events:
+            if event in SHUT_OUT:
+                self.stats.shut_out(SHUT_OUT[event])
+            elif event == LEFT and self._ring is not None:
+                self.stats.shut_out(LEFT_EARLY)
+
+    def _forget(self, peer: str) -> None:
+        self._routes.pop(peer, None)
+        self._key_of.pop(peer, None)
+        self._admission.gone(peer)
+
+    # ---- keys that change
+
+    def _follow_keys(self) -> list[str]:
+        """Peers whose key is no longer allowed: nothing of theirs is listened to from now on, nothing goes to them."""
+        ring = self._ring
+        if ring is None or self._keys is (now := ring.now):
+            self._bind_again()
+            return []
+        before, self._keys = self._keys, now
+        if ring.kind == ROUTER and before is not None and before.own != now.own:
+            self.socket.unbind(self.endpoint)  # its connections break: the nodes come back under the new key
+            serve_curve(self.socket, ring)
+            self._is_bound = False
+        out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
+        for peer in out:
+            self._forget(peer)
+        return out
+
+    def _bind_again(self) -> None:
+        """libzmq lets go of the address in its own time."""
+        if self._is_bound:
+            return
+        try:
+            self.socket.bind(self.endpoint)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            self._is_bound = True
 
 
 class DealerSocket:
-    """Dials one endpoint and keeps trying. `name` is what its owner calls the peer. Used by one thread."""
+    """Dials one endpoint and keeps trying. `name` is what its owner calls the peer. Used by one thread.
+
+    With keys, `server` is who must be there; a handshake that fails is final for libzmq, so the owner opens the socket
+    `again`, perhaps for another of the keys that may be there.
+    """
 
     def __init__(
         self,
@@ -192,22 +293,41 @@ class DealerSocket:
         identity: str,
         options: LinkOptions,
         stats: WireStats,
+        server: bytes = b"",
     ) -> None:
-        check_endpoint(endpoint, "endpoint")
+        check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         self.name = name
         self.endpoint = endpoint
-        self._limits = options.limits
+        self.server = server
+        self.state = "dialling"  # -> up <-> closed
+        self.has_failed = False  # its handshake
+        self._context = context
+        self._identity = identity
+        self._options = options
         self._stats = stats
-        self._state = "dialling"  # -> up <-> closed
         self._events: list[int] = []
-        self.socket = open_socket(context, zmq.DEALER, options)
-        self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{identity}".encode())
+        self._connect()
+
+    def again(self, server: bytes) -> None:
+        """A new socket; what was queued is lost. Its descriptors change."""
+        self.close()
+        self.server, self.has_failed = server, False
+        self._events.clear()
+        self._connect()
+
+    def _connect(self) -> None:
+        ring = self._options.ring
+        self.socket = open_socket(self._context, zmq.DEALER, self._options)
+        self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
+        self.own = ring.now.own if ring is not None else None  # what the peer sees
+        if ring is not None:
+            dial_curve(self.socket, ring, self.server)
         self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
         try:
-            self.socket.connect(endpoint)
+            self.socket.connect(self.endpoint)
         except zmq.ZMQError as error:  # an ipc path too long, or no descriptor left
             self.close()
-            raise ConfigError(f"can't dial {endpoint[:200]}: {error.strerror}") from error
+            raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then, with the queue empty, how the connection fared meanwhile."""
@@ -219,7 +339,8 @@ class DealerSocket:
                 events, self._events = self._events, []
                 return inbound + [change for event in events for change in self._transition(event)]
             try:
-                message, frames = decode_parts([part.buffer for part in parts], self._limits)
+                message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
+                self._check_router(message)
             except WireError as error:
                 self._stats.dropped(self.name, error)
             else:
@@ -233,9 +354,17 @@ class DealerSocket:
     def close(self) -> None:
         close_socket(self.socket, self.monitor)
 
+    def _check_router(self, message: AnyMessage) -> None:
+        """A router, too, says its own name only."""
+        ring = self._options.ring
+        if ring is not None and isinstance(message, Welcome) and ring.router_of(self.server) != message.router_id:
+            raise Refused(REFUSED_IDENTITY, f"router {message.router_id} has not the key of that name")
+
     def _transition(self, event: int) -> list[Inbound]:
+        if event in SHUT_OUT or (event == LEFT and self._options.ring is not None):
+            self.has_failed = True
         state = "up" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "closed"
-        if state == self._state:
+        if state == self.state:
             return []
-        self._state = state
+        self.state = state
         return [PeerUp(self.name)] if state == "up" else [PeerClosed(self.name)]

@@ -31,7 +31,7 @@ class RouterStub:
 
     def __init__(self, epoch: int = ROUTER_EPOCH, endpoint: str = "tcp://127.0.0.1:*") -> None:
         self.epoch = epoch
-        self.context, self.socket = open_router(endpoint, LinkOptions())
+        self.context, _, self.socket = open_router(endpoint, LinkOptions())
         self.endpoint = self.socket.endpoint
         self.book = FakeRouter()
         self.hellos: dict[str, Hello] = {}  # node id -> newest

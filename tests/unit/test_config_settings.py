@@ -19,6 +19,7 @@ from shared.config.settings import (
     NodeConfig,
     RouterConfig,
     SchedConfig,
+    SecurityConfig,
     SpecConfig,
 )
 from shared.core.errors import ConfigError
@@ -40,7 +41,7 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
         (lambda: SpecConfig(spec="medusa"), "--spec"),
         (lambda: SpecConfig(spec_width=1), "--spec-width"),
         (lambda: NodeConfig(transport="nccl"), "--transport"),
-        (lambda: NodeConfig(router=("http://127.0.0.1:1",)), "--router"),
+        (lambda: NodeProcessConfig(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),
         (lambda: RouterConfig(port=70000), "--port"),
         (lambda: RouterConfig(policy="random"), "--policy"),
         (lambda: RouterConfig(router_id=""), "--router-id"),
@@ -55,9 +56,29 @@ def test_a_bad_value_is_refused_and_the_flag_named(make, named):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_other_addresses_than_loopback_are_refused_with_the_reason(host):
-    for make in (lambda: RouterConfig(host=host), lambda: NodeConfig(bind_host=host)):
-        with pytest.raises(ConfigError, match="need keys"):
-            make()
+    """Each with what opens it: keys between nodes, something that encrypts for clients."""
+    for process in (NodeProcessConfig, ClusterConfig):
+        with pytest.raises(ConfigError, match="`baton keys"):
+            process(node=NodeConfig(bind_host=host))
+    for keys in ("", "/some/folder"):
+        with pytest.raises(ConfigError, match="HTTP API"):
+            RouterProcessConfig(router=RouterConfig(host=host), security=SecurityConfig(keys=keys))
+
+
+@pytest.mark.parametrize("process", [NodeProcessConfig, ClusterConfig, RouterProcessConfig])
+def test_endpoints_beyond_this_machine_need_keys(process):
+    field, section = ("router", RouterConfig(node_endpoint="tcp://10.0.0.1:7001"))
+    if process is not RouterProcessConfig:
+        field, section = "node", NodeConfig(bind_host="10.0.0.1", router=("tcp://10.0.0.1:7001",))
+    with pytest.raises(ConfigError, match="`baton keys"):
+        process(**{field: section})
+    assert process(**{field: section}, security=SecurityConfig(keys="/some/folder")).security.has_keys
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", ""])
+def test_a_node_tells_others_one_address(host):
+    with pytest.raises(ConfigError, match="name one address"):
+        NodeProcessConfig(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
@@ -70,7 +91,7 @@ def test_loopback_addresses_are_taken(host):
     "endpoint", ["tcp://127.0.0.1:7001", "tcp://localhost:0", "tcp://[::1]:80", "ipc:///tmp/a.sock"]
 )
 def test_endpoints_on_this_machine_are_taken(endpoint):
-    check_endpoint(endpoint, "--router")
+    check_endpoint(endpoint, "--router", has_keys=False)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +100,7 @@ def test_endpoints_on_this_machine_are_taken(endpoint):
 )
 def test_other_endpoints_are_refused(endpoint):
     with pytest.raises(ConfigError, match="--router"):
-        check_endpoint(endpoint, "--router")
+        check_endpoint(endpoint, "--router", has_keys=False)
 
 
 def test_mtp_needs_draft_layers():

@@ -57,8 +57,10 @@ def test_a_daemon_gets_its_cores_first_and_then_its_config(apps, argv, app, kind
     ("argv", "message"),
     [
         (["prefill", "--model", "hashlm"], "--router is missing"),
-        (["decode", "--router", "tcp://1.2.3.4:5"], "need keys"),
-        (["router", "--host", "0.0.0.0"], "need keys"),
+        (["decode", "--router", "tcp://1.2.3.4:5"], "`baton keys"),
+        (["decode", "--bind-host", "0.0.0.0", "--router", "tcp://127.0.0.1:1"], "`baton keys"),
+        (["router", "--node-endpoint", "tcp://0.0.0.0:1"], "`baton keys"),
+        (["router", "--host", "0.0.0.0"], "proxy that speaks TLS"),
         (["router", "--model", "/nothing/here"], "no such file or folder"),
         (["up", "--model", "/nothing/here"], "no such file or folder"),
         (["up", "--prefill", "0", "--decode", "0"], "leaves no node"),

@@ -1,0 +1,194 @@
+"""The files of a keys folder: who is allowed (public keys), and one secret per name. Knows nothing of sockets.
+
+    DIR/allowed           one line per key: kind, name, public key; the same file on every machine
+    DIR/NAME.secret       the secret key of one router or node; on its machine, and where keys are made
+    DIR/NAME.next         the secret that is to follow it, while a rotation is under way
+
+Folder 0700, files 0600. What others may read or write is refused, for then it proves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from shared.core.errors import ConfigError
+
+ROUTER, NODE = "router", "node"
+KINDS = (ROUTER, NODE)
+ALLOWED = "allowed"
+SECRET, NEXT = ".secret", ".next"
+KEY_BYTES = 32
+MAX_FILE_BYTES = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+HEADER = (
+    "# Who may take part in this cluster: kind, name, public key. No secrets here: every machine needs this file.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A Curve25519 pair, 32 bytes each."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Whose public key it is. A name has two while its key is rotated, the newer one last."""
+
+    kind: str
+    name: str
+    public: bytes
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind} {self.name} {self.public.hex()}\n"
+
+
+class AllowedKeys:
+    """What an `allowed` file says; never changes."""
+
+    def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
+        self.entries = entries
+        self._by_key = {entry.public: entry for entry in entries}
+
+    def find(self, public: bytes) -> Entry | None:
+        return self._by_key.get(public)
+
+    def of_name(self, name: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.name == name]
+
+    def of_kind(self, kind: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind == kind]
+
+    @property
+    def text(self) -> str:
+        return HEADER + "".join(entry.line for entry in self.entries)
+
+
+def new_pair() -> KeyPair:
+    public, secret = zmq.curve_keypair()
+    return KeyPair(z85.decode(public), z85.decode(secret))
+
+
+def pair_of(secret: bytes) -> KeyPair:
+    return KeyPair(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
+
+
+def check_name(name: str) -> str:
+    if not NAME.fullmatch(name) or name == ALLOWED:
+        raise ConfigError(f"{name!r} can't name a key: letters, digits, '.', '_' and '-', at most 64")
+    return name
+
+
+def parse_allowed(text: str, where: object) -> AllowedKeys:
+    """ConfigError names the line that makes no sense."""
+    entries = [
+        _parse_line(line.split(), f"{where}, line {number}")
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.startswith("#")
+    ]
+    if len({entry.public for entry in entries}) < len(entries):
+        raise ConfigError(f"{where}: one key stands there twice; a key belongs to one name")
+    if len({(entry.kind, entry.name) for entry in entries}) > len({entry.name for entry in entries}):
+        raise ConfigError(f"{where}: one name is both a router's and a node's")
+    return AllowedKeys(tuple(entries))
+
+
+def _parse_line(words: list[str], where: str) -> Entry:
+    if len(words) != 3 or words[0] not in KINDS:
+        raise ConfigError(f"{where}: it must be `router NAME KEY` or `node NAME KEY`")
+    return Entry(words[0], check_name(words[1]), parse_key(words[2], where))
+
+
+def parse_key(text: str, where: object) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"{where}: a key is {2 * KEY_BYTES} hexadecimal digits")
+    return key
+
+
+def read_allowed(folder: Path) -> AllowedKeys:
+    return parse_allowed(read_private(folder / ALLOWED), folder / ALLOWED)
+
+
+def read_pair(folder: Path, name: str, suffix: str = SECRET) -> KeyPair:
+    path = folder / (check_name(name) + suffix)
+    return pair_of(parse_key(read_private(path).strip(), path))
+
+
+def names_with_secret(folder: Path, suffix: str = SECRET) -> list[str]:
+    return sorted(path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
+
+
+def require_private(info: os.stat_result, path: Path) -> None:
+    """ConfigError when anybody but this user could read or change it."""
+    if info.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path} belongs to uid {info.st_uid}: keys must be this user's own")
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        mode = "700" if stat.S_ISDIR(info.st_mode) else "600"
+        raise ConfigError(f"{path} is open to others (mode {stat.S_IMODE(info.st_mode):o}): chmod {mode} {path}")
+
+
+def require_folder(folder: Path) -> None:
+    try:
+        info = os.stat(folder)
+    except OSError as error:
+        raise ConfigError(f"--keys {folder}: {error.strerror}; `baton keys create` makes one") from None
+    if not stat.S_ISDIR(info.st_mode):
+        raise ConfigError(f"--keys {folder} is no folder; `baton keys create` makes one")
+    require_private(info, folder)
+
+
+def read_private(path: Path) -> str:
+    """A file of this user's that nobody else may read, in a folder that nobody else may enter."""
+    require_folder(path.parent)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; see `baton keys --help` for what must be there") from None
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(file.fileno())
+        require_private(info, path)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path} is no keys file")
+        return file.read().decode("ascii", "replace")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    require_folder(folder)
+
+
+def write_private(path: Path, text: str) -> None:
+    """In one go: whoever reads it meanwhile finds the old or the new text. For this user's eyes only from the start."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        os.unlink(fresh)
+        raise
+
+
+def write_pair(folder: Path, name: str, pair: KeyPair, suffix: str = SECRET) -> None:
+    write_private(folder / (check_name(name) + suffix), pair.secret.hex() + "\n")

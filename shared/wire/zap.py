@@ -1,0 +1,70 @@
+"""Lets connections in by their key: the authenticator (ZAP, ZeroMQ RFC 27) of one context, on a thread of its own, so
+that a busy loop keeps nobody waiting. Also the thread that follows the keys' files. Knows nothing of messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import zmq
+
+from shared.wire.keyring import KeyRing
+from shared.wire.wakeup import Wakeup
+
+logger = logging.getLogger(__name__)
+ENDPOINT = "inproc://zeromq.zap.01"
+DOMAIN = b"baton"
+REFRESH_MS = 500
+MAX_LOGGED = 200
+VERSION, CURVE = b"1.0", b"CURVE"
+
+
+class Authenticator:
+    """Must exist before the first socket of its context is bound; without its answer nobody comes in."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], ring: KeyRing) -> None:
+        self._ring = ring
+        self._logged: set[tuple[str, str]] = set()
+        self._stop = Wakeup()
+        self._stopping = False
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ENDPOINT)
+        self._thread = threading.Thread(target=self._run, name="keys", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when the thread has ended and its socket is closed."""
+        self._stopping = True
+        self._stop.set()
+        self._thread.join()
+        self._stop.close()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._stop.fd, zmq.POLLIN)
+        while not self._stopping:
+            asked = any(pollable is self._socket for pollable, _ in poller.poll(REFRESH_MS))
+            self._ring.refresh()
+            if asked:
+                self._socket.send_multipart(self.answer(self._socket.recv_multipart()))
+        self._socket.close(0)
+
+    def answer(self, request: Sequence[bytes]) -> list[bytes]:
+        """The reply to a request; its user id is the public key, which each message of the connection then carries."""
+        request_id, address, mechanism, credentials = request[1], request[3], request[5], request[6:]
+        public = credentials[0] if mechanism == CURVE and len(credentials) == 1 else b""
+        if self._ring.node_of(public) is None:
+            self._log(address.decode("ascii", "replace"), public)
+            return [VERSION, request_id, b"400", b"this key is not allowed", b"", b""]
+        return [VERSION, request_id, b"200", b"OK", public.hex().encode(), b""]
+
+    def _log(self, address: str, public: bytes) -> None:
+        kind = (address, public.hex())
+        if kind not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(kind)
+            owner = self._ring.router_of(public)
+            why = f"the key of router {owner}, which dials nobody" if owner else "no allowed node's"
+            logger.warning("refused a connection from %s: key %s is %s (once per address)", address, kind[1][:16], why)

@@ -1,0 +1,47 @@
+"""Keys folders for tests: a cluster's allowed list, and the secrets of those who belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.wire.key_files import (
+    ALLOWED,
+    NODE,
+    ROUTER,
+    AllowedKeys,
+    Entry,
+    KeyPair,
+    make_folder,
+    new_pair,
+    write_pair,
+    write_private,
+)
+from shared.wire.keyring import KeyRing
+
+
+def make_keys(folder: Path, nodes: Sequence[str] = ("p", "d"), routers: Sequence[str] = ("router",)) -> Path:
+    make_folder(folder)
+    entries = []
+    for kind, name in [*((ROUTER, name) for name in routers), *((NODE, name) for name in nodes)]:
+        pair = new_pair()
+        write_pair(folder, name, pair)
+        entries.append(Entry(kind, name, pair.public))
+    write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
+    return folder
+
+
+def edit_allowed(folder: Path, entries: Sequence[Entry]) -> None:
+    write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
+
+
+def forged(folder: Path, kind: str, name: str, into: Path) -> tuple[KeyRing, KeyPair]:
+    """The ring of somebody who has the cluster's list, and a key of his own making under that name."""
+    from shared.wire.key_files import read_allowed
+
+    make_folder(into)
+    pair = new_pair()
+    write_pair(into, name, pair)
+    kept = [entry for entry in read_allowed(folder).entries if entry.name != name]
+    edit_allowed(into, [*kept, Entry(kind, name, pair.public)])
+    return KeyRing(into, kind, name), pair

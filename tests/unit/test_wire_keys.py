@@ -1,0 +1,394 @@
+"""CURVE on every kind of socket: who has no key, another's key, or an older life gets in nowhere; keys change under
+running links. Real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import zmq
+from key_folders import edit_allowed, forged, make_keys
+
+from shared.core.errors import ConfigError
+from shared.core.keys import RequestKey
+from shared.wire.codec import encode, to_wire
+from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
+from shared.wire.keyring import KeyRing
+from shared.wire.link import NodeLinks, RouterLink
+from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
+from shared.wire.sockets import LinkOptions, property_of
+
+DEADLINE_S = 20.0
+KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
+Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
+
+
+def options(folder: Path, name: str, kind: str = NODE) -> LinkOptions:
+    return LinkOptions(ring=KeyRing(folder, kind, name), heartbeat_ms=200, reconnect_ms=5, reconnect_max_ms=50)
+
+
+def until(condition: Callable[[], object], *links: NodeLinks, what: str = "it") -> list[Inbound]:
+    """Polls links until something has happened; gives what they bring meanwhile."""
+    end = time.monotonic() + DEADLINE_S
+    seen: list[Inbound] = []
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        for link in links:
+            seen.extend(link.poll(0.01))
+    return seen
+
+
+def next_of(links: NodeLinks, kind: type[Kind], seen: list[Inbound]) -> Kind:
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        for i, inbound in enumerate(seen):
+            if isinstance(inbound, kind):
+                return seen.pop(i)  # type: ignore[return-value]
+        seen.extend(links.poll(0.02))
+    raise AssertionError(f"no {kind.__name__}; got {seen}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_keys(tmp_path / "keys", nodes=("p", "d"))
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def pair(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Iterator[tuple[NodeLinks, NodeLinks]]:
+    """(prefill, decode): prefill has dialled decode, as its Hello said."""
+    bind = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/d"
+    prefill = NodeLinks("p", 7, options=options(folder, "p"))
+    decode = NodeLinks("d", 8, bind, options(folder, "d"))
+    prefill.dial("d@8", decode.endpoint)
+    yield prefill, decode
+    prefill.close(), decode.close()
+
+
+def test_pages_and_messages_go_both_ways_and_carry_their_sender_s_key(
+    pair: tuple[NodeLinks, NodeLinks], folder: Path
+) -> None:
+    prefill, decode = pair
+    pages, ready = [bytes(100_000), b"small"], Ready(KEY, 1, 0, [1, 2], [1, 1], [1, 1], None, True)
+    assert prefill.send("d@8", ready, pages)
+    received = next_of(decode, Received, [])
+    assert (received.peer, received.message) == ("p@7", ready)
+    assert [bytes(frame) for frame in received.frames] == pages
+    assert property_of(received.frames[0].obj, "User-Id") == read_pair(folder, "p").public.hex()  # type: ignore[union-attr]
+    assert decode.send("p@7", Abort(KEY, False))
+    assert next_of(prefill, Received, []) == Received("d@8", Abort(KEY, False))
+
+
+class Intruder:
+    """Anybody who can reach a port: a plain DEALER, with or without keys of its own."""
+
+    def __init__(self, address: str, peer: str, own: tuple[bytes, bytes] | None = None, server: bytes = b"") -> None:
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self.socket.setsockopt(zmq.METADATA, f"X-Peer:{peer}".encode())
+        if own is not None:
+            self.socket.setsockopt(zmq.CURVE_PUBLICKEY, own[0])
+            self.socket.setsockopt(zmq.CURVE_SECRETKEY, own[1])
+            self.socket.setsockopt(zmq.CURVE_SERVERKEY, server)
+        self.socket.connect(address.partition("#")[0])
+        self.socket.send(encode(Goodbye(peer.partition("@")[0], 7)))
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+INTRUDERS = ("no key", "a key that is not allowed", "the key of a router", "another server's key")
+
+
+def intrude(how: str, address: str, server: bytes, folder: Path) -> Intruder:
+    own, stranger = read_pair(folder, "p"), new_pair()
+    router = read_pair(folder, "router")
+    return {
+        "no key": lambda: Intruder(address, "p@7"),
+        "a key that is not allowed": lambda: Intruder(address, "p@7", (stranger.public, stranger.secret), server),
+        "the key of a router": lambda: Intruder(address, "p@7", (router.public, router.secret), server),
+        "another server's key": lambda: Intruder(address, "p@7", (own.public, own.secret), new_pair().public),
+    }[how]()
+
+
+@pytest.mark.parametrize("how", INTRUDERS)
+def test_intruders_at_a_node(folder: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where KV pages come in. Refused, counted and logged; nothing of theirs arrives; a friend is served meanwhile."""
+    decode = NodeLinks("d", 8, options=options(folder, "d"))
+    friend = NodeLinks("p", 9, options=options(folder, "p"))
+    address, _, key = decode.endpoint.partition("#")
+    intruder = intrude(how, address, bytes.fromhex(key), folder)
+    try:
+        with caplog.at_level(logging.WARNING):
+            seen = until(lambda: decode.counts["wire_refused.key"], decode, what="a refusal")
+        assert any("refused a connection" in record.getMessage() for record in caplog.records)
+        friend.dial("d@8", decode.endpoint)
+        friend.send("d@8", Goodbye("p", 9))
+        assert next_of(decode, Received, seen).message == Goodbye("p", 9)
+        assert seen == []
+    finally:
+        intruder.close()
+        friend.close(), decode.close()
+
+
+@pytest.mark.parametrize("how", INTRUDERS)
+def test_intruders_at_a_router(folder: Path, how: str) -> None:
+    async def scenario() -> None:
+        link = RouterLink("tcp://127.0.0.1:*", options(folder, "router", ROUTER))
+        intruder = intrude(how, link.endpoint, read_pair(folder, "router").public, folder)
+        friend = NodeLinks("d", 1, options=options(folder, "d"))
+        received = asyncio.create_task(link.receive())
+        try:
+            end = time.monotonic() + DEADLINE_S
+            while not link.stats.counts["wire_refused.key"]:
+                assert time.monotonic() < end and not received.done()
+                await asyncio.sleep(0.01)
+            friend.dial(link.endpoint, link.endpoint)
+            friend.send(link.endpoint, Goodbye("d", 1))
+            assert (await asyncio.wait_for(received, DEADLINE_S)) == [Received("d@1", Goodbye("d", 1))]
+        finally:
+            intruder.close()
+            friend.close(), link.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_node_without_keys_and_one_with_keys_do_not_meet(folder: Path) -> None:
+    plain, keyed = NodeLinks("p", 7), NodeLinks("d", 8, options=options(folder, "d"))
+    with pytest.raises(ConfigError, match="baton keys"):
+        plain.dial("d@8", keyed.endpoint)
+    with pytest.raises(ConfigError, match="all of a cluster, or none"):
+        keyed.dial("p@7", plain.endpoint)
+    keyed.dial(plain.endpoint, plain.endpoint)  # as if a router were there
+    keyed.send(plain.endpoint, Goodbye("d", 8))
+    seen = until(lambda: plain.counts["wire_refused.key"], plain, keyed)
+    assert next_of(keyed, PeerClosed, seen).peer == plain.endpoint
+    plain.close(), keyed.close()
+
+
+@pytest.mark.parametrize("said", ["d", "other"])
+def test_a_name_that_is_bound_to_another_key(folder: Path, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An allowed node that says it is another: not listened to, counted, one line; under its own name it is served."""
+    decode = NodeLinks("d", 8, options=options(folder, "d"))
+    liar, honest = NodeLinks(said, 9, options=options(folder, "p")), NodeLinks("p", 9, options=options(folder, "p"))
+    with caplog.at_level(logging.WARNING):
+        for link in (liar, honest):
+            link.dial("d@8", decode.endpoint)
+        liar.send("d@8", Goodbye(said, 9))
+        assert not until(lambda: decode.counts["wire_refused.identity"], decode)
+        honest.send("d@8", Goodbye("p", 9))
+        assert next_of(decode, Received, []).peer == "p@9"
+    assert sum("its key is that of p" in record.getMessage() for record in caplog.records) == 1
+    assert not decode.send(f"{said}@9", Goodbye("d", 8)), "nothing goes to it either"
+    for link in (liar, honest, decode):
+        link.close()
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_an_older_life_is_not_listened_to_while_a_newer_is_connected(folder: Path, keys: bool) -> None:
+    def links(name: str, epoch: int) -> NodeLinks:
+        return NodeLinks(name, epoch, options=options(folder, name) if keys else LinkOptions())
+
+    decode, old, new = links("d", 8), links("p", 1), links("p", 2)
+    seen: list[Inbound] = []
+    for link in (old, new):
+        link.dial("d@8", decode.endpoint)
+        link.send("d@8", Goodbye("p", int(link.identity[2:], 16)))
+        assert next_of(decode, Received, seen).peer == link.identity
+    old.send("d@8", Goodbye("p", 1))
+    seen += until(lambda: decode.counts["wire_refused.epoch"], decode)
+    assert not [inbound for inbound in seen if isinstance(inbound, Received)]
+    new.close()
+    assert next_of(decode, PeerClosed, seen).peer == "p@2"
+    old.send("d@8", Goodbye("p", 1))
+    assert next_of(decode, Received, seen).peer == "p@1", "what was the newer life is gone"
+    old.close(), decode.close()
+
+
+def test_a_later_process_on_a_node_s_port_is_not_taken_for_it(folder: Path) -> None:
+    """A node listens under a key of this life: an endpoint of the life before leads nowhere."""
+    first = NodeLinks("d", 8, options=options(folder, "d"))
+    endpoint = first.endpoint
+    address, _, key = endpoint.partition("#")
+    first.close()
+    second = NodeLinks("d", 9, address, options(folder, "d"))
+    assert second.endpoint.partition("#")[0] == address and second.endpoint != endpoint
+    prefill = NodeLinks("p", 7, options=options(folder, "p"))
+    prefill.dial("d@8", endpoint)
+    prefill.send("d@8", Drain("d", ""))
+    seen = until(lambda: second.counts["wire_refused.key"], prefill, second)
+    assert next_of(prefill, PeerClosed, seen).peer == "d@8"
+    prefill.close(), second.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "key"),
+    [("d@8", "12"), ("d@8", "x" * 64), ("nobody@8", "ab" * 32), ("router@8", "ab" * 32), ("?", "ab" * 32)],
+)
+def test_only_nodes_of_the_list_are_dialled(folder: Path, peer: str, key: str) -> None:
+    prefill = NodeLinks("p", 7, options=options(folder, "p"))
+    with pytest.raises(ConfigError):
+        prefill.dial(peer, f"tcp://127.0.0.1:7#{key}")
+    prefill.close()
+
+
+def routers_of(folder: Path, bind: str = "tcp://127.0.0.1:*", name: str = "router") -> RouterLink:
+    return RouterLink(bind, options(folder, name, ROUTER))
+
+
+def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -> None:
+    """Its endpoint stands in a configuration, without a key: each router's key is tried."""
+    folder = make_keys(tmp_path / "keys", routers=("a", "b", "c"))
+
+    async def scenario() -> None:
+        link = routers_of(folder, name="a")  # the last one tried
+        node = NodeLinks("d", 1, options=options(folder, "d"))
+        node.dial(link.endpoint, link.endpoint)
+        received = asyncio.create_task(link.receive())
+        while not any(isinstance(inbound, PeerUp) for inbound in node.poll(0.01)):
+            await asyncio.sleep(0)
+        node.send(link.endpoint, Goodbye("d", 1))
+        assert await asyncio.wait_for(received, DEADLINE_S) == [Received("d@1", Goodbye("d", 1))]
+        link.send("d@1", Welcome("b", 1, 1))
+        link.send("d@1", Welcome("a", 1, 1))
+        received_by_node = await asyncio.to_thread(next_of, node, Received, [])
+        assert received_by_node.message == Welcome("a", 1, 1), "a router that says another's name"
+        assert node.counts["wire_refused.identity"] == 1
+        node.close(), link.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_a_forged_router_learns_nothing(folder: Path, tmp_path: Path) -> None:
+    ring, _ = forged(folder, ROUTER, "router", tmp_path / "forged")
+    link = RouterLink("tcp://127.0.0.1:*", LinkOptions(ring=ring))
+    node = NodeLinks("d", 1, options=options(folder, "d"))
+    node.dial(link.endpoint, link.endpoint)
+    assert next_of(node, PeerClosed, []).peer == link.endpoint
+
+    async def nothing_comes() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(link.receive(), 0.3)
+
+    asyncio.run(nothing_comes())
+    assert link.stats.counts["wire_refused.key"]
+    node.close(), link.close()
+
+
+# ---- keys that change while links run
+
+
+def add_key(folder: Path, kind: str, name: str) -> Entry:
+    """The first step of a rotation: a second key is allowed; its secret waits."""
+    pair = new_pair()
+    write_pair(folder, name, pair, ".next")
+    entry = Entry(kind, name, pair.public)
+    edit_allowed(folder, [*read_allowed(folder).entries, entry])
+    return entry
+
+
+def use_key(folder: Path, name: str) -> None:
+    (folder / f"{name}.next").rename(folder / f"{name}.secret")
+
+
+def drop_old_keys(folder: Path, name: str) -> None:
+    entries = read_allowed(folder).entries
+    old = [entry for entry in entries if entry.name == name][:-1]
+    edit_allowed(folder, [entry for entry in entries if entry not in old])
+
+
+def exchange(prefill: NodeLinks, decode: NodeLinks, seen: list[Inbound]) -> None:
+    assert prefill.send("d@8", Goodbye("p", 7))
+    assert next_of(decode, Received, seen).peer == "p@7"
+
+
+def test_a_node_s_key_is_rotated_under_its_links(pair: tuple[NodeLinks, NodeLinks], folder: Path) -> None:
+    prefill, decode = pair
+    seen: list[Inbound] = []
+    exchange(prefill, decode, seen)
+    new = add_key(folder, NODE, "p")
+    until(lambda: len(decode._options.ring.now.allowed.entries) == 4, prefill, decode, what="both allowed")
+    exchange(prefill, decode, seen)
+    use_key(folder, "p")
+    assert next_of(prefill, PeerClosed, []).peer == "d@8", "it dials again, as who it now is"
+    assert next_of(prefill, PeerUp, []).peer == "d@8"
+    drop_old_keys(folder, "p")
+    until(lambda: len(decode._options.ring.now.allowed.entries) == 3, prefill, decode, what="the old one is gone")
+    exchange(prefill, decode, seen)
+    assert decode._router._key_of["p@7"] == new.public
+    assert not decode.counts["wire_refused.identity"]
+
+
+def test_a_key_that_is_taken_away_ends_what_it_opened(pair: tuple[NodeLinks, NodeLinks], folder: Path) -> None:
+    prefill, decode = pair
+    seen: list[Inbound] = []
+    exchange(prefill, decode, seen)
+    edit_allowed(folder, [entry for entry in read_allowed(folder).entries if entry.name != "p"])
+    assert next_of(decode, PeerClosed, seen).peer == "p@7"
+    assert not decode.send("p@7", Abort(KEY, False))
+    prefill.send("d@8", Goodbye("p", 7))
+    until(lambda: decode.counts["wire_refused.identity"], decode, what="a message on the open connection is refused")
+
+
+def test_a_node_that_comes_before_its_key_is_let_in_when_it_is_there(folder: Path) -> None:
+    everything = read_allowed(folder).entries
+    decode = NodeLinks("d", 8, options=options(folder, "d"))
+    late = NodeLinks("p", 7, options=options(folder, "p"))
+    edit_allowed(folder, [entry for entry in everything if entry.name != "p"])
+    until(lambda: len(decode._options.ring.now.allowed.entries) == 2, decode)
+    late.dial("d@8", decode.endpoint)
+    until(lambda: decode.counts["wire_refused.key"], decode, late)
+    edit_allowed(folder, everything)
+    assert next_of(late, PeerUp, []).peer == "d@8"
+    late.close(), decode.close()
+
+
+def test_a_router_s_key_is_rotated_under_its_nodes(folder: Path) -> None:
+    async def scenario() -> None:
+        link, node = routers_of(folder), NodeLinks("d", 1, options=options(folder, "d"))
+        endpoint = link.endpoint
+        node.dial(endpoint, endpoint)
+        heard: list[Inbound] = []
+        listening = asyncio.create_task(collect(link, heard))
+
+        async def says(what: str) -> None:
+            end = time.monotonic() + DEADLINE_S
+            while Received("d@1", Goodbye("d", 1)) not in heard:
+                assert time.monotonic() < end, what
+                node.send(endpoint, Goodbye("d", 1)) if any_up(node) else None
+                await asyncio.sleep(0.02)
+            heard.clear()
+
+        await says("before")
+        add_key(folder, ROUTER, "router")
+        use_key(folder, "router")
+        while not any(isinstance(inbound, PeerClosed) for inbound in heard):
+            node.poll(0.01)
+            await asyncio.sleep(0)
+        heard.clear()
+        await says("under the new key")
+        drop_old_keys(folder, "router")
+        await says("after")
+        assert link.endpoint == endpoint
+        listening.cancel()
+        node.close(), link.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+async def collect(link: RouterLink, into: list[Inbound]) -> None:
+    while True:
+        into.extend(await link.receive())
+
+
+def any_up(node: NodeLinks) -> bool:
+    node.poll(0.01)
+    return any(dealer.state == "up" for dealer in node._dealers.values())
