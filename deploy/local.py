@@ -32,6 +32,7 @@ MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
     resolve_model(config.model.model)
+    check_keys(config)
     log = Logger("up", sys.stderr, level=config.log.log_level, color=config.log.log_color)
     config = with_admin_key(with_ports(config), log)
     specs = child_specs(config, usable_cores(), parent_pid)
@@ -47,6 +48,21 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
         write_line=write_line,
     )
     return supervisor.run()
+
+
+def check_keys(config: ClusterConfig) -> None:
+    """With keys, everyone that is to be started has one."""
+    from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq, which the command itself does without
+
+    folder, local = config.security.keys, config.local
+    nodes = [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
+    try:
+        ring_of_router(folder, config.router.router_id)
+        for name in nodes:
+            ring_of_node(folder, name)
+    except ConfigError as error:
+        command = f"baton keys create {folder} --router {config.router.router_id} --node {' '.join(nodes)}"
+        raise ConfigError(f"{error.message}\n(the keys of this cluster: {command})") from None
 
 
 def write_line(line: str, stream: TextIO | None = None) -> None:

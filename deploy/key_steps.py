@@ -1,0 +1,125 @@
+"""The steps of `baton keys`: each changes one folder and says what to copy where. Knows nothing of running routers and
+nodes, which follow their own copy of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.core.errors import ConfigError
+from shared.wire.key_files import (
+    ALLOWED,
+    NEXT,
+    NODE,
+    ROUTER,
+    SECRET,
+    AllowedKeys,
+    Entry,
+    check_name,
+    make_folder,
+    new_pair,
+    read_allowed,
+    read_pair,
+    write_pair,
+    write_private,
+)
+
+SHOWN_DIGITS = 16
+
+
+def create(folder: Path, routers: list[str], nodes: list[str]) -> None:
+    wanted = [(ROUTER, check_name(name)) for name in routers] + [(NODE, check_name(name)) for name in nodes]
+    if not wanted:
+        raise ConfigError("create: for whom? e.g. --router router --node prefill-0 decode-0")
+    if len({name for _, name in wanted}) < len(wanted):
+        raise ConfigError("create: a name stands there twice")
+    make_folder(folder)
+    entries = list(read_allowed(folder).entries) if (folder / ALLOWED).exists() else []
+    known = {entry.name: entry.kind for entry in entries}
+    for kind, name in wanted:
+        if known.get(name, kind) != kind:
+            raise ConfigError(f"create: {name} is a {known[name]}'s name in {folder}")
+    for kind, name in wanted:
+        if name in known:
+            print(f"{name}: has a key already")
+            continue
+        pair = new_pair()
+        write_pair(folder, name, pair)
+        entries.append(Entry(kind, name, pair.public))
+        print(f"{name}: copy {folder / (name + SECRET)} to the machine that runs it, and to no other")
+    write_list(folder, entries)
+
+
+def write_list(folder: Path, entries: list[Entry]) -> None:
+    write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
+    print(f"Copy {folder / ALLOWED} to every machine of the cluster.")
+
+
+def entries_of(folder: Path, name: str) -> list[Entry]:
+    found = read_allowed(folder).of_name(check_name(name))
+    if not found:
+        raise ConfigError(f"{name} is not in {folder / ALLOWED}: `baton keys show {folder}` tells who is")
+    return found
+
+
+def prepare(folder: Path, name: str) -> None:
+    found = entries_of(folder, name)
+    if len(found) > 1 or (folder / (name + NEXT)).exists():
+        raise ConfigError(f"{name}'s key is being rotated already: --use or --drop-old is next, see `show`")
+    pair = new_pair()
+    write_pair(folder, name, pair, NEXT)
+    print(f"{name} has two keys now, both allowed; it goes on with the old one.")
+    write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])
+    print(
+        f"When it is there, and {folder / (name + NEXT)} on {name}'s machine: baton keys rotate {folder} {name} --use"
+    )
+
+
+def use(folder: Path, name: str) -> None:
+    pair = read_pair(folder, name, NEXT)
+    if pair.public not in [entry.public for entry in entries_of(folder, name)]:
+        raise ConfigError(
+            f"{folder / ALLOWED} does not list {name}'s new key yet: copy it here first, else it is shut out"
+        )
+    (folder / (name + NEXT)).replace(folder / (name + SECRET))
+    print(f"{name} shows its new key from now on: if it runs here, within a second; if elsewhere, do the same there.")
+    print(f"When it does, where keys are made: baton keys rotate {folder} {name} --drop-old")
+
+
+def drop_old(folder: Path, name: str) -> None:
+    found = entries_of(folder, name)
+    if len(found) < 2:
+        raise ConfigError(f"{name} has one key only: there is nothing to drop")
+    if read_pair(folder, name).public != found[-1].public:
+        raise ConfigError(f"{name} does not use its new key yet: baton keys rotate {folder} {name} --use comes first")
+    print(f"{name}'s old key is no longer allowed: what was opened with it is cut off.")
+    write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found[:-1]])
+
+
+def remove(folder: Path, name: str) -> None:
+    found = entries_of(folder, name)
+    for suffix in (SECRET, NEXT):
+        (folder / (name + suffix)).unlink(missing_ok=True)
+    print(f"{name} is no longer allowed: it is cut off wherever the list arrives.")
+    write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found])
+
+
+def shown(folder: Path) -> str:
+    entries = read_allowed(folder).entries
+    rows = [("name", "kind", "key", "secret", "")]
+    for name in dict.fromkeys(entry.name for entry in entries):
+        keys = [entry for entry in entries if entry.name == name]
+        digits = ", ".join(entry.public.hex()[:SHOWN_DIGITS] for entry in keys)
+        rows.append((name, keys[0].kind, digits, where_secret(folder, name), state_of(folder, name, keys)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def where_secret(folder: Path, name: str) -> str:
+    return "here" if (folder / (name + SECRET)).exists() else "elsewhere"
+
+
+def state_of(folder: Path, name: str, keys: list[Entry]) -> str:
+    if (folder / (name + NEXT)).exists():
+        return "rotating: --use is next"
+    return "rotating: --drop-old is next" if len(keys) > 1 else ""
