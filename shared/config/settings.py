@@ -96,6 +96,13 @@ class SpecConfig:
     spec_width: int = option(4, "tokens verified in one step: drafts + 1", low=2, high=16)
     spec_topk: int = option(1, "eagle: drafts after each token; 1 is a chain, more a tree", low=1, high=8)
     spec_steps: int = option(3, "eagle with a tree: how many drafts may follow one another", low=1, high=8)
+    spec_copies: int = option(
+        2,
+        "eagle, mtp: where the last so many tokens stood before in the request's own text, its drafts are what "
+        "followed there, and the head is not asked; 0: never",
+        low=0,
+        high=3,
+    )
     spec_adaptive: bool = option(
         True, "draft less, or not at all, while measured acceptance and step times say that it does not pay"
     )
@@ -127,9 +134,9 @@ class SpecConfig:
         return self.spec_topk > 1
 
     @property
-    def tree_steps(self) -> int:
-        """Depth of the tree, 0 for a chain."""
-        return self.spec_steps if self.is_tree else 0
+    def depth(self) -> int:
+        """Most drafts that a verify can accept."""
+        return self.spec_steps if self.is_tree and not self.spec_copies else self.spec_width - 1
 
     @property
     def width(self) -> int:

@@ -57,7 +57,7 @@ class StepPlan:
     emits: Bools  # (B,) whether the row samples
     expect_step: Int64s  # (B,) the step that wrote the row's relay; -1 for chunk rows
     sampling: SamplingBatch
-    history_rows: Bools  # (B,) whether the row's sampling reads its history
+    history_rows: Bools  # (B,) whether its sampling or the drafter reads the row's history
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row

@@ -25,7 +25,7 @@ from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
 from shared.sample.interface import SampleOutput
-from shared.sample.sampler import sample
+from shared.sample.sampler import needs_history, sample
 
 OnVerifyComplete = Callable[[torch.Tensor], None]
 
@@ -109,7 +109,7 @@ class Worker:
 
     def _sample_rows(self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None) -> SampleOutput:
         history = None
-        if fb.plan.history_rows.any():
+        if needs_history(fb.plan.sampling):
             history = self.future_map.history_of(fb.plan.req_pool_indices)
             if drafts is not None:
                 history.common, history.drafted = counted_tokens(fb, drafts)

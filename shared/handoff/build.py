@@ -117,7 +117,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         sizes,
         drafter=loaded.drafter,
         overlap=config.sched.overlap and streams != "inline",
-        widths=make_width_choice(config.spec.width, config.spec.spec_adaptive, config.spec.tree_steps),
+        widths=make_width_choice(config.spec),
     )
 
 

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from shared.config.settings import SpecConfig
 from shared.engine.plan import StepResult
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12)
@@ -55,15 +56,13 @@ class FixedWidth:
         """Nothing to learn."""
 
 
-def make_width_choice(width: int, adaptive: bool, tree_steps: int = 0) -> WidthChoice:
-    """Up to `width`, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
-    one would be accepted is not what was measured. tree_steps: its depth, 0 for a chain."""
-    if width == 1 or not adaptive:
-        return FixedWidth(width)
-    if tree_steps:
-        return DraftLength([1, width], tree_steps)
-    widths = [candidate for candidate in CANDIDATES if candidate < width]
-    return DraftLength([*widths, width], width - 1)
+def make_width_choice(spec: SpecConfig) -> WidthChoice:
+    """Up to its width, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
+    one would be accepted is not what was measured."""
+    if spec.width == 1 or not spec.spec_adaptive:
+        return FixedWidth(spec.width)
+    smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]
+    return DraftLength([*smaller, spec.width], spec.depth)
 
 
 class Acceptance:

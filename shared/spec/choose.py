@@ -11,6 +11,7 @@ from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head
+from shared.spec.copying import CopyingDrafter
 from shared.spec.eagle import EagleWorkerV2
 from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.spec.ngram import NgramWorkerV2
@@ -22,6 +23,11 @@ def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> D
         return None
     if config.spec == "ngram":
         return NgramWorkerV2()
+    head = _head_drafter(config, name, model, threads)
+    return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
+
+
+def _head_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter:
     vocab_size = model.spec.vocab_size
     if isinstance(model, HashLM):
         if config.spec == "eagle":

@@ -14,7 +14,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.model.draft_head import DraftHead
 from shared.sample.candidates import rank_candidates
-from shared.sample.sampler import sample
+from shared.sample.sampler import needs_history, sample
 
 
 class Draw:
@@ -29,7 +29,7 @@ class Draw:
         self._pool_rows = fb.future.indices[torch.from_numpy(batch_rows).to(fb.future.indices.device)]
         self._future_map = future_map
         self._vocab_size = vocab_size
-        reads = fb.plan.history_rows.any()
+        reads = needs_history(self._sampling)
         self._history = future_map.history_of(fb.plan.req_pool_indices) if reads else None
 
     def next(

@@ -39,7 +39,7 @@ class NgramWorkerV2:
         first = fb.plan.num_prefill
         rows = FutureIndices(fb.future.indices[first:])
         tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
-        return Drafts(lookup(tokens, fb.committed[first:], fb.plan.width - 1))
+        return Drafts(lookup(tokens, fb.committed[first:], fb.plan.width - 1)[0])
 
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
@@ -47,18 +47,19 @@ class NgramWorkerV2:
         return {}
 
 
-def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> torch.Tensor:
-    """tokens (D, n) int32, row d known up to and with position last[d] (D,) int64, 0 < last < n ->
-    (D, num_drafts) int64."""
-    period = last - match_ends(tokens, last)
+def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """tokens (D, n) int32, row d known up to and with position last[d] (D,) int64, 0 < last < n -> drafts
+    (D, num_drafts) int64, and how many tokens before them matched (D,) int64, LONGEST_MATCH at most."""
+    ends, lengths = _match_ends(tokens, last)
+    period = last - ends
     offsets = torch.arange(num_drafts, device=tokens.device)
-    wanted = (last - period + 1).unsqueeze(1) + offsets % period.unsqueeze(1)
-    return tokens.gather(1, wanted).to(torch.int64)
+    wanted = (ends + 1).unsqueeze(1) + offsets % period.unsqueeze(1)
+    return tokens.gather(1, wanted).to(torch.int64), lengths
 
 
-def match_ends(tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """(D,) where the longest match of the last tokens ends: up to LONGEST_MATCH of them, the latest of equally long
-    ones; last - 1 where there is none, which makes a period of 1."""
+def _match_ends(tokens: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the longest match of the last tokens ends, the latest of equally long ones, and its length (D,) each;
+    last - 1 and 0 where there is none, which makes a period of 1."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     lengths = torch.zeros_like(tokens)
     goes_on = positions < last.unsqueeze(1)
@@ -67,6 +68,7 @@ def match_ends(tokens: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         earlier = tokens.roll(back, dims=1)
         goes_on = goes_on & (earlier == wanted) & (positions >= back)
         lengths += goes_on
-    latest = (lengths.to(torch.int64) * tokens.shape[1] + positions) * (lengths > 0)
-    found = latest.argmax(dim=1)
-    return torch.where(latest.amax(dim=1) > 0, found, last - 1)
+    ranks = lengths.to(torch.int64) * tokens.shape[1] + positions
+    latest = ranks.argmax(dim=1)
+    length = lengths.gather(1, latest.unsqueeze(1)).squeeze(1).to(torch.int64)
+    return torch.where(length > 0, latest, last - 1), length

@@ -3,7 +3,8 @@
     python -m tests.bench.speculation --threads 2 --dtype bfloat16 [--head DIR] [--per-kind 12] [--width 4]
 
 Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
-that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do by default.
+that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do with eagle by
+default.
 A contender that can't be had is left out, with a line saying why.
 """
 
@@ -53,11 +54,15 @@ def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:
         shape = {"spec_width": width} | tree
         return lambda: SpecConfig(spec=kind, spec_adaptive=adaptive, spec_head=head, **shape)
 
+    tree = {"spec_topk": TREE_TOPK, "spec_steps": TREE_STEPS, "spec_width": TREE_WIDTH}
+
     return {
         OFF: spec("none"),
         "ngram": spec("ngram"),
-        "eagle chain": spec("eagle"),
-        "eagle tree": spec("eagle", spec_topk=TREE_TOPK, spec_steps=TREE_STEPS, spec_width=TREE_WIDTH),
+        "eagle chain": spec("eagle", spec_copies=0),
+        "eagle tree": spec("eagle", spec_copies=0, **tree),
+        "eagle chain, copies": spec("eagle"),
+        "eagle tree, copies": spec("eagle", **tree),
         "eagle adaptive": spec("eagle", adaptive=True),
     }
 
@@ -95,7 +100,7 @@ class Engine:
         drafter = make_drafter(config, model_name, model, threads)
         settings = SchedSettings(page_size=16, max_context=1024, width=config.width)
         streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))
-        widths = make_width_choice(config.width, config.spec_adaptive, config.tree_steps)
+        widths = make_width_choice(config)
         sizes = CoreSizes(max(BATCHES) * 20, max(BATCHES) + 1, prefix_cache=False)
         return cls(assemble_core(model, streams, settings, sizes, drafter=drafter, widths=widths))
 

@@ -33,8 +33,9 @@ NUM_TOKENS, TIE = 24, 1e-4
 TEMPERATURES = (0.0, 0.8)
 SPECS = {
     "ngram": SpecConfig(spec="ngram"),
-    "eagle chain": SpecConfig(spec="eagle"),
-    "eagle tree": SpecConfig(spec="eagle", spec_topk=2, spec_steps=3, spec_width=6),
+    "eagle chain": SpecConfig(spec="eagle", spec_copies=0),
+    "eagle tree": SpecConfig(spec="eagle", spec_topk=2, spec_steps=3, spec_width=6, spec_copies=0),
+    "eagle tree and copies": SpecConfig(spec="eagle", spec_topk=2, spec_steps=3, spec_width=6),
 }
 Streams = dict[tuple[int, float], list[int]]
 

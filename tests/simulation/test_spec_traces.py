@@ -124,6 +124,12 @@ def plain_lookup(tokens: list[int], num_drafts: int) -> list[int]:
     return [tokens[-1]] * num_drafts
 
 
+def plain_match(tokens: list[int]) -> int:
+    """How many of the last tokens, up to three, stood together somewhere before."""
+    parts = {length: [tokens[e - length : e] for e in range(length, len(tokens))] for length in (3, 2, 1)}
+    return next((length for length, found in parts.items() if tokens[-length:] in found), 0)
+
+
 def test_the_lookup_is_the_one_written_down_plainly() -> None:
     rng = random.Random(2)
     for _ in range(300):
@@ -131,8 +137,9 @@ def test_the_lookup_is_the_one_written_down_plainly() -> None:
         num, longest = rng.randrange(1, 8), max(map(len, rows))
         tokens = torch.tensor([row + [rng.randrange(4) for _ in range(longest + 2 - len(row))] for row in rows])
         last = torch.tensor([len(row) - 1 for row in rows])
-        drafts = lookup(tokens.to(torch.int32), last, num)
+        drafts, matched = lookup(tokens.to(torch.int32), last, num)
         assert drafts.tolist() == [plain_lookup(row, num) for row in rows]
+        assert matched.tolist() == [plain_match(row) for row in rows]
 
 
 @pytest.mark.parametrize("disaggregated", [False, True])

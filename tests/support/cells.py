@@ -36,7 +36,7 @@ AXES: dict[str, tuple] = {
     "retract": (True, False),
     "temperature": (0.0, 0.8),
     "prefix_cache": (True, False),
-    "spec": ("off", "ngram", "chain", "tree", "mtp"),
+    "spec": ("off", "ngram", "chain", "tree", "mtp", "copies"),
     "backend": ("simulated", "cpu", "simulated", "inline"),  # twice as often: only it finds what is unordered
     "host_lengths": (True, False),
 }
@@ -46,6 +46,7 @@ SPECS: dict[str, dict] = {
     "chain": {"spec": "eagle", "width": 4},
     "tree": {"spec": "eagle", "width": 7, "topk": 2, "steps": 2},  # all that can be drafted is verified
     "mtp": {"spec": "mtp", "width": 4},
+    "copies": {"spec": "eagle", "width": 6, "topk": 2, "steps": 3, "copies": 1},
 }
 NUM_PAGES = {1: (300, 600, 900), 16: (22, 40, 100), 64: (7, 12, 30)}
 
@@ -124,7 +125,8 @@ class Watch:
 
     def _check_accepts(self, core: NodeCore, most: int) -> None:
         process, scheduler = core.scheduler.process, core.scheduler
-        foresees = bool(core.future_map.extras)  # n-gram drafts are right when they are
+        drafter = core.engine.worker.drafter
+        foresees = drafter is not None and not drafter.reads_history  # copies are right when they are
 
         def check(result: StepResult) -> None:
             for b, row_id in enumerate(result.row_ids):

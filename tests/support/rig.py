@@ -22,6 +22,7 @@ from shared.model.hashlm import HashLM
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
+from shared.spec.copying import CopyingDrafter
 from shared.spec.eagle import EagleWorkerV2
 from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.spec.ngram import NgramWorkerV2
@@ -64,6 +65,7 @@ class CoreKnobs:
     width: int = 1
     topk: int = 1  # above 1 eagle drafts trees, of so many levels:
     steps: int = 1
+    copies: int = 0  # spec_copies
     draw_widths: bool = False  # each step of another width, up to `width`; a tree whole or not at all
     hit_rate: int = 70
     needs_cpu_seq_lens: bool = False
@@ -92,9 +94,10 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
         return NgramWorkerV2()
     layers = [HashDraft(model, knobs.hit_rate, layer) for layer in range(knobs.width - 1)]
     vocab_size = model.spec.vocab_size
+    head: Drafter = EagleWorkerV2(layers[0], vocab_size, knobs.topk, knobs.steps)
     if knobs.spec == "mtp":
-        return MultiLayerEagleWorkerV2(layers, vocab_size)
-    return EagleWorkerV2(layers[0], vocab_size, knobs.topk, knobs.steps)
+        head = MultiLayerEagleWorkerV2(layers, vocab_size)
+    return CopyingDrafter(head, knobs.copies) if knobs.copies else head
 
 
 def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | None = None) -> NodeCore:

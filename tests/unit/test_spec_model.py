@@ -32,7 +32,7 @@ from shared.sched.settings import SchedSettings
 from shared.spec.choose import make_drafter
 from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
 
-KINDS = ("none", "ngram", "eagle", "mtp")
+KINDS = ("none", "ngram", "eagle", "mtp", "copies")
 JOBS = [
     (list(range(3, 60)), SamplingParams(max_tokens=24, temperature=0.0), 1),
     ([5, 6, 7, 5, 6, 7, 5, 6], SamplingParams(max_tokens=30, temperature=0.8, repetition_penalty=1.2), 2),
@@ -81,7 +81,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 def drafter_of(kind: str, folders: tuple[Path, Path], model: Model) -> Drafter | None:
     target, head = map(str, folders)
     if kind != "mtp":
-        return make_drafter(SpecConfig(spec=kind, spec_head=head), target, model, threads=1)
+        spec, copies = ("eagle", 1) if kind == "copies" else (kind, 0)
+        return make_drafter(SpecConfig(spec=spec, spec_head=head, spec_copies=copies), target, model, threads=1)
     one = load_eagle_head(head, target, model)  # type: ignore[arg-type]
     model.capture_aux(one.aux_layers)  # type: ignore[attr-defined]
     layers = [Stacked(one, 0), Stacked(load_eagle_head(head, target, model), 1)]  # type: ignore[arg-type]
