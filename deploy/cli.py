@@ -14,6 +14,7 @@ from typing import Any
 from deploy import admin, keys, local
 from deploy.again import start_again
 from deploy.head import command as head
+from deploy.load import command as load_test
 from deploy.orphan_guard import die_with_parent
 from deploy.prove import command as prove
 from deploy.restarts import EXIT_CONFIG
@@ -107,6 +108,12 @@ TOOLS = {
     ),
     "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),
+    "load": Tool(
+        "load on any OpenAI-compatible server, and whether what comes back is true",
+        load_test.DESCRIPTION,
+        load_test.add_arguments,
+        load_test.run,
+    ),
     "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
 }
 

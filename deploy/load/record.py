@@ -26,7 +26,6 @@ class Record:
     max_tokens: int
     probe: int | None = None  # which golden answer it must equal
     sent: float = NOT_YET
-    written: float = NOT_YET  # when the request had left, a new connection included
     end: float = NOT_YET
     status: int = 0  # HTTP, 0 while none came
     error: str = ""

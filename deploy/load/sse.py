@@ -69,7 +69,6 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    id: str = ""
     choices: list[Choice] = []
     usage: Usage | None = None
     error: Any = None

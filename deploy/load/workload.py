@@ -156,9 +156,3 @@ def with_probes(sessions: Iterator[Session], probes: Sequence[Session], every: i
     asked = itertools.cycle(probes)
     for number in itertools.count(1):
         yield next(asked) if number % every == 0 else next(sessions)
-
-
-def golden_sessions(source: Synthetic | FromFile, number: int, seed: int) -> list[Session]:
-    """First turns, drawn as the load's own are but from another seed, so that no cache has seen them before."""
-    drawn = itertools.islice(source.sessions(seed + 1_000_003), number)
-    return [Session(one.turns[:1], one.opening, probe) for probe, one in enumerate(drawn)]

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.load.lengths import parse_lengths
 from deploy.load.trace import BLOCK_TOKENS, read_trace
-from deploy.load.workload import FromFile, Session, Synthetic, Turn, golden_sessions, read_prompts, with_probes
+from deploy.load.workload import FromFile, Session, Synthetic, Turn, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
 ONE = parse_lengths("--turns", "1")
@@ -48,15 +48,12 @@ def test_turns_come_after_a_time_to_think():
     assert sum(thinking) / len(thinking) == pytest.approx(2.0, rel=0.15)
 
 
-def test_golden_prompts_come_in_turn_and_are_none_of_the_load():
-    source = synthetic(turns=parse_lengths("--turns", "2"))
-    probes = golden_sessions(source, 3, seed=0)
-    assert [len(probe.turns) for probe in probes] == [1, 1, 1]
+def test_golden_prompts_come_in_turn():
+    source = synthetic()
+    probes = [Session((Turn(f"golden {i}", 8),), (), i) for i in range(3)]
     load = list(itertools.islice(with_probes(source.sessions(0), probes, 4), 24))
     assert [session.probe for session in load if session.probe is not None] == [0, 1, 2, 0, 1, 2]
     assert [i for i, session in enumerate(load, 1) if session.probe is not None] == [4, 8, 12, 16, 20, 24]
-    own = {session.turns[0].text for session in some(source, 200)}
-    assert not own & {probe.turns[0].text for probe in probes}
     assert [s.probe for s in itertools.islice(with_probes(source.sessions(0), [], 1), 3)] == [None] * 3
 
 

@@ -1,0 +1,111 @@
+"""Takes a node away in the middle of a load: through the router's /admin, or with SIGKILL by its process on this
+machine. Says which processes may be meant, and kills none when that is not clear."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from deploy.admin import AdminClient
+from deploy.load.target import Server
+from shared.core.errors import ConfigError
+
+HERE = ("127.0.0.1", "localhost", "::1")
+FORM = re.compile(r"(kill|drain|restart):([^@]+)@([0-9.]+)s?")
+NOTICED_S = 3.0  # by then a router knows that a killed node is gone
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    kind: str
+    node: str
+    at_s: float
+
+
+def parse_drill(text: str) -> Planned:
+    match = FORM.fullmatch(text)
+    try:
+        at_s = float(match[3]) if match else -1.0
+    except ValueError:
+        at_s = -1.0
+    if match is None or at_s < 0:
+        raise ConfigError(f"--drill is {text!r}; it must look like kill:decode-1@20, drain:... or restart:...")
+    return Planned(match[1], match[2], at_s)
+
+
+def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
+    """What to do when the time has come; raises ConfigError now for what could not be done then."""
+    if planned.node not in ready_nodes(server):
+        known = ", ".join(sorted(ready_nodes(server))) or "none"
+        raise ConfigError(f"--drill: {server.url} has no ready node {planned.node!r}; ready are {known}")
+    if planned.kind == "kill":
+        if server.url.host not in HERE:
+            raise ConfigError(f"--drill kill: {server.url.host} is not this machine; drain and restart work anywhere")
+        victim = find_process(planned.node)
+        return lambda: kill(victim)
+    admin = AdminClient(str(server.url), admin_key)
+    admin.status()
+    then = "stop" if planned.kind == "drain" else "restart"
+    return lambda: drain(admin, planned.node, then)
+
+
+def drain(admin: AdminClient, node: str, then: str) -> None:
+    admin.call("POST", "/admin/drain", {"node": node, "then": then})
+
+
+def find_process(node: str) -> psutil.Process:
+    """The one process of this user that runs `baton prefill` or `baton decode` under this node id."""
+    own = psutil.Process().uids().real
+    found = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
+    if len(found) != 1:
+        pids = ", ".join(str(process.pid) for process in found) or "none"
+        raise ConfigError(f"--drill kill: it must be clear which process of this machine is {node}; found: {pids}")
+    return found[0]
+
+
+def is_node(info: dict[str, object], node: str, own_uid: int) -> bool:
+    argv, uids = info.get("cmdline"), info.get("uids")
+    if not isinstance(argv, list) or getattr(uids, "real", None) != own_uid:
+        return False
+    return has_node_id(argv, node) and any(role in argv for role in ("prefill", "decode"))
+
+
+def has_node_id(argv: Sequence[str], node: str) -> bool:
+    pairs = zip(argv, argv[1:], strict=False)
+    return f"--node-id={node}" in argv or ("--node-id", node) in pairs
+
+
+def kill(victim: psutil.Process) -> None:
+    """A process id that came to mean another process since is left alone."""
+    if victim.is_running():
+        os.kill(victim.pid, signal.SIGKILL)
+
+
+def ready_nodes(server: Server) -> set[str]:
+    """By the router's /ready, which answers 503 while there is none."""
+    _, body = server.get("/ready")
+    try:
+        return {str(row["node"]) for row in json.loads(body)["nodes"] if row["ready"]}
+    except (ValueError, LookupError, TypeError):
+        return set()
+
+
+def wait_back(node: str, server: Server, limit_s: float, passed_s: float) -> float | None:
+    """Seconds until the node serves (again), None when it does not in time. `passed_s`: since it was taken away; a
+    router that has not noticed yet still shows the old one."""
+    begin = time.monotonic()
+    while True:
+        waited = time.monotonic() - begin
+        if passed_s + waited >= NOTICED_S and node in ready_nodes(server):
+            return waited
+        if waited > limit_s:
+            return None
+        time.sleep(POLL_S)

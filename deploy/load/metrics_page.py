@@ -1,0 +1,57 @@
+"""A page of Prometheus text as values. Pure; what our own /metrics says of pages, rows and latencies is read here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+RESTING_PAGES = ("free", "cached")
+OPEN = "baton_open_requests"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    samples: tuple[Sample, ...]
+
+    def total(self, name: str) -> float:
+        """Over all labels; 0 where there is none."""
+        return sum(sample.value for sample in self.samples if sample.name == name)
+
+    def mean_since(self, before: Page, name: str) -> tuple[float, float]:
+        """Of a histogram: (number of observations, their mean) between two pages; mean 0 without any."""
+        count = self.total(f"{name}_count") - before.total(f"{name}_count")
+        spent = self.total(f"{name}_sum") - before.total(f"{name}_sum")
+        return count, spent / count if count > 0 else 0.0
+
+
+def parse_page(text: str) -> Page:
+    found = (SAMPLE.match(line) for line in text.splitlines())
+    return Page(tuple(Sample(m[1], dict(LABEL.findall(m[2] or "")), float(m[3])) for m in found if m))
+
+
+def unrest(page: Page) -> list[str]:
+    """What should not be so on a server without requests: pages in use, pages that are missing, rows in use."""
+    found: list[str] = []
+    for total in (sample for sample in page.samples if sample.name == "baton_kv_pages_total"):
+        node = total.labels["node"]
+        pages = states_of(page, "baton_kv_pages", node)
+        rows = states_of(page, "baton_request_rows", node)
+        found += [f"{node}: {int(n)} pages {state}" for state, n in pages.items() if n and state not in RESTING_PAGES]
+        found += [f"{node}: {int(n)} rows {state}" for state, n in rows.items() if n and state != "free"]
+        missing = total.value - sum(pages.values())
+        if missing:
+            found.append(f"{node}: {int(missing)} of {int(total.value)} pages in no state")
+    return found
+
+
+def states_of(page: Page, name: str, node: str) -> dict[str, float]:
+    return {s.labels["state"]: s.value for s in page.samples if s.name == name and s.labels["node"] == node}

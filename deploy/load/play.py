@@ -1,0 +1,142 @@
+"""One run from beginning to end: golden answers, the load, what the server says of itself, the checks."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import uvloop
+from rich.console import Console
+
+from deploy.load import drills, golden, golden_run
+from deploy.load.asking import Asking
+from deploy.load.check import Check, needs_ours
+from deploy.load.client import Client
+from deploy.load.golden import Golden
+from deploy.load.live import shown
+from deploy.load.metrics_page import OPEN, Page, parse_page, unrest
+from deploy.load.plan import LoadPlan, golden_prompts
+from deploy.load.record import Record
+from deploy.load.runner import Runner, no_collector
+from deploy.load.summary import Summary, summarize
+from deploy.load.target import Server, resolve
+from deploy.load.truth import (
+    Drill,
+    check_agreement,
+    check_answers,
+    check_client,
+    check_drill,
+    check_rest,
+    check_stalls,
+)
+
+POLL_S = 0.5
+RESTED_POLLS = 3  # nodes report once a second at the latest: so long it must stay
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    begun: str
+    seconds: float  # from the first request to the last answer
+    records: list[Record]
+    summary: Summary
+    checks: list[Check]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where runs take place: the server, how it is asked, who watches."""
+
+    server: Server
+    asking: Asking
+    console: Console
+    quiet: bool
+    admin_key: str = ""
+
+
+def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
+    """Blocks for the time of the load."""
+    action = drills.prepare(plan.drill, stage.server, stage.admin_key) if plan.drill else None
+    before = metrics_of(stage)
+    begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    with no_collector():
+        records, seconds = uvloop.run(send(plan, stage, goldens, action))
+    summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
+    checks = [
+        check_answers(records),
+        golden.check_tokens(goldens, records, plan.truth.near_tie),
+        check_stalls(records, plan.truth.stall_s),
+        *own_checks(plan, stage, records, before),
+        *drill_checks(plan, stage, records, seconds),
+        check_client(summary.lag),
+    ]
+    return Outcome(begun, seconds, records, summary, checks)
+
+
+async def send(
+    plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: Callable[[], None] | None
+) -> tuple[list[Record], float]:
+    probes = [one.as_session(number) for number, one in enumerate(goldens)]
+    client = Client(resolve(stage.server.url), plan.timeout_s)
+    driver = plan.load.driver(probes, plan.truth.every)
+    until_s = plan.load.duration_s + plan.drain_s
+    runner = Runner(driver, client, stage.asking, until_s=until_s, storms=plan.storms)
+    loop = asyncio.get_running_loop()
+    drilled: list[asyncio.Future[None]] = []
+    if plan.drill and action:
+        loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, action)))
+    async with shown(runner, stage.console, quiet=stage.quiet):
+        records = await runner.run()
+    await asyncio.gather(*drilled)
+    client.close()
+    return records, client.now()
+
+
+def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None) -> list[Check]:
+    """Those that only a Baton router's metrics allow."""
+    if before is None:
+        return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
+    begin = time.monotonic()
+    after, num_rested = before, 0
+    while num_rested < RESTED_POLLS and time.monotonic() - begin <= plan.truth.rest_s:
+        time.sleep(POLL_S)
+        after = metrics_of(stage) or after
+        is_resting = not unrest(after) and not after.total(OPEN)
+        num_rested = num_rested + 1 if is_resting else 0
+    return [check_rest(after, time.monotonic() - begin), check_agreement(records, before, after)]
+
+
+def metrics_of(stage: Stage) -> Page | None:
+    """None for a server that is not ours."""
+    if not stage.asking.target.is_ours:
+        return None
+    status, body = stage.server.get("/metrics")
+    return parse_page(body.decode()) if status == 200 else None
+
+
+def drill_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], seconds: float) -> list[Check]:
+    if plan.drill is None:
+        return []
+    drill = Drill(plan.drill.kind, plan.drill.node, plan.drill.at_s)
+    if plan.drill.kind != "drain":
+        passed_s = max(0.0, seconds - drill.at_s)
+        waited = drills.wait_back(drill.node, stage.server, plan.truth.rest_s, passed_s)
+        if waited is not None:
+            drill = replace(drill, back_after_s=passed_s + waited)
+    return [check_drill(drill, records)]
+
+
+def golden_answers(plan: LoadPlan, stage: Stage) -> list[Golden]:
+    """From the file, if it is there; else asked for, and kept where a file was named."""
+    truth = plan.truth
+    if not truth.golden:
+        return []
+    if truth.file is not None and truth.file.exists():
+        return golden.read(truth.file, stage.asking.target.model)
+    answers = golden_run.ask_all(stage.server, stage.asking, golden_prompts(plan), plan.timeout_s)
+    if truth.file is not None:
+        golden.save(truth.file, stage.asking.target.model, answers)
+    return answers

@@ -1,0 +1,133 @@
+"""What a run's records prove or refute beside its speed. Pure; each function is one check.
+
+answers     every request got an answer, to its end
+tokens      golden prompts got the tokens under load that they got from the idle server   (truth_golden)
+stalls      no stream stood still
+leaks       all memory came back when the load was over                                 (the server's own metrics)
+agreement   server and client measured the same latencies                               (the server's own metrics)
+drills      what became of the streams when a node was taken away
+client      the client itself was fast enough for its figures to mean something
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.load.check import Check
+from deploy.load.metrics_page import OPEN, Page, unrest
+from deploy.load.record import Record
+from deploy.load.summary import Lag
+
+MOST_DETAILS = 5
+LAG_BOUND_S = 0.020
+TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's counts the network, and both processes' turns on their cores
+ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
+
+
+def check_answers(records: Sequence[Record]) -> Check:
+    failed = [record for record in records if record.error]
+    left = sum(record.hung_up for record in records)
+    note = f", {left} left by us on purpose" if left else ""
+    if not failed:
+        return Check("answers", "ok", f"all {len(records) - left} requests were answered to their end{note}")
+    details = tuple(f"request {one.number} at {one.sent:.1f} s: {one.error}" for one in failed[:MOST_DETAILS])
+    return Check("answers", "failed", f"{len(failed)} of {len(records)} requests failed{note}", details)
+
+
+def check_stalls(records: Sequence[Record], bound_s: float) -> Check:
+    """Between two chunks of one stream; how late we were ourselves is not in these times where the kernel stamps."""
+    found = sorted(
+        ((gap, record, position) for record in records for position, gap in enumerate(record.gaps(), 1)),
+        key=lambda one: -one[0],
+    )
+    longest = found[0][0] if found else 0.0
+    stalls = [one for one in found if one[0] >= bound_s]
+    if not stalls:
+        return Check("stalls", "ok", f"no stream stood still for {bound_s:g} s; the longest wait was {longest:.3f} s")
+    details = tuple(
+        f"request {record.number}: {gap:.2f} s before chunk {position}, at {record.at[position]:.1f} s"
+        for gap, record, position in stalls[:MOST_DETAILS]
+    )
+    num_streams = len({record.number for _, record, _ in stalls})
+    return Check(
+        "stalls", "failed", f"{len(stalls)} waits of {bound_s:g} s and more, in {num_streams} streams", details
+    )
+
+
+def check_rest(page: Page, waited_s: float) -> Check:
+    """`page`: the last one seen, at most `waited_s` after the load."""
+    found = unrest(page)
+    if page.total(OPEN):
+        text = f"skipped: {int(page.total(OPEN))} requests that are not ours are open, so nothing can be told"
+        return Check("leaks", "skipped", text)
+    if found:
+        text = f"{waited_s:.0f} s after the load not all memory is back"
+        return Check("leaks", "failed", text, tuple(found[:MOST_DETAILS]))
+    return Check("leaks", "ok", "all pages and rows of all nodes are free or cached again")
+
+
+def check_agreement(records: Sequence[Record], before: Page, after: Page) -> Check:
+    ended = after.total("baton_requests_total") - before.total("baton_requests_total")
+    reached = [record for record in records if record.status or record.hung_up]
+    if ended != len(reached):
+        text = f"the server counts {ended:.0f} requests, the client {len(reached)}: others use it too, or it restarted"
+        return Check("agreement", "skipped", f"skipped: {text}")
+    parts: list[str] = []
+    is_near = True
+    for name, values, tolerance, slack in (
+        ("ttft", [one.ttft for one in records if one.at], TTFT_TOLERANCE, TTFT_SLACK_S),
+        ("itl", token_waits(records), ITL_TOLERANCE, ITL_SLACK_S),
+    ):
+        count, theirs = after.mean_since(before, f"baton_{name}_seconds")
+        if not values or not count:
+            continue
+        ours = sum(values) / len(values)
+        is_near &= abs(ours - theirs) <= max(tolerance * theirs, slack)
+        parts.append(f"{name} {1e3 * ours:.1f} ms here, {1e3 * theirs:.1f} ms there")
+    if not parts:
+        return Check("agreement", "skipped", "skipped: no request brought a token")
+    return Check("agreement", "ok" if is_near else "failed", "means: " + "; ".join(parts))
+
+
+def token_waits(records: Sequence[Record]) -> list[float]:
+    return [wait for record in records for wait, count in record.token_gaps() for _ in range(count)]
+
+
+def check_client(lag: Lag) -> Check:
+    """Not the server's fault, but the reader must know."""
+    parts = [f"sends {1e3 * lag.send_p99:.1f} ms late"]
+    if not math.isnan(lag.handle_p99):
+        parts.append(f"chunks handled {1e3 * lag.handle_p99:.1f} ms late")
+    worst = max(one for one in (lag.send_p99, lag.handle_p99, 0.0) if not math.isnan(one))
+    text = "p99: " + ", ".join(parts)
+    if worst <= LAG_BOUND_S:
+        return Check("client", "ok", text)
+    return Check("client", "doubtful", f"{text}: the client was the bottleneck, use a faster or quieter machine for it")
+
+
+@dataclass(frozen=True, slots=True)
+class Drill:
+    """A node was taken away at `at_s`. `back_after_s`: until it served again, NaN while it has not."""
+
+    what: str  # kill, drain, restart
+    node: str
+    at_s: float
+    back_after_s: float = math.nan
+
+
+def check_drill(drill: Drill, records: Sequence[Record]) -> Check:
+    """Streams open at that time must have come to their end; how long they paused is told."""
+    beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
+    failed = [one for one in beside if one.error]
+    pauses = [gap for one in beside for at, gap in zip(one.at[1:], one.gaps(), strict=True) if at > drill.at_s]
+    back = "not back" if math.isnan(drill.back_after_s) else f"seen serving {drill.back_after_s:.1f} s later"
+    text = (
+        f"{drill.what} of {drill.node} at {drill.at_s:.1f} s under {len(beside)} streams: {len(failed)} failed, "
+        f"longest pause {max(pauses, default=0.0):.2f} s; {drill.node} {back}"
+    )
+    if not beside:
+        return Check("drills", "doubtful", f"{text}; no stream was open then, so nothing is proved")
+    details = tuple(f"request {one.number}: {one.error}" for one in failed[:MOST_DETAILS])
+    return Check("drills", "failed" if failed else "ok", text, details)

@@ -1,0 +1,185 @@
+"""`baton load` as a person runs it, against a scripted server: each injected fault is found, by its check alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from mock_openai import Behaviour, in_thread
+
+from deploy import cli
+from deploy.load import play
+
+FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "0.4"]
+FAST += ["--golden-every", "3", "--rest", "0.2"]
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
+    monkeypatch.setattr(play, "POLL_S", 0.01)
+
+
+def run(capsys, behaviour, *flags):
+    """(exit status, what the checks say by name, the server)"""
+    with in_thread(behaviour) as mock:
+        status = cli.main(["load", f"http://127.0.0.1:{mock.port}", *FAST, *flags])
+    text = capsys.readouterr().out
+    marks = re.findall(r"^ (\w+) +(ok|FAILED|doubtful|-)  ", text, re.MULTILINE)
+    return status, dict(marks), text, mock
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_a_true_server_passes_every_check(capsys, api):
+    status, marks, text, _ = run(capsys, Behaviour(), "--api", api)
+    assert marks == dict.fromkeys(("answers", "tokens", "stalls", "leaks", "agreement"), "ok") | {
+        "client": marks["client"]
+    }
+    assert status == 0 and "20 of 20 answers to golden prompts are equal" in text
+
+
+# a fault, the check that must find it, and words that it must say
+FAULTS = [
+    (Behaviour(wrong_at=(2, 5)), "tokens", "1 of 20 answers to golden prompts differ"),
+    (Behaviour(stall_at=(20, 3), stall_s=0.6), "stalls", "before chunk 3"),
+    (Behaviour(leak_after=30), "leaks", "decode-0: 1 pages held"),
+    (Behaviour(metrics_shift_s=0.3), "agreement", "there"),
+    (Behaviour(break_at=(25, 4)), "answers", "1 of 60 requests failed"),
+]
+
+
+@pytest.mark.parametrize(("behaviour", "check", "words"), FAULTS, ids=[check for _, check, _ in FAULTS])
+def test_an_injected_fault_is_found_by_its_check_alone(capsys, behaviour, check, words):
+    status, marks, text, _ = run(capsys, behaviour)
+    assert status == 1 and words in text
+    assert [name for name, mark in marks.items() if mark == "FAILED"] == [check]
+
+
+def test_a_wrong_token_at_a_near_tie_is_only_doubtful(capsys):
+    status, marks, text, _ = run(capsys, Behaviour(wrong_at=(2, 5), margin=0.05))
+    assert (status, marks["tokens"]) == (0, "doubtful") and "0.0500 apart" in text
+    status, marks, _, _ = run(capsys, Behaviour(wrong_at=(2, 5), margin=0.05), "--near-tie", "0.01")
+    assert (status, marks["tokens"]) == (1, "FAILED")
+
+
+def test_another_server_is_compared_by_text_and_the_rest_is_said_to_be_skipped(capsys):
+    status, marks, text, mock = run(capsys, Behaviour(ours=False))
+    assert status == 0 and (marks["leaks"], marks["agreement"]) == ("-", "-")
+    assert text.count("this needs a Baton router's /metrics") == 2 and "(as text)" in text
+    assert not any({"return_token_ids", "ignore_eos", "logprobs"} & set(body) for body in mock.seen)
+    status, marks, text, _ = run(capsys, Behaviour(ours=False, wrong_at=(2, 5)))
+    assert (status, marks["tokens"]) == (1, "FAILED") and "character" in text
+
+
+def test_hang_ups_and_storms_leak_nothing_here_and_something_there(capsys):
+    trouble = ["--hang-up", "0.5", "--storm", "0.05:0.5"]
+    status, marks, text, mock = run(capsys, Behaviour(itl_s=0.002), *trouble)
+    assert (status, marks["leaks"], marks["answers"]) == (0, "ok", "ok") and "left by us on purpose" in text
+    assert mock.num_gone > 5
+    status, marks, _, _ = run(capsys, Behaviour(itl_s=0.002, leak_after=10), *trouble)
+    assert (status, marks["leaks"]) == (1, "FAILED")
+
+
+def test_golden_answers_outlive_the_run(capsys, tmp_path):
+    file = tmp_path / "golden.json"
+    _, _, _, first = run(capsys, Behaviour(), "--golden-file", str(file))
+    status, marks, _, second = run(capsys, Behaviour(), "--golden-file", str(file))
+    assert (status, marks["tokens"]) == (0, "ok")
+    assert len(first.seen) == len(second.seen) + 4  # not asked again
+    status, marks, _, _ = run(capsys, Behaviour(wrong_at=(2, 5)), "--golden-file", str(file))
+    assert (status, marks["tokens"]) == (1, "FAILED")
+
+
+def test_files_hold_what_was_shown(capsys, tmp_path):
+    folder = tmp_path / "out"
+    _, _, text, _ = run(capsys, Behaviour(itl_s=0.001), "--out", str(folder))
+    report = json.loads((folder / "report.json").read_text())
+    assert report["summary"]["num_ok"] == 60 and len(report["rows"]) == 60 and report["format"] == 1
+    with (folder / "requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60 and {row["output_tokens"] for row in rows} == {"8"}
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 5 and "<script" not in page
+    assert not re.search(r'(src|href)="(?!#)', page)
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(svg)
+    for file in folder.iterdir():
+        assert " w1" not in file.read_text()  # no text of answers
+
+
+def test_two_runs_side_by_side(capsys, tmp_path):
+    for name, itl_s in (("before", 0.004), ("after", 0.001)):
+        run(capsys, Behaviour(itl_s=itl_s), "--out", str(tmp_path / name))
+    assert cli.main(["load", "compare", str(tmp_path / "before"), str(tmp_path / "after" / "report.json")]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"TPOT p50 ms.*-\d\d\.\d%.*better", text)
+    assert cli.main(["load", "compare", str(tmp_path / "before")]) == 2
+    assert cli.main(["load", "compare", str(tmp_path), str(tmp_path)]) == 2
+
+
+def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp_path, monkeypatch):
+    """The mock does not slow down: here the share within the SLO is scripted by rate."""
+    from deploy.load import harness
+    from deploy.load.figures import Estimate
+
+    real = harness.play
+
+    def scripted(plan, stage, goldens):
+        import dataclasses
+
+        outcome = real(plan, stage, goldens)
+        share = 1.0 if plan.load.arrivals.rate <= 500 else 0.2
+        summary = dataclasses.replace(outcome.summary, slo_share=Estimate(share, share, share))
+        return dataclasses.replace(outcome, summary=summary)
+
+    monkeypatch.setattr(harness, "play", scripted)
+    flags = ["--sweep", "--requests", "10", "--out", str(tmp_path)]
+    status, _, text, _ = run(capsys, Behaviour(), *flags)
+    best = float(re.search(r"highest rate within .*: ([0-9.]+) requests/s", text)[1])
+    assert status == 0 and 454 <= best <= 500
+    assert (tmp_path / "report.html").read_text().count("<svg") == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["http://127.0.0.1:9"], "is a server running there"),
+        (["ftp://x"], "no address"),
+        (["a", "b"], "one server at a time"),
+        (["--slo", "fast"], "--slo"),
+        (["--rate", "0"], "--rate"),
+        (["--hang-up", "2"], "--hang-up"),
+        (["--storm", "20"], "--storm"),
+        (["--drill", "kill:x"], "--drill"),
+        (["--extra-body", "[]"], "--extra-body"),
+        (["--warmup", "60"], "--warmup"),
+        (["--golden-every", "0"], "--golden-every"),
+        (["--prompts", "a", "--trace", "b"], "one of them"),
+        (["--trace", "b", "--concurrency", "3"], "no --concurrency"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_anything_is_sent(capsys, flags, words):
+    assert cli.main(["load", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_server_without_a_model_list_needs_a_name(capsys):
+    with in_thread(Behaviour()) as mock:
+        assert cli.main(["load", f"http://127.0.0.1:{mock.port}/elsewhere", *FAST]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_drill_needs_a_node_that_is_there(capsys):
+    with in_thread(Behaviour()) as mock:
+        assert cli.main(["load", f"http://127.0.0.1:{mock.port}", *FAST, "--drill", "kill:decode-7@1"]) == 2
+    assert "decode-7" in capsys.readouterr().err
+
+
+def test_the_command_line_loads_neither_numpy_nor_matplotlib():
+    code = "import sys, deploy.cli; print(sorted({'numpy', 'matplotlib', 'rich', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,239 @@
+"""The truth checks on records and pages made by hand: each can fail, and says why."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from deploy.load import golden
+from deploy.load.drills import find_process, has_node_id, is_node, parse_drill
+from deploy.load.golden import Golden, check_tokens, first_difference, parting
+from deploy.load.metrics_page import parse_page, unrest
+from deploy.load.record import Record
+from deploy.load.summary import Lag
+from deploy.load.sweep import Sweep
+from deploy.load.truth import (
+    Drill,
+    check_agreement,
+    check_answers,
+    check_client,
+    check_drill,
+    check_rest,
+    check_stalls,
+)
+from shared.core.errors import ConfigError
+from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+
+
+def record(number=0, times=(1.0, 1.1, 1.2), *, ids=(), probe=None, error="", hung_up=False, sent=0.0):
+    made = Record(number, number, 0, sent, 8, probe, sent=sent, status=200, error=error, hung_up=hung_up)
+    for at in times:
+        made.token(at, 0.0, 1)
+    made.ids = list(ids)
+    made.pieces = [chr(97 + one) for one in ids]
+    made.end = times[-1] if times else sent
+    return made
+
+
+def gold(ids, margins=(), with_ids=True):
+    return Golden((("user", "q"),), 8, "".join(chr(97 + i) for i in ids), tuple(ids) if with_ids else (), margins)
+
+
+def test_answers():
+    whole = [record(0), record(1, hung_up=True)]
+    assert check_answers(whole).verdict == "ok" and "1 left by us" in check_answers(whole).text
+    failed = check_answers([*whole, record(2, error="503 no nodes")])
+    assert failed.verdict == "failed" and "503 no nodes" in failed.details[0]
+
+
+@given(st.lists(st.integers(0, 3), max_size=8), st.lists(st.integers(0, 3), max_size=8), st.booleans())
+def test_where_two_answers_part(wanted, got, is_whole):
+    position = parting(wanted, got, is_whole)
+    if position is None:
+        assert got == wanted[: len(got)] and (not is_whole or got == wanted)
+    else:
+        assert got[:position] == wanted[:position]
+        assert got[position : position + 1] != wanted[position : position + 1]
+
+
+def test_tokens_are_compared_by_id_else_by_text():
+    assert first_difference(gold([1, 2, 3]), record(ids=[1, 2, 3])) is None
+    found = first_difference(gold([1, 2, 3], (9.0, 8.0, 7.0)), record(4, ids=[1, 5, 3]))
+    assert (found.position, found.margin, found.unit) == (1, 8.0, "token")
+    assert "[5, 3] instead of [2, 3]" in str(found)
+    by_text = first_difference(gold([1, 2, 3], with_ids=False), record(ids=[1, 2, 4]))
+    assert (by_text.position, by_text.margin, by_text.unit) == (2, None, "character")
+    assert first_difference(gold([1, 2, 3]), record(ids=[1, 2])).position == 2  # too short is wrong too
+
+
+def test_an_answer_that_was_left_is_judged_as_far_as_it_came():
+    assert first_difference(gold([1, 2, 3]), record(ids=[1, 2], hung_up=True)) is None
+    assert first_difference(gold([1, 2, 3]), record(ids=[1, 9], hung_up=True)).position == 1
+
+
+@pytest.mark.parametrize(
+    ("margin", "near", "verdict"), [(0.05, 0.1, "doubtful"), (0.2, 0.1, "failed"), (0.0, 0.0, "doubtful")]
+)
+def test_near_ties(margin, near, verdict):
+    answers = [record(0, ids=[1, 2, 3], probe=0), record(1, ids=[1, 7, 3], probe=0), record(2, ids=[9])]
+    check = check_tokens([gold([1, 2, 3], (5.0, margin, 5.0))], answers, near)
+    assert check.verdict == verdict and "of 2" in check.text
+
+
+def test_nothing_compared_is_no_proof():
+    assert check_tokens([], [record()], 0.1).verdict == "skipped"
+    assert check_tokens([gold([1])], [record()], 0.1).verdict == "doubtful"
+    assert check_tokens([gold([1])], [record(probe=0, error="x")], 0.1).verdict == "doubtful"
+
+
+def test_golden_files(tmp_path):
+    path = tmp_path / "g.json"
+    answers = [gold([1, 2], (0.5, math.pi)), gold([3], with_ids=False)]
+    golden.save(path, "m", answers)
+    assert golden.read(path, "m") == answers
+    with pytest.raises(ConfigError, match="answers of m"):
+        golden.read(path, "other")
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="--golden-file"):
+        golden.read(path, "m")
+
+
+def test_stalls():
+    smooth = [record(0), record(1)]
+    assert check_stalls(smooth, 0.5).verdict == "ok"
+    check = check_stalls([*smooth, record(2, (1.0, 3.0, 3.1, 4.2))], 1.0)
+    assert check.verdict == "failed" and "2 waits of 1 s and more, in 1 streams" in check.text
+    assert check.details[0].startswith("request 2: 2.00 s before chunk 1")
+
+
+class Server:
+    """Metrics as the router's own code writes them."""
+
+    def __init__(self):
+        self.registry = CollectorRegistry()
+        self.requests, self.nodes = RequestMetrics(self.registry), ClusterMetrics(self.registry)
+
+    def page(self, pages=None, rows=None, total=10):
+        pages, rows = pages or {"free": 7, "cached": 3}, rows or {"free": 4}
+        self.nodes.update(NodeReport("decode-0", "decode", 1, total, pages, rows, 0, 0, counters={}, observations={}))
+        return parse_page(render(self.registry).decode())
+
+    def serve(self, ttft=1.0, itl=0.1, tokens=3):
+        self.requests.started()
+        self.requests.first_token(ttft)
+        for _ in range(tokens - 1):
+            self.requests.next_token(itl)
+        self.requests.ended("length", ttft)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pages": {"free": 9, "held": 1}}, "1 pages held"),
+        ({"pages": {"free": 8, "active": 2}}, "2 pages active"),
+        ({"pages": {"free": 9}}, "1 of 10 pages in no state"),
+        ({"rows": {"free": 3, "running": 1}}, "1 rows running"),
+    ],
+)
+def test_every_kind_of_leak(changes, words):
+    server = Server()
+    assert check_rest(server.page(), 5.0).verdict == "ok"
+    check = check_rest(server.page(**changes), 5.0)
+    assert check.verdict == "failed" and words in check.details[0]
+    assert unrest(server.page()) == []
+
+
+def test_others_requests_say_nothing_about_leaks():
+    server = Server()
+    server.requests.started()
+    assert check_rest(server.page(pages={"free": 9, "active": 1}), 5.0).verdict == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "verdict"),
+    [(1.0, 0.1, "ok"), (0.93, 0.1, "ok"), (0.8, 0.1, "failed"), (1.2, 0.1, "failed"), (1.0, 0.12, "failed")],
+)
+def test_agreement(ttft, itl, verdict):
+    server = Server()
+    server.serve(ttft=50.0)  # before the run: no part of it
+    before = server.page()
+    for _ in range(3):
+        server.serve(ttft, itl)
+    check = check_agreement([record(i) for i in range(3)], before, server.page())
+    assert check.verdict == verdict
+
+
+def test_agreement_needs_the_server_for_itself():
+    server = Server()
+    before = server.page()
+    server.serve()
+    server.serve()
+    assert check_agreement([record()], before, server.page()).verdict == "skipped"
+
+
+def test_the_client_as_bottleneck():
+    assert check_client(Lag(0.001, 0.004, 0.1, 0.001, 0.003, 0.1)).verdict == "ok"
+    assert check_client(Lag(0.001, 0.030, 0.1, 0.001, 0.003, 0.1)).verdict == "doubtful"
+    assert check_client(Lag(0.001, 0.003, 0.1, 0.001, 0.050, 0.1)).verdict == "doubtful"
+    assert check_client(Lag()).verdict == "ok"
+
+
+def test_drills():
+    drill = Drill("kill", "decode-0", 1.05, back_after_s=3.0)
+    paused = record(0, (1.0, 1.9, 2.0))
+    ended_before = record(1, (0.1, 0.2))
+    check = check_drill(drill, [paused, ended_before])
+    assert check.verdict == "ok" and "under 1 streams" in check.text and "pause 0.90 s" in check.text
+    assert check_drill(drill, [paused, record(2, (1.0, 1.5), error="gone")]).verdict == "failed"
+    assert check_drill(drill, [ended_before]).verdict == "doubtful"
+    assert "not back" in check_drill(Drill("drain", "n", 1.0), [paused]).text
+
+
+def test_drill_flags():
+    assert parse_drill("kill:decode-1@20s").at_s == 20.0
+    for wrong in ("kill", "kill:x", "shoot:x@3", "kill:x@y", "kill:@3", "kill:x@1.2.3"):
+        with pytest.raises(ConfigError, match="--drill"):
+            parse_drill(wrong)
+
+
+class Uids:
+    def __init__(self, real):
+        self.real = real
+
+
+def test_only_a_node_of_this_user_with_this_name_is_killed():
+    argv = ["python", "-m", "deploy.cli", "decode", "--parent-pid=1", "--node-id=decode-1"]
+    assert is_node({"cmdline": argv, "uids": Uids(7)}, "decode-1", 7)
+    assert not is_node({"cmdline": argv, "uids": Uids(7)}, "decode-11", 7)
+    assert not is_node({"cmdline": argv, "uids": Uids(7)}, "decode", 7)
+    assert not is_node({"cmdline": argv, "uids": Uids(8)}, "decode-1", 7)
+    assert not is_node({"cmdline": ["vi", "--node-id=decode-1"], "uids": Uids(7)}, "decode-1", 7)
+    assert not is_node({"cmdline": None, "uids": None}, "decode-1", 7)
+    assert has_node_id(["--node-id", "a"], "a") and not has_node_id(["--node-id", "a"], "b")
+    with pytest.raises(ConfigError, match="found: none"):
+        find_process("no-node-has-this-name")
+
+
+@given(st.floats(0.5, 500.0), st.floats(0.1, 50.0))
+def test_a_sweep_closes_in_on_the_capacity(capacity, first):
+    sweep = Sweep(first, 0.9)
+    runs = 0
+    while (rate := sweep.next_rate()) is not None:
+        sweep.went(rate, 1.0 if rate <= capacity else 0.1)
+        runs += 1
+    assert runs <= 12
+    if runs < 12:
+        assert sweep.best <= capacity <= 1.1 * sweep.best * 1.0001
+
+
+def test_a_lucky_run_beyond_a_miss_does_not_count():
+    sweep = Sweep(1.0, 0.9)
+    for rate, share in ((1.0, 1.0), (2.0, 0.5), (4.0, 0.95)):
+        sweep.went(rate, share)
+    assert (sweep.best, sweep.least_missed) == (1.0, 2.0)
+    sweep.went(0.5, math.nan)
+    assert sweep.best is None
