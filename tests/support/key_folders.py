@@ -14,6 +14,7 @@ from shared.wire.key_files import (
     KeyPair,
     make_folder,
     new_pair,
+    read_allowed,
     write_pair,
     write_private,
 )
@@ -35,13 +36,11 @@ def edit_allowed(folder: Path, entries: Sequence[Entry]) -> None:
     write_private(folder / ALLOWED, AllowedKeys(tuple(entries)).text)
 
 
-def forged(folder: Path, kind: str, name: str, into: Path) -> tuple[KeyRing, KeyPair]:
-    """The ring of somebody who has the cluster's list, and a key of his own making under that name."""
-    from shared.wire.key_files import read_allowed
-
+def forged(folder: Path, kind: str, name: str, into: Path, pair: KeyPair | None = None) -> KeyRing:
+    """The ring of somebody who has the cluster's list, and another key (one of his own making) under that name."""
     make_folder(into)
-    pair = new_pair()
+    pair = pair or new_pair()
     write_pair(into, name, pair)
     kept = [entry for entry in read_allowed(folder).entries if entry.name != name]
     edit_allowed(into, [*kept, Entry(kind, name, pair.public)])
-    return KeyRing(into, kind, name), pair
+    return KeyRing(into, kind, name)

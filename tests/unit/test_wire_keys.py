@@ -268,7 +268,7 @@ def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -
 
 
 def test_a_forged_router_learns_nothing(folder: Path, tmp_path: Path) -> None:
-    ring, _ = forged(folder, ROUTER, "router", tmp_path / "forged")
+    ring = forged(folder, ROUTER, "router", tmp_path / "forged")
     link = RouterLink("tcp://127.0.0.1:*", LinkOptions(ring=ring))
     node = NodeLinks("d", 1, options=options(folder, "d"))
     node.dial(link.endpoint, link.endpoint)
