@@ -56,6 +56,15 @@ class Bootstrap:
             return NOTHING
         return self.interval(float(values.sum()) / divisor, self.times @ values / divisor)
 
+    def share(self, hits: Sequence[float], of: Sequence[float]) -> Estimate:
+        """sum(hits) / sum(of), both drawn together: a share stays one."""
+        above, below = np.asarray(hits, dtype=np.float64), np.asarray(of, dtype=np.float64)
+        if not below.sum():
+            return NOTHING
+        drawn = self.times @ below
+        resampled = (self.times @ above)[drawn > 0] / drawn[drawn > 0]
+        return self.interval(float(above.sum() / below.sum()), resampled)
+
     def quantiles(self, pooled: Pooled, levels: Sequence[float]) -> list[Estimate]:
         values = pooled.quantiles(levels, None)
         resampled = [pooled.quantiles(levels, times) for times in self.times]

@@ -63,14 +63,14 @@ def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
     before = metrics_of(stage)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with no_collector():
-        records, seconds = uvloop.run(send(plan, stage, goldens, action))
+        records, seconds, trouble = uvloop.run(send(plan, stage, goldens, action))
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
     checks = [
         check_answers(records),
         golden.check_tokens(goldens, records, plan.truth.near_tie),
         check_stalls(records, plan.truth.stall_s),
         *own_checks(plan, stage, records, before),
-        *drill_checks(plan, stage, records, seconds),
+        *drill_checks(plan, stage, records, seconds, trouble),
         check_client(summary.lag),
     ]
     return Outcome(begun, seconds, records, summary, checks)
@@ -78,7 +78,8 @@ def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
 
 async def send(
     plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: Callable[[], None] | None
-) -> tuple[list[Record], float]:
+) -> tuple[list[Record], float, str]:
+    """(records, seconds it took, why the drill could not be done)"""
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
     client = Client(resolve(stage.server.url), plan.timeout_s)
     driver = plan.load.driver(probes, plan.truth.every)
@@ -90,9 +91,10 @@ async def send(
         loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, action)))
     async with shown(runner, stage.console, quiet=stage.quiet):
         records = await runner.run()
-    await asyncio.gather(*drilled)
     client.close()
-    return records, client.now()
+    seconds = client.now()
+    troubles = await asyncio.gather(*drilled, return_exceptions=True)
+    return records, seconds, "; ".join(str(one) for one in troubles if one is not None)
 
 
 def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None) -> list[Check]:
@@ -117,9 +119,11 @@ def metrics_of(stage: Stage) -> Page | None:
     return parse_page(body.decode()) if status == 200 else None
 
 
-def drill_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], seconds: float) -> list[Check]:
+def drill_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], seconds: float, trouble: str) -> list[Check]:
     if plan.drill is None:
         return []
+    if trouble:
+        return [Check("drills", "failed", f"{plan.drill.kind} of {plan.drill.node} could not be done: {trouble}")]
     drill = Drill(plan.drill.kind, plan.drill.node, plan.drill.at_s)
     if plan.drill.kind != "drain":
         passed_s = max(0.0, seconds - drill.at_s)

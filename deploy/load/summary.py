@@ -85,7 +85,7 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
     """Of the requests due in the window, in order of arrival."""
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     boot = Bootstrap(len(counted), seed)
-    judged = [record for record in counted if not record.hung_up]
+    judged = [float(not record.hung_up) for record in counted]
     good = [float(slo.is_met(record)) for record in counted]
     failed = [record for record in counted if record.error]
     return Summary(
@@ -93,7 +93,7 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
         num_requests=len(counted),
         num_ok=sum(record.is_whole for record in counted),
         num_failed=len(failed),
-        num_hung_up=len(counted) - len(judged),
+        num_hung_up=sum(record.hung_up for record in counted),
         prompt_tokens=sum(record.prompt_tokens for record in counted),
         cached_tokens=sum(record.cached_tokens for record in counted),
         output_tokens=sum(record.num_tokens for record in counted),
@@ -101,7 +101,7 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
         requests_per_s=boot.total([float(record.is_whole) for record in counted], window.seconds),
         output_tokens_per_s=boot.total([float(record.num_tokens) for record in counted], window.seconds),
         slo=str(slo),
-        slo_share=boot.total(good, len(judged)),
+        slo_share=boot.share(good, judged),
         goodput=boot.total(good, window.seconds),
         smooth_goodput=boot.total([worth(record, slo, reader) for record in counted], window.seconds),
         lag=lag_of(counted),

@@ -150,9 +150,7 @@ def messages_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def with_probes(sessions: Iterator[Session], probes: Sequence[Session], every: int) -> Iterator[Session]:
-    """Each `every`-th session is the next of the golden ones instead, in turn."""
-    if not probes:
-        yield from sessions
+    """The next of the golden ones, in turn, takes the place of each `every`-th session."""
     asked = itertools.cycle(probes)
-    for number in itertools.count(1):
-        yield next(asked) if number % every == 0 else next(sessions)
+    for number, session in enumerate(sessions, 1):
+        yield next(asked) if probes and number % every == 0 else session

@@ -111,6 +111,18 @@ def test_files_hold_what_was_shown(capsys, tmp_path):
         assert " w1" not in file.read_text()  # no text of answers
 
 
+def test_a_trace_is_asked_to_its_end(capsys, tmp_path):
+    file = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 10 * i, "input_length": 20 + i, "output_length": 3 + i % 4} for i in range(12)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    status, marks, text, mock = run(capsys, Behaviour(), "--trace", str(file), "--golden", "0")
+    assert status == 0 and "12 requests in" in text
+    lengths = sorted(len(body["messages"][0]["content"].split()) for body in mock.seen)
+    assert lengths == [20 + i for i in range(12)]
+    status, marks, text, mock = run(capsys, Behaviour(), "--trace", str(file))
+    assert (status, marks["tokens"]) == (0, "ok") and "4 of 4 answers" in text
+
+
 def test_two_runs_side_by_side(capsys, tmp_path):
     for name, itl_s in (("before", 0.004), ("after", 0.001)):
         run(capsys, Behaviour(itl_s=itl_s), "--out", str(tmp_path / name))

@@ -122,7 +122,15 @@ def test_what_failed_is_counted_by_its_cause_and_never_good():
 def test_who_hangs_up_is_no_failure_of_the_server():
     summary = summarize(run(hang_ups=HangUps(0.5, 1)), WINDOW, Slo(), Reader())
     assert summary.num_failed == 0 and 30 < summary.num_hung_up < 70
-    assert summary.slo_share.value == pytest.approx(1.0)
+    assert summary.slo_share.value == pytest.approx(1.0) == summary.slo_share.high
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40))
+def test_a_share_and_its_interval_stay_shares(pairs):
+    judged = [float(judged) for judged, _ in pairs]
+    good = [float(judged and good) for judged, good in pairs]
+    share = Bootstrap(len(pairs), resamples=50).share(good, judged)
+    assert math.isnan(share.value) if not sum(judged) else 0 <= share.low <= share.value <= share.high <= 1
 
 
 def record(*times, counts=None, sent=0.0, end=None):
