@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.sample_cpu import Outputs, RowParams, logprobs, sample_parallel, sample_serial
+from shared.kernel.sample_cpu import GREEDY_BELOW, Outputs, RowParams, logprobs, sample_parallel, sample_serial
 from shared.sample.interface import History, SampleOutput, SamplingBatch
 from shared.sample.sampler_torch import sample_torch
 
@@ -51,6 +51,12 @@ def needs_history(batch: SamplingBatch) -> bool:
         or (batch.presence_penalty != 0).any()
         or (batch.frequency_penalty != 0).any()
     )
+
+
+def takes_largest(batch: SamplingBatch) -> bool:
+    """Whether every row's draw is its largest logit, whichever ids the logits are of."""
+    edits = needs_history(batch) or any(map(len, batch.logit_bias)) or bool((batch.min_tokens > 0).any())
+    return not edits and bool((batch.temperature < GREEDY_BELOW).all())
 
 
 def sample_cpu(

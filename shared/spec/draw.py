@@ -14,7 +14,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.model.draft_head import DraftHead
 from shared.sample.candidates import rank_candidates
-from shared.sample.sampler import needs_history, sample
+from shared.sample.sampler import needs_history, sample, takes_largest
 
 
 class Draw:
@@ -30,6 +30,7 @@ class Draw:
         self._future_map = future_map
         self._vocab_size = vocab_size
         reads = needs_history(self._sampling)
+        self._takes_largest = takes_largest(self._sampling)
         self._history = future_map.history_of(fb.plan.req_pool_indices) if reads else None
 
     def next(
@@ -38,11 +39,10 @@ class Draw:
         """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,), and the probability (N,)
         float32 that the head gives them before penalties and temperature. The history gets the ids first."""
         self._record(ids, positions)
-        logits = head.logits(hidden)
-        full = self._in_vocabulary(head, logits)
-        drafts = sample(full, self._sampling, self._batch_rows, positions, self._history).ids
-        chosen = full.gather(1, drafts.unsqueeze(1)).squeeze(1)
-        return drafts, (chosen - logits.logsumexp(dim=1)).exp()
+        logits, words = self._words(head, head.logits(hidden))
+        drafts = sample(logits, self._sampling, self._batch_rows, positions, self._history).ids
+        chosen = logits.gather(1, drafts.unsqueeze(1)).squeeze(1)
+        return _target_ids(drafts, words), (chosen - logits.logsumexp(dim=1)).exp()
 
     def first(
         self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
@@ -50,9 +50,9 @@ class Draw:
         """As `next`, but the `num` likeliest: ids and probabilities (N, num), the draw first. These probabilities are
         of being drawn, noise and penalties included."""
         self._record(ids, positions)
-        full = self._in_vocabulary(head, head.logits(hidden))
-        drafts, log_probs = rank_candidates(full, self._sampling, self._batch_rows, positions, self._history, num)
-        return drafts, log_probs.exp()
+        logits, words = self._words(head, head.logits(hidden))
+        drafts, log_probs = rank_candidates(logits, self._sampling, self._batch_rows, positions, self._history, num)
+        return _target_ids(drafts, words), log_probs.exp()
 
     def candidates(
         self, head: DraftHead, hidden: torch.Tensor, path: torch.Tensor, num: int
@@ -65,17 +65,25 @@ class Draw:
         if history is not None:
             common = (self._committed + 1).repeat_interleave(num_nodes)
             history = replace(history, common=common, drafted=path.flatten(0, 1).to(torch.int32))
-        full = self._in_vocabulary(head, head.logits(hidden))
+        logits, words = self._words(head, head.logits(hidden))
         rows = self._batch_rows.repeat(num_nodes)
-        ids, log_probs = rank_candidates(full, self._sampling, rows, positions, history, num)
-        return ids.view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
+        ids, log_probs = rank_candidates(logits, self._sampling, rows, positions, history, num)
+        return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         if self._history is not None:
             self._future_map.write_history(self._pool_rows, positions, ids)
 
-    def _in_vocabulary(self, head: DraftHead, logits: torch.Tensor) -> torch.Tensor:
-        return logits if head.d2t is None else _scattered(logits, head.d2t, self._vocab_size)
+    def _words(self, head: DraftHead, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What to draw from, and the target's id of each of its places; None: place and id are the same, as noise,
+        penalties and bias want it."""
+        if head.d2t is None or self._takes_largest:
+            return logits, head.d2t
+        return _scattered(logits, head.d2t, self._vocab_size), None
+
+
+def _target_ids(places: torch.Tensor, words: torch.Tensor | None) -> torch.Tensor:
+    return places if words is None else words[places]
 
 
 def _scattered(logits: torch.Tensor, d2t: torch.Tensor, vocab_size: int) -> torch.Tensor:
