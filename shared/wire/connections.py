@@ -1,52 +1,64 @@
 """Which peers of a ROUTER have gone, from what its monitor says of descriptors. Knows nothing of sockets.
 
-The monitor reports a closed connection as a file descriptor; which peer that was is known from the descriptor that
-each message carries. Numbers are reused, so the order matters. In one receive:
+The monitor reports ACCEPTED and DISCONNECTED by descriptor, and descriptors are reused: at once, by anybody, also by
+connections that never come about (a foreign key). A message carries its descriptor and the routing id of its
+connection, which libzmq counts upwards and never uses twice. In one receive:
 
     monitor: drain   ->   messages: until the queue is empty   ->   report who is gone
 
-libzmq emits DISCONNECTED when the last message of a connection is in our queue, and before its descriptor is closed.
-So the drain comes first and nothing of a gone peer can follow its report; and a message by another peer on the same
-descriptor proves that the first one is gone, its DISCONNECTED being here or in the monitor by then.
+libzmq emits DISCONNECTED when the last message of a connection is in our queue, and before its descriptor is closed, so
+nothing of a gone peer can follow its report. A DISCONNECTED with an ACCEPTED behind it is about the connection before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 
 class Connections:
-    """`drain` fetches what the monitor has and passes it to `closed`."""
+    """`drain` fetches what the monitor has and passes it, in order, to `accepted` and `closed`."""
 
     def __init__(self, drain: Callable[[], None]) -> None:
         self._drain = drain
-        self._peer_of_fd: dict[int, str] = {}
-        self._closed_fds: list[int] = []
+        self._current: dict[int, tuple[bytes, str]] = {}  # fd -> (routing id, peer) of the last one heard there
+        self._closed: set[int] = set()  # descriptors of which a DISCONNECTED was the last that we heard
+        self._over: set[bytes] = set()  # routing ids of ended connections; messages of theirs may still be in the queue
         self._gone: list[str] = []
 
-    def closed(self, fds: Iterable[int]) -> None:
-        """The monitor's reports, in order."""
-        self._closed_fds.extend(fds)
+    def accepted(self, fd: int) -> None:
+        """A new connection: whoever was there before is gone, heard or not."""
+        self._end(fd)
+        self._closed.discard(fd)
 
-    def seen(self, fd: int, peer: str) -> None:
-        """A message of `peer` came in through `fd`."""
-        before = self._peer_of_fd.get(fd)
-        if before == peer or peer in self._gone:  # a gone peer's last messages prove nothing
+    def closed(self, fd: int) -> None:
+        self._closed.add(fd)
+
+    def seen(self, fd: int, route: bytes, peer: str) -> None:
+        """A message of `peer` came in through `fd`, by the connection with that routing id."""
+        known = self._current.get(fd)
+        if route in self._over or (known is not None and known[0] == route):
             return
-        if before is not None:
-            self._gone.append(before)
-            self._drain()
-            if fd in self._closed_fds:  # this report is about the first peer, not about its successor
-                self._closed_fds.remove(fd)
-        self._peer_of_fd[fd] = peer
+        self._drain()  # its own ACCEPTED is there by now
+        known = self._current.get(fd)
+        if known is not None and known[0] > route:
+            self._over.add(route)  # the last words of the one before
+            self._gone.append(peer)
+            return
+        self._end(fd)
+        self._current[fd] = (route, peer)
 
     def take_gone(self) -> list[str]:
-        """To be called when the message queue is empty. A peer that is back under another descriptor is not gone."""
-        for fd in self._closed_fds:
-            peer = self._peer_of_fd.pop(fd, None)
-            if peer is not None and peer not in self._gone:
-                self._gone.append(peer)
-        self._closed_fds.clear()
-        alive = set(self._peer_of_fd.values())
-        gone, self._gone = [peer for peer in self._gone if peer not in alive], []
+        """To be called when the message queue is empty. A peer that is back on another connection is not gone."""
+        for fd in self._closed:
+            self._end(fd)
+        self._closed.clear()
+        self._over.clear()
+        alive = {peer for _, peer in self._current.values()}
+        gone, self._gone = [peer for peer in dict.fromkeys(self._gone) if peer not in alive], []
         return gone
+
+    def _end(self, fd: int) -> None:
+        known = self._current.pop(fd, None)
+        if known is not None:
+            self._over.add(known[0])
+            self._gone.append(known[1])

@@ -40,7 +40,8 @@ DEALER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 ROUTER_EVENTS = (
-    zmq.EVENT_DISCONNECTED
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -142,7 +143,7 @@ def has_input(socket: zmq.Socket[bytes]) -> bool:
 
 
 def drain_monitor(monitor: zmq.Socket[bytes]) -> list[tuple[int, int]]:
-    """(event, value) in the order in which they happened; the value of a DISCONNECTED is the descriptor."""
+    """(event, value) in the order in which they happened; that of ACCEPTED and DISCONNECTED is the descriptor."""
     events = []
     while has_input(monitor):
         event = recv_monitor_message(monitor, zmq.NOBLOCK)
@@ -224,7 +225,7 @@ class RouterSocket:
             parse_peer(claimed := property_of(parts[-1], NAME_PROPERTY))
             name = claimed
             self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
-            self._connections.seen(int(parts[-1].get(zmq.SRCFD)), name)
+            self._connections.seen(int(parts[-1].get(zmq.SRCFD)), parts[0].bytes, name)
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
             check_sender(name, message)
@@ -234,10 +235,12 @@ class RouterSocket:
         return Received(name, message, frames)
 
     def _drain(self) -> None:
-        events = drain_monitor(self.monitor)
-        self._connections.closed(fd for event, fd in events if event == zmq.EVENT_DISCONNECTED)
-        for event, _ in events:
-            if event in SHUT_OUT:
+        for event, value in drain_monitor(self.monitor):
+            if event == zmq.EVENT_ACCEPTED:
+                self._connections.accepted(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._connections.closed(value)
+            elif event in SHUT_OUT:
                 self.stats.shut_out(SHUT_OUT[event])
             elif event == LEFT and self._ring is not None:
                 self.stats.shut_out(LEFT_EARLY)

@@ -234,6 +234,23 @@ def test_descriptors_are_reused_without_mixing_up_peers() -> None:
     links.close()
 
 
+def test_a_peer_that_dials_again_between_two_receives_is_not_gone() -> None:
+    """Its new connection most likely has the descriptor of the old one, whose end is reported with the new one's
+    first message."""
+    links = NodeLinks("d", 1)
+    inbox = Inbox(links)
+    for life in range(5):
+        with raw_dealer(links.endpoint, b"p@1") as peer:
+            peer.send(encode(Drain("d", "")))
+            time.sleep(0.1)  # what matters is that all of it has arrived when we look
+            assert inbox.next(Received).peer == "p@1"
+            assert not inbox.seen + links.poll(0.05), f"gone, in life {life}"
+            assert links.send("p@1", Drain("p", ""))
+        time.sleep(0.1)
+    assert inbox.next(PeerClosed).peer == "p@1"
+    links.close()
+
+
 def test_a_flood_comes_in_shares_and_the_report_of_its_end_comes_last() -> None:
     links, flood = NodeLinks("d", 1), 2 * MAX_BATCH + 100
     inbox = Inbox(links)
