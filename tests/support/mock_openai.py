@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 
 PAGES = 64
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODEL = "mock"
 
 
@@ -128,7 +129,8 @@ class Peer(asyncio.Protocol):
             self.plain(404, b'{"error": {"message": "there is nothing at this path"}}')
 
     def plain(self, status, body):
-        self.transport.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
+        head = b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
 
     def generate(self, body, is_chat):
         number = len(self.mock.seen)
@@ -172,6 +174,8 @@ class Answer:
         self.prompt = prompt_text(body, is_chat)
         self.repetition = peer.mock.note(self.prompt)
         self.num_tokens = body["max_tokens"]
+        kind = "chat.completion.chunk" if is_chat else "text_completion"
+        self.head = {"id": f"x-{number}", "object": kind, "created": 1, "model": MODEL}
         self.usage = (body.get("stream_options") or {}).get("include_usage")
         self.shows_ids = bool(body.get("return_token_ids"))
         self.position = 0
@@ -186,7 +190,7 @@ class Answer:
         self.peer.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def event(self, choices, **more):
-        self.write(b"data: " + json.dumps({"id": "x", "choices": choices, **more}).encode() + b"\n\n")
+        self.write(b"data: " + json.dumps(self.head | {"choices": choices} | more).encode() + b"\n\n")
 
     def step(self):
         here = (self.number, self.position)
@@ -194,7 +198,7 @@ class Answer:
             self.peer.transport.abort()
             return
         if self.position == 0:
-            self.peer.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            self.peer.transport.write(STREAM_HEAD)
             if self.is_chat:
                 self.event([{"index": 0, "delta": {"role": "assistant", "content": ""}}])
         self.tokens(min(self.behaviour.per_chunk, self.num_tokens - self.position))
