@@ -20,7 +20,7 @@ from shared.handoff.context import NodeContext
 from shared.sched.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import Abort, Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
+from shared.wire.messages import MAX_TEXT, Abort, Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
 from shared.wire.peers import Received
 
 
@@ -93,7 +93,7 @@ class DecodeSide:
         if event.retracted:  # we prefill it here: the source's pages are not needed
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
-            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure))
+            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure[:MAX_TEXT]))
 
     # ---- one round
 

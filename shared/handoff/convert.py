@@ -14,7 +14,7 @@ from shared.core.request import Request
 from shared.engine.future_map import FutureMap
 from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
 from shared.wire.codec import key_of, sampling_of, to_wire
-from shared.wire.messages import Generate, Offer, Prebuilt, SequenceEnd, TokenLogprobs, TokenRun
+from shared.wire.messages import MAX_REAL, MAX_TEXT, Generate, Offer, Prebuilt, SequenceEnd, TokenLogprobs, TokenRun
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
@@ -60,12 +60,17 @@ def end_of(event: Ended) -> SequenceEnd:
         num_output_tokens=event.num_output_tokens,
         cached_tokens=event.cached_tokens,
         error_code=event.error_code,
-        error_message=event.error_message,
+        error_message=event.error_message[:MAX_TEXT],  # a peer's words may be in it
     )
 
 
 def logprobs_to_wire(logprobs: Sequence[TokenLogprob]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(p.logprob, list(p.top_ids), list(p.top_logprobs)) for p in logprobs]
+    return [TokenLogprobs(finite(p.logprob), list(p.top_ids), [*map(finite, p.top_logprobs)]) for p in logprobs]
+
+
+def finite(logprob: float) -> float:
+    """Broken weights may give infinity or NaN, which the wire does not take: the tokens must arrive all the same."""
+    return max(-MAX_REAL, min(MAX_REAL, logprob))
 
 
 def logprobs_of_wire(logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprob, ...]:

@@ -17,24 +17,36 @@ import msgspec
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
-from shared.wire.messages import AnyMessage, Generate, Key, Message, Offer, Prebuilt, Ready, Sampling
+from shared.wire.messages import (
+    MAX_DRAFT_BYTES,
+    MAX_REAL,
+    MAX_TOKENS,
+    AnyMessage,
+    Generate,
+    Key,
+    Message,
+    Offer,
+    Prebuilt,
+    Ready,
+    Sampling,
+)
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
 ENCODER = msgspec.msgpack.Encoder()
-MAX_INT32, MAX_FLOAT32 = (1 << 31) - 1, 3.4028234e38  # what the sampler's arrays hold
+MAX_INT32 = (1 << 31) - 1  # what the sampler's arrays hold
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
     """What one message may weigh. `max_control_bytes` bounds the message itself, `max_frame_bytes` a page frame."""
 
-    max_prompt_tokens: int = 1 << 20
+    max_prompt_tokens: int = MAX_TOKENS
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
     max_frames: int = 4096
     max_string: int = 1 << 16
-    max_bytes: int = 4 << 20
+    max_bytes: int = MAX_DRAFT_BYTES
     max_map: int = 256
 
 
@@ -151,7 +163,7 @@ def sampling_of(wire: Sampling) -> SamplingParams:
         wire.temperature, wire.top_p, wire.min_p, wire.repetition_penalty, wire.presence_penalty,
         wire.frequency_penalty, *(bias for _, bias in wire.logit_bias),
     )  # fmt: skip
-    if not all(abs(real) <= MAX_FLOAT32 for real in reals):  # NaN is not
+    if not all(abs(real) <= MAX_REAL for real in reals):  # NaN is not
         raise WireError("sampling: a number that float32 does not hold")
     counts = (wire.max_tokens, wire.min_tokens, wire.top_k)
     if wire.max_tokens < 1 or not all(0 <= count <= MAX_INT32 for count in counts):

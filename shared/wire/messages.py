@@ -15,15 +15,33 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from shared.observe.node_metrics import MAX_SAMPLES
+
 PROTOCOL_VERSION = 3
 MAX_SEQUENCES = 128
 
-# Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction).
+MAX_TEXT = 16384
+MAX_TOKENS = 1 << 20  # of one sequence; so many pages it may have, too
+MAX_RUNS = 1 << 16  # of one message: rows of a node, tokens that a step adds to a row
+MAX_NAMES = 256  # counters, histograms and states of one node
+MAX_DRAFT_BYTES = 4 << 20
+MAX_REAL = 3.4028234e38  # what float32 holds
+MAX_MS = 10**12
+
+# Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction). Every field
+# has one, a test walks them all; msgpack itself has no number above 64 bits.
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Text = Annotated[str, Meta(max_length=16384)]
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Unsigned = Annotated[int, Meta(ge=0)]  # 64 bits: epochs, seeds, nonces, digests
+Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
+Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # epochs, seeds, nonces, digests
+Real = Annotated[float, Meta(ge=-MAX_REAL, le=MAX_REAL)]  # NaN and infinity are not
+States = Annotated[dict[Name, Count], Meta(max_length=MAX_NAMES)]
+Transports = Annotated[list[Name], Meta(max_length=16)]
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -43,25 +61,25 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`core.sampling_params.SamplingParams` on the wire."""
 
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: list[tuple[TokenId, float]]
-    min_tokens: int
-    stop_token_ids: list[TokenId]
-    num_logprobs: int
+    max_tokens: Int32
+    temperature: Real
+    top_k: Int32
+    top_p: Real
+    min_p: Real
+    repetition_penalty: Real
+    presence_penalty: Real
+    frequency_penalty: Real
+    logit_bias: Annotated[list[tuple[TokenId, Real]], Meta(max_length=MAX_LOGIT_BIAS)]
+    min_tokens: Int32
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+    num_logprobs: Int32
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Two nodes pair only when these fit (shared/wire/fitting.py); a refusal names the field that does not."""
 
-    protocol: int
-    numerics: int
+    protocol: Count
+    numerics: Count
     model: Text
     weights: Text
     dtype: Text
@@ -75,14 +93,16 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gauges of a node, sent with every heartbeat. Page states partition pages_total, row states rows_total."""
 
     pages_total: Count
-    pages: dict[str, Count]  # free, cached, active, granted, held
+    pages: States  # free, cached, active, granted, held
     rows_total: Count
-    rows: dict[str, Count]  # free, running, prefilling, granted, held
+    rows: States  # free, running, prefilling, granted, held
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens that a running row steps now; 1: no drafts
-    counters: dict[str, float]  # monotone totals since the epoch began (steps, wire errors, idle seconds, ...)
-    observations: dict[str, list[float]]  # histogram samples since the last heartbeat, by metric name
+    # monotone totals since the epoch began (steps, wire errors, idle seconds, ...)
+    counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
+    # histogram samples since the last heartbeat, by metric name
+    observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
 
 
 class Hello(Message, frozen=True):
@@ -94,7 +114,7 @@ class Hello(Message, frozen=True):
     max_context: Count
     max_running: Count
     host_id: Name  # equal on nodes that can share memory
-    transports: list[Name]
+    transports: Transports
     connection: Count  # the node's count of its connections to this router: equal in a Hello that is said again
 
 
@@ -132,15 +152,15 @@ class Generate(Message, frozen=True):
     """
 
     key: Key
-    prompt_ids: list[TokenId]
-    output_ids: list[list[TokenId]]
+    prompt_ids: TokenIds
+    output_ids: Annotated[list[TokenIds], Meta(max_length=MAX_SEQUENCES)]
     num_sequences: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
     sampling: Sampling
     seed: Unsigned
     decode_node: Text  # node id, "" to run everything here
     decode_epoch: Unsigned
     decode_endpoint: Text
-    remaining_ms: int
+    remaining_ms: Milliseconds
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
 
 
@@ -150,9 +170,9 @@ class Abort(Message, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    logprob: float
-    top_ids: list[TokenId]
-    top_logprobs: list[float]
+    logprob: Real
+    top_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOP_LOGPROBS)]
+    top_logprobs: Annotated[list[Real], Meta(max_length=MAX_TOP_LOGPROBS)]
 
 
 class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -160,8 +180,8 @@ class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
     key: Key
     first_pos: Count
-    ids: list[TokenId]
-    logprobs: list[TokenLogprobs]  # empty when none were asked for
+    ids: Annotated[list[TokenId], Meta(max_length=MAX_RUNS)]
+    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=MAX_RUNS)]  # empty when none were asked for
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -178,8 +198,8 @@ class Tokens(Message, frozen=True):
 
     node_id: Name
     epoch: Unsigned
-    runs: list[TokenRun]
-    ends: list[SequenceEnd]
+    runs: Annotated[list[TokenRun], Meta(max_length=MAX_RUNS)]
+    ends: Annotated[list[SequenceEnd], Meta(max_length=MAX_RUNS)]
 
 
 class Offer(Message, frozen=True):
@@ -188,14 +208,14 @@ class Offer(Message, frozen=True):
     key: Key
     source_node: Name
     source_epoch: Unsigned
-    prompt_ids: list[TokenId]
-    output_ids: list[TokenId]
+    prompt_ids: TokenIds
+    output_ids: TokenIds
     sampling: Sampling
     seed: Unsigned
-    remaining_ms: int
+    remaining_ms: Milliseconds
     fingerprint: Fingerprint
     host_id: Name
-    transports: list[Name]
+    transports: Transports
 
 
 class Grant(Message, frozen=True):
@@ -238,9 +258,9 @@ class Ready(Message, frozen=True):
     key: Key
     lease: Unsigned
     first_page: Count
-    pages: list[Count]
-    generations: list[Unsigned]
-    digests: list[Unsigned]
+    pages: Annotated[list[Count], Meta(max_length=MAX_TOKENS)]
+    generations: Annotated[list[Unsigned], Meta(max_length=MAX_TOKENS)]
+    digests: Annotated[list[Unsigned], Meta(max_length=MAX_TOKENS)]
     pool: PoolRef | None
     inline: bool
 
@@ -251,10 +271,10 @@ class Prebuilt(Message, frozen=True):
     key: Key
     lease: Unsigned
     token: TokenId
-    logprobs: list[TokenLogprobs]
+    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=1)]
     committed: Count
     cached_tokens: Count
-    draft_state: bytes
+    draft_state: Annotated[bytes, Meta(max_length=MAX_DRAFT_BYTES)]
 
 
 class Installed(Message, frozen=True):

@@ -12,64 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from wire_samples import GENERATE, INLINE, KEY, MESSAGES, READY, SAMPLING, WIRE_KEY, WIRE_SAMPLING
 
 from shared.core.errors import WireError
-from shared.core.keys import RequestKey
-from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import MESSAGE_TYPES, WireLimits, decode, decode_parts, encode, key_of, sampling_of, to_wire
-from shared.wire.messages import (
-    Abort,
-    Drain,
-    Failed,
-    Fingerprint,
-    Generate,
-    Goodbye,
-    Grant,
-    Heartbeat,
-    Hello,
-    Installed,
-    Key,
-    Message,
-    NodeLoad,
-    Offer,
-    PoolRef,
-    Prebuilt,
-    Ready,
-    Refuse,
-    SequenceEnd,
-    TokenLogprobs,
-    TokenRun,
-    Tokens,
-    Wait,
-    Welcome,
-)
-
-KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
-SAMPLING = SamplingParams(
-    max_tokens=16, temperature=0.7, logit_bias=((5, -1.0),), stop_token_ids=(1, 2), num_logprobs=4
-)
-WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
-FINGERPRINT = Fingerprint(
-    protocol=1, numerics=1, model="m", weights="w", dtype="f", page_size=16, page_layout="l", spec="none", build="b"
-)
-LOAD = NodeLoad(10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]})
-LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
-GENERATE = Generate(
-    key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
-    decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
-    ended=[],
-)  # fmt: skip
-READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
-INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
-MESSAGES: list[Message] = [
-    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1),
-    Welcome("router", 1, 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
-    Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
-                                  [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
-    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"]),
-    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint", False), READY, INLINE,
-    Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
-]  # fmt: skip
+from shared.wire.messages import Drain, Generate, Key, Message, Prebuilt
 
 
 def raw(message: Message, **changes: Any) -> bytes:
