@@ -53,7 +53,6 @@ class Verified:
     next_token: torch.Tensor  # (B,) the bonus token: next step's input
     next_ids: torch.Tensor  # (T,) the token that follows each input token
     last_token_idx: torch.Tensor  # (B,) index into T of the last committed token
-    last_output_idx: torch.Tensor  # (B,) index into E of the same; 0 where a row has no output
     sampled: SampleOutput
     output_of: torch.Tensor  # (B, k) index into the E outputs, clamped where a row has fewer
     tag_ok: torch.Tensor
@@ -85,7 +84,6 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
         next_token=tokens.gather(1, last).squeeze(1),
         next_ids=_next_ids(fb, sampled),
         last_token_idx=fb.inputs.cu_q_lens[:-1].to(torch.int64) + advance - 1,
-        last_output_idx=output_of.gather(1, last).squeeze(1),
         sampled=sampled,
         output_of=output_of,
         tag_ok=fb.tag_ok,

@@ -90,20 +90,21 @@ def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
 
 
 def draft_state_to_bytes(state: Mapping[str, torch.Tensor]) -> bytes:
-    """Host tensors of any number format, one after another in the drafter's order; empty without a drafter."""
-    return b"".join(value.contiguous().view(torch.uint8).numpy().tobytes() for value in state.values())
+    """Host tensors of any number format, in the order of their names; empty without a drafter."""
+    return b"".join(state[name].contiguous().view(torch.uint8).numpy().tobytes() for name in sorted(state))
 
 
 def draft_state_of_bytes(data: bytes, future_map: FutureMap, *, peer_drafts: bool) -> dict[str, torch.Tensor]:
     """What this node's relay buffers declare: zeros from a peer without a draft head, who sends nothing. HandoffFailed
     when the size is another."""
-    sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for buffer in future_map.extras.values()]
+    extras = sorted(future_map.extras.items())
+    sizes = [math.prod(buffer.shape[1:]) * buffer.dtype.itemsize for _, buffer in extras]
     wanted = sum(sizes) if peer_drafts else 0
     if len(data) != wanted:
         raise HandoffFailed(f"draft state of {len(data)} bytes where {wanted} are needed")
     data = data or bytes(sum(sizes))
     state, begin = {}, 0
-    for (name, buffer), size in zip(future_map.extras.items(), sizes, strict=True):
+    for (name, buffer), size in zip(extras, sizes, strict=True):
         part = torch.frombuffer(bytearray(data[begin : begin + size]), dtype=buffer.dtype)
         state[name] = part.view(tuple(buffer.shape[1:]))
         begin += size

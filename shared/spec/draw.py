@@ -33,22 +33,19 @@ class Draw:
         self._takes_largest = takes_largest(self._sampling)
         self._history = future_map.history_of(fb.plan.req_pool_indices) if reads else None
 
-    def next(
-        self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,), and the probability (N,)
-        float32 that the head gives them before penalties and temperature. The history gets the ids first."""
+    def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,). The history gets the ids
+        first."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts = sample(logits, self._sampling, self._batch_rows, positions, self._history).ids
-        chosen = logits.gather(1, drafts.unsqueeze(1)).squeeze(1)
-        return _target_ids(drafts, words), (chosen - logits.logsumexp(dim=1)).exp()
+        return _target_ids(drafts, words)
 
     def first(
         self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor, num: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `next`, but the `num` likeliest: ids and probabilities (N, num), the draw first. These probabilities are
-        of being drawn, noise and penalties included."""
+        """As `next`, but the `num` likeliest, the draw first: ids (N, num), and float32 how likely each is drawn, noise
+        and penalties included."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
         drafts, log_probs = rank_candidates(logits, self._sampling, self._batch_rows, positions, self._history, num)

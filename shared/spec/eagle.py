@@ -7,8 +7,8 @@ as a tree (shared/spec/draft_tree.py). A chain:
                   `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
                      step before            writes again, with the target's own features
 
-What crosses from extend to propose is SGLang's relay: topk_index, topk_p, hidden_states (and the bonus token). Knows
-nothing of the head's weights and of acceptance.
+What crosses from extend to propose is SGLang's relay: topk_index, hidden_states, of a tree topk_p too (and the bonus
+token). Knows nothing of the head's weights and of acceptance.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from shared.spec.views import features_of, per_row, view_of, window_of
 
 
 class EagleWorkerV2:
-    """A Drafter. Relayed per row: topk_index (topk,) int64 the first drafts, topk_p (topk,) float32 what the head
-    thinks of them, hidden_states the head's state at slot L - 1. topk 1: a chain as long as the window; else a tree of
-    at most `steps` levels."""
+    """A Drafter. Relayed per row: topk_index (topk,) int64 the first drafts, of a tree topk_p (topk,) float32 what the
+    head thinks of them, hidden_states the head's state at slot L - 1. topk 1: a chain as long as the window; else a
+    tree of at most `steps` levels."""
 
     key_lookahead = 1
     reads_history = False
@@ -42,7 +42,7 @@ class EagleWorkerV2:
         self._topk, self._steps = topk, steps
         self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
         self.relay_specs = (
-            RelaySpec("topk_p", (topk,), torch.float32),
+            *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),
             RelaySpec("topk_index", (topk,), torch.int64),
             RelaySpec("hidden_states", head.hidden_shape, head.hidden_dtype),
         )
@@ -65,7 +65,7 @@ class EagleWorkerV2:
         committed, drafts = fb.committed[plan.num_prefill :], [draft]
         for i in range(plan.width - 2):
             hidden = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
-            draft, _ = draw.next(self._head, hidden, draft, committed + i + 1)
+            draft = draw.next(self._head, hidden, draft, committed + i + 1)
             drafts.append(draft)
         return Drafts(torch.stack(drafts, dim=1))
 
@@ -81,9 +81,9 @@ class EagleWorkerV2:
         last = hidden[verified.last_token_idx[rows]]
         draw = Draw(fb, future_map, self._vocab_size, emitting)
         bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
+        state = {"hidden_states": last}
         if self._topk > 1:
-            ids, probability = draw.first(self._head, last, bonus, positions, self._topk)
+            state["topk_index"], state["topk_p"] = draw.first(self._head, last, bonus, positions, self._topk)
         else:
-            ids, probability = (part.unsqueeze(1) for part in draw.next(self._head, last, bonus, positions))
-        state = {"topk_p": probability, "topk_index": ids, "hidden_states": last}
+            state["topk_index"] = draw.next(self._head, last, bonus, positions).unsqueeze(1)
         return per_row(state, rows, fb.plan.batch_size)

@@ -34,7 +34,7 @@ HIDDEN_PLANE = "mtp_hidden"
 
 class MultiLayerEagleWorkerV2:
     """A Drafter over two layers or more of one feature shape; a window is at most one token wider than there are
-    layers. Relayed per row: topk_index (1,) int64 the first draft, topk_p (1,) float32."""
+    layers. Relayed per row: topk_index (1,) int64 the first draft."""
 
     key_lookahead = 1
     reads_history = False
@@ -43,7 +43,7 @@ class MultiLayerEagleWorkerV2:
         self._layers = tuple(layers)
         self._vocab_size = vocab_size
         self.state_name = f"mtp, layers {' '.join(layer.weights_hash for layer in self._layers)}"
-        self.relay_specs = (RelaySpec("topk_p", (1,), torch.float32), RelaySpec("topk_index", (1,), torch.int64))
+        self.relay_specs = (RelaySpec("topk_index", (1,), torch.int64),)
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         first = self._layers[0]
@@ -65,7 +65,7 @@ class MultiLayerEagleWorkerV2:
             features = torch.cat([kept.before(first, i - 1).unsqueeze(1), below], dim=1)
             hidden = self._layers[i].forward(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
             below = hidden.view_as(features)
-            draft, _ = draw.next(self._layers[i], below[:, -1], drafts[:, -1], slots[:, -1] + 1)
+            draft = draw.next(self._layers[i], below[:, -1], drafts[:, -1], slots[:, -1] + 1)
             drafts = torch.cat([drafts, draft.unsqueeze(1)], dim=1)
         return Drafts(drafts)
 
@@ -86,8 +86,8 @@ class MultiLayerEagleWorkerV2:
         rows = torch.from_numpy(emitting).to(first.device)
         draw = Draw(fb, future_map, self._vocab_size, emitting)
         last = first[verified.last_token_idx[rows]]
-        ids, probability = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
-        state = {"topk_p": probability.unsqueeze(1), "topk_index": ids.unsqueeze(1)}
+        ids = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
+        state = {"topk_index": ids.unsqueeze(1)}
         return per_row(state, rows, fb.plan.batch_size)
 
 

@@ -210,6 +210,13 @@ def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
     assert (record.token, record.committed, record.lease) == (9, 2, 4)
 
 
+def test_draft_state_crosses_by_name_in_whatever_order_it_was_made() -> None:
+    specs = (RelaySpec("topk_index", (1,), torch.int64), RelaySpec("hidden_states", (2,), torch.float32))
+    state = {"hidden_states": torch.tensor([0.5, 2.0]), "topk_index": torch.tensor([7])}
+    here = draft_state_of_bytes(draft_state_to_bytes(state), FutureMap(2, 8, specs), peer_drafts=True)
+    assert {name: value.tolist() for name, value in here.items()} == {"hidden_states": [0.5, 2.0], "topk_index": [7]}
+
+
 def test_draft_state_of_another_size_is_refused() -> None:
     future_map = FutureMap(2, 8, (RelaySpec("hidden_states", (6,), torch.int64),))
     for data in (b"", b"1234", draft_state_to_bytes({"hidden_states": torch.zeros(7, dtype=torch.int64)})):

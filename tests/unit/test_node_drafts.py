@@ -121,8 +121,7 @@ def test_a_draft_beyond_the_vocabulary_fails_its_request_only(draft: int) -> Non
     def forge(source: str, action: Outgoing) -> None:
         message = action.message
         if isinstance(message, Prebuilt) and message.key == keys[0]:
-            probability, _, hidden = message.draft_state[:4], message.draft_state[4:12], message.draft_state[12:]
-            wrong = probability + draft.to_bytes(8, "little", signed=True) + hidden
+            wrong = message.draft_state[:-8] + draft.to_bytes(8, "little", signed=True)  # hidden_states, topk_index
             action = replace(action, message=msgspec.structs.replace(message, draft_state=wrong))
             forged.append(message)
         deliver(source, action)
