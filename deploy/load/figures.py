@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 RESAMPLES = 400
+MOST_DRAWN = 16_000_000  # requests in all resamples together: longer runs get fewer, for memory's sake
 LEVEL = 0.95
 MAX_POOLED = 1_000_000  # waits that go into an interval; more would only take longer
 
@@ -35,11 +36,11 @@ NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Bootstrap:
-    """Draws which requests a second, equally likely run would have had: how often each, (RESAMPLES, num_requests)."""
+    """Draws which requests a second, equally likely run would have had: how often each, (resamples, num_requests)."""
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:
-        self.num_requests = num_requests
-        self.times = draw_times(num_requests, resamples, np.random.default_rng(seed))
+        bounded = min(resamples, max(50, MOST_DRAWN // max(1, num_requests)))
+        self.times = draw_times(num_requests, bounded, np.random.default_rng(seed))
 
     def interval(self, value: float, resampled: Sequence[float] | Floats) -> Estimate:
         """Percentile interval around a value computed from the run itself."""

@@ -89,13 +89,13 @@ def run_once(plan: LoadPlan, stage: Stage) -> Report:
 
 def run_sweep(plan: LoadPlan, stage: Stage, args: argparse.Namespace) -> Report:
     """The report is that of the best rate, or of the lowest one where none was good enough."""
-    if plan.load.arrivals is None:
-        raise ConfigError("--sweep varies the rate of an open loop: no --concurrency with it")
     goldens = golden_answers(plan, stage)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
     while (rate := sweep.next_rate()) is not None:
         outcomes[rate] = run_at(rate, plan, stage, goldens)
+        if outcomes[rate].was_interrupted:
+            break
         share = outcomes[rate].summary.slo_share.value
         stage.console.print(f"{rate:.3g} requests/s: {share:.1%} within {plan.slo}", highlight=False)
         sweep.went(rate, share)

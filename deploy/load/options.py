@@ -23,6 +23,7 @@ baton load: put load on a server that speaks OpenAI's API, see what its users wo
   baton load URL --out before                 also before/report.html, report.json, requests.csv
   baton load compare before after             two runs side by side, with intervals
 
+Ctrl-C ends a run early and shows what there is.
 Exit status: 0 all checks passed, 1 a check failed, 2 a flag or the server makes no sense.
 """
 EPILOG = """\
@@ -61,7 +62,9 @@ def add_load(group: Any) -> None:
     group.add_argument(
         "--concurrency", type=int, metavar="N", help="N users who wait for their answers; no --rate then"
     )
-    number(group, "--duration", 60.0, "S", "seconds in which requests begin")
+    group.add_argument(
+        "--duration", type=float, metavar="S", help="seconds in which requests begin (default: 60, or all of a trace)"
+    )
     group.add_argument("--requests", type=int, metavar="N", help="no more than N requests")
     number(group, "--warmup", 0.0, "S", "the first seconds do not count")
     number(group, "--drain", 60.0, "S", "longest wait for answers after --duration")

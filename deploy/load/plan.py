@@ -6,7 +6,7 @@ import argparse
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from deploy.load.trace import Trace, read_trace
 from deploy.load.workload import FromFile, Session, Synthetic, read_prompts, with_probes
 from shared.core.errors import ConfigError
 
+DURATION_S = 60.0
 LAST_ARRIVAL_S = 1e-3  # a window ends just behind the last line of a trace
 
 
@@ -72,14 +73,14 @@ class LoadPlan:
     drill: Planned | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def window(self, records: Sequence[Record]) -> Window:
+    def window(self, records: Sequence[Record], interrupted_at: float = math.inf) -> Window:
         """An open loop is judged over the time in which requests began. Where the answers decide how many there were,
         or a number does, until the last answer: nothing that came later may count for a shorter time."""
         was_cut = self.load.num_requests is not None and len(records) >= self.load.num_requests
         if self.load.users or was_cut:
             ends = [record.end for record in records if not math.isnan(record.end)]
             return Window(self.warmup_s, max(ends, default=self.load.duration_s))
-        return Window(self.warmup_s, self.load.duration_s)
+        return Window(self.warmup_s, min(self.load.duration_s, interrupted_at))
 
 
 def plan_of(args: argparse.Namespace) -> LoadPlan:
@@ -93,11 +94,16 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
     for flag in ("golden", "prefix_tokens", "longest_prompt"):
         require(args, flag, lambda value: value >= 0, "0 or more")
     for flag in ("golden_every", "prefix_groups", "requests", "concurrency"):
-        require(args, flag, lambda value: value is None or value >= 1, "1 or more")
-    if args.warmup >= args.duration:
+        require(args, flag, lambda value: value >= 1, "1 or more")
+    load = load_of(args)
+    if args.warmup >= load.duration_s:
         raise ConfigError("--warmup must be shorter than --duration")
+    if args.sweep and (args.drill or args.storm or args.concurrency):
+        raise ConfigError(
+            "--sweep varies the rate of an open loop, and nothing else: no --concurrency, --drill or --storm"
+        )
     return LoadPlan(
-        load=load_of(args),
+        load=load,
         slo=parse_slo(args.slo),
         reader=Reader(args.reading_tps),
         truth=truth_of(args),
@@ -110,9 +116,9 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
     )
 
 
-def require(args: argparse.Namespace, name: str, holds: Any, what: str) -> None:
+def require(args: argparse.Namespace, name: str, holds: Callable[[float], bool], what: str) -> None:
     value = getattr(args, name)
-    if not (value is None or math.isfinite(value)) or not holds(value):
+    if value is not None and not (math.isfinite(value) and holds(value)):
         raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {what}")
 
 
@@ -120,10 +126,11 @@ def load_of(args: argparse.Namespace) -> Load:
     if sum(one is not None for one in (args.prompts, args.trace)) > 1:
         raise ConfigError("--prompts and --trace: one of them")
     source = source_of(args)
-    duration_s = args.duration
+    duration_s = DURATION_S if args.duration is None else args.duration
     if isinstance(source, Trace):
-        duration_s = min(duration_s, source.rows[-1].at_s / source.speed + LAST_ARRIVAL_S)
-    arrivals = None if args.concurrency else parse_arrivals(args.arrivals, args.rate, args.duration)
+        whole_s = source.rows[-1].at_s / source.speed + LAST_ARRIVAL_S
+        duration_s = whole_s if args.duration is None else min(args.duration, whole_s)
+    arrivals = None if args.concurrency else parse_arrivals(args.arrivals, args.rate, duration_s)
     return Load(source, arrivals, args.concurrency or 0, duration_s, args.requests, args.seed, args.hang_up)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +47,17 @@ class Outcome:
     records: list[Record]
     summary: Summary
     checks: list[Check]
+    was_interrupted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The raw outcome. `trouble`: why the drill could not be done."""
+
+    records: list[Record]
+    seconds: float
+    trouble: str
+    interrupted_at: float  # infinite: it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +77,22 @@ def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
     before = metrics_of(stage)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with no_collector():
-        records, seconds, trouble = uvloop.run(send(plan, stage, goldens, action))
-    summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
+        sent = uvloop.run(send(plan, stage, goldens, action))
+    records = sent.records
+    window = plan.window(records, sent.interrupted_at)
+    summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed)
     checks = [
         check_answers(records),
         golden.check_tokens(goldens, records, plan.truth.near_tie),
         check_stalls(records, plan.truth.stall_s),
         *own_checks(plan, stage, records, before),
-        *drill_checks(plan, stage, records, seconds, trouble),
+        *drill_checks(plan, stage, sent),
         check_client(summary.lag),
     ]
-    return Outcome(begun, seconds, records, summary, checks)
+    return Outcome(begun, sent.seconds, records, summary, checks, math.isfinite(sent.interrupted_at))
 
 
-async def send(
-    plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: Callable[[], None] | None
-) -> tuple[list[Record], float, str]:
-    """(records, seconds it took, why the drill could not be done)"""
+async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: Callable[[], None] | None) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
     client = Client(resolve(stage.server.url), plan.timeout_s)
     driver = plan.load.driver(probes, plan.truth.every)
@@ -89,12 +102,16 @@ async def send(
     drilled: list[asyncio.Future[None]] = []
     if plan.drill and action:
         loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, action)))
+    if threading.current_thread() is threading.main_thread():
+        loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     async with shown(runner, stage.console, quiet=stage.quiet):
         records = await runner.run()
     client.close()
     seconds = client.now()
     troubles = await asyncio.gather(*drilled, return_exceptions=True)
-    return records, seconds, "; ".join(str(one) for one in troubles if one is not None)
+    trouble = "; ".join(str(one) for one in troubles if one is not None)
+    at = runner.interrupted_at
+    return Sent(records, seconds, trouble, math.inf if at is None else at)
 
 
 def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None) -> list[Check]:
@@ -119,18 +136,18 @@ def metrics_of(stage: Stage) -> Page | None:
     return parse_page(body.decode()) if status == 200 else None
 
 
-def drill_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], seconds: float, trouble: str) -> list[Check]:
+def drill_checks(plan: LoadPlan, stage: Stage, sent: Sent) -> list[Check]:
     if plan.drill is None:
         return []
-    if trouble:
-        return [Check("drills", "failed", f"{plan.drill.kind} of {plan.drill.node} could not be done: {trouble}")]
+    if sent.trouble:
+        return [Check("drills", "failed", f"{plan.drill.kind} of {plan.drill.node} could not be done: {sent.trouble}")]
     drill = Drill(plan.drill.kind, plan.drill.node, plan.drill.at_s)
     if plan.drill.kind != "drain":
-        passed_s = max(0.0, seconds - drill.at_s)
+        passed_s = max(0.0, sent.seconds - drill.at_s)
         waited = drills.wait_back(drill.node, stage.server, plan.truth.rest_s, passed_s)
         if waited is not None:
             drill = replace(drill, back_after_s=passed_s + waited)
-    return [check_drill(drill, records)]
+    return [check_drill(drill, sent.records)]
 
 
 def golden_answers(plan: LoadPlan, stage: Stage) -> list[Golden]:

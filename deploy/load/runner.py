@@ -38,6 +38,7 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self.records: list[Record] = []
         self.open: dict[int, Record] = {}
+        self.interrupted_at: float | None = None
 
     def now(self) -> float:
         return self._client.now()
@@ -51,8 +52,17 @@ class Runner:
         await asyncio.gather(*self._tasks)
         return self.records
 
-    def stop(self) -> None:
-        """Sends nothing more and leaves what is open."""
+    def interrupt(self) -> None:
+        """Sends nothing more and leaves what is open: somebody has seen enough."""
+        if self.interrupted_at is None:
+            self.interrupted_at = self.now()
+        self._driver.stop()
+        for number in list(self.open):
+            self._client.hang_up(number)
+        self._changed.set()
+
+    def _end(self) -> None:
+        """What is open now took too long."""
         self._driver.stop()
         for number, record in list(self.open.items()):
             self._client.hang_up(number)
@@ -62,7 +72,7 @@ class Runner:
     @contextlib.contextmanager
     def _timers(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handles = [loop.call_later(max(0.0, self._until_s - self.now()), self.stop)]
+        handles = [loop.call_later(max(0.0, self._until_s - self.now()), self._end)]
         handles += [loop.call_later(max(0.0, s.at_s - self.now()), self._blow, s.share) for s in self._storms]
         try:
             yield

@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
 from mock_openai import Behaviour, in_thread
+from rich.console import Console
 
 from deploy import cli
-from deploy.load import play
+from deploy.load import harness, live, play
 
 FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "0.4"]
 FAST += ["--golden-every", "3", "--rest", "0.2"]
@@ -135,7 +138,6 @@ def test_two_runs_side_by_side(capsys, tmp_path):
 
 def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp_path, monkeypatch):
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
-    from deploy.load import harness
     from deploy.load.figures import Estimate
 
     real = harness.play
@@ -172,6 +174,8 @@ def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp
         (["--golden-every", "0"], "--golden-every"),
         (["--prompts", "a", "--trace", "b"], "one of them"),
         (["--trace", "b", "--concurrency", "3"], "no --concurrency"),
+        (["--sweep", "--concurrency", "3"], "--sweep"),
+        (["--sweep", "--drill", "kill:x@3"], "--sweep"),
     ],
 )
 def test_what_makes_no_sense_is_said_before_anything_is_sent(capsys, flags, words):
@@ -189,6 +193,35 @@ def test_a_drill_needs_a_node_that_is_there(capsys):
     with in_thread(Behaviour()) as mock:
         assert cli.main(["load", f"http://127.0.0.1:{mock.port}", *FAST, "--drill", "kill:decode-7@1"]) == 2
     assert "decode-7" in capsys.readouterr().err
+
+
+def test_progress_is_drawn_on_a_terminal_and_written_as_lines_elsewhere(capsys, monkeypatch):
+    with in_thread(Behaviour()) as mock:
+        url = f"http://127.0.0.1:{mock.port}"
+        flags = [flag for flag in FAST if flag != "--quiet"] + ["--requests", "30", "--rate", "100"]
+        monkeypatch.setattr(live, "REDRAW_S", 0.05)
+        monkeypatch.setattr(live, "LINE_S", 0.05)
+        assert cli.main(["load", url, *flags]) == 0
+        assert re.search(r"^time \d+ s  sent \d+  open \d+", capsys.readouterr().out, re.MULTILINE)
+        monkeypatch.setattr(harness, "make_console", lambda: Console(force_terminal=True, width=120))
+        assert cli.main(["load", url, *flags]) == 0
+    drawn = capsys.readouterr().out
+    assert "tokens/s" in drawn and "\x1b[" in drawn
+
+
+def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
+    with in_thread(Behaviour(itl_s=0.05)) as mock:
+        url, out = f"http://127.0.0.1:{mock.port}", tmp_path / "out"
+        command = [sys.executable, "-m", "deploy.cli", "load", url, "--rate", "50", "--golden", "0", "--out", str(out)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            while len(mock.seen) < 20 and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, text
+    summary = json.loads((out / "report.json").read_text())["summary"]
+    assert summary["num_hung_up"] > 0 and summary["num_failed"] == 0
+    assert 0 < summary["seconds"] < 60
 
 
 def test_the_command_line_loads_neither_numpy_nor_matplotlib():
