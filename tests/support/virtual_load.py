@@ -25,19 +25,20 @@ def always(script: Script) -> Callable[[Request], Script]:
     return lambda request: script
 
 
-def answer(request: Request, script: Script) -> Record:
+def answer(request: Request, script: Script, now: float) -> Record:
+    """`now`: when it was sent."""
     record = Record(
-        request.number, request.session, request.turn, request.due, request.max_tokens, request.probe, sent=request.due
+        request.number, request.session, request.turn, request.due, request.max_tokens, request.probe, sent=now
     )
     if script.error:
-        record.error, record.end = script.error, request.due + script.ttft
+        record.error, record.end = script.error, now + script.ttft
         return record
     count = script.tokens or request.max_tokens
     if request.hang_up_after is not None and request.hang_up_after < count:
         count, record.hung_up = request.hang_up_after, True
     for position in range(count):
-        record.token(request.due + script.ttft + position * script.itl, 0.0, 1)
-    record.end = record.at[-1] if count else request.due
+        record.token(now + script.ttft + position * script.itl, 0.0, 1)
+    record.end = record.at[-1] if count else now
     return record
 
 
@@ -52,7 +53,7 @@ def play(driver: Driver, script: Callable[[Request], Script], most: int = 10_000
             record = records[number]
             driver.ended(number, text, end, may_go_on=record.is_whole)
         for request in driver.take(now):
-            records.append(answer(request, script(request)))
+            records.append(answer(request, script(request), now))
             heapq.heappush(ends, (records[-1].end, request.number, f"answer {request.number}"))
     return records
 

@@ -21,7 +21,7 @@ def open_loop(times, sessions=None, limits=None, hang_ups=None):
 def test_an_open_loop_never_waits_for_answers(ttft, seed):
     times = list(itertools.islice(parse_arrivals("poisson", 5.0, 60.0).offsets(seed), 60))
     records = play(open_loop(times), always(Script(ttft=ttft)))
-    assert [record.due for record in records] == times
+    assert [record.due for record in records] == times == [record.sent for record in records]
 
 
 def test_late_calls_take_all_that_is_due_and_keep_the_times():
