@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shared.config.settings import SpecConfig
@@ -24,12 +24,14 @@ MEMORY = 32  # verifies, of any row, that acceptance is averaged over
 GUESSED_RATE = 0.8  # of a depth not tried yet: hopeful, so that it is tried
 GUESS_WEIGHT = 1.0  # verifies that a guess counts for
 GUESSED_COST = 0.1  # of one more draft, relative to a plain step, before anything was measured
-SAMPLES = 7  # newest step times, of which the median counts: a step that the system held up changes nothing
+SAMPLES = 15  # newest step times, of which the lower quartile counts: steps that the system held up change nothing
 ENOUGH_SAMPLES = 3
+STALE = 64  # steps after which times say nothing any more: the machine may have changed, or they were held up
 MARGIN = 1.05  # another width must promise so much more before it is taken: no flapping on noise
 PROBE_STEPS = 4
 FIRST_PROBE = 8  # steps; doubled after each probe that changed nothing
 LONGEST_PROBE = 128
+STALE_PLAIN = 2 * LONGEST_PROBE  # of plain steps, which probes measure
 FADE = 0.25  # what old acceptance counts for when drafting is tried again
 
 
@@ -100,36 +102,54 @@ class Acceptance:
 
 
 class StepCosts:
-    """Times of steps by (decode rows, width), without those that also computed prompts."""
+    """Times of steps by (decode rows, width), without those that also computed prompts. What was not measured of late
+    is taken to be like its neighbours."""
 
     def __init__(self) -> None:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
-        self._medians: dict[tuple[int, int], float] = {}  # where there are times enough
-        self._slopes: dict[int, float] = {}  # rows -> cost of one more draft, relative to their plain step
+        self._measured: dict[tuple[int, int], int] = {}  # when last, in steps
+        self._typical: dict[tuple[int, int], float] = {}  # where there are times enough
+        self._steps = 0
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
-        times = self._times[num_rows, width]
+        self._steps += 1
+        cell = (num_rows, width)
+        times = self._times[cell]
+        if not self._is_fresh(cell):
+            times.clear()
+            self._typical.pop(cell, None)
         times.append(seconds)
-        if len(times) < ENOUGH_SAMPLES:
-            return
-        self._medians[num_rows, width] = sorted(times)[len(times) // 2]
-        plain = self._medians.get((num_rows, 1))
-        wide = [(w, seconds) for (rows, w), seconds in self._medians.items() if rows == num_rows and w > 1]
-        if plain is not None and wide:
-            slopes = [(seconds / plain - 1) / (w - 1) for w, seconds in wide]
-            self._slopes[num_rows] = max(0.0, statistics.fmean(slopes))
+        self._measured[cell] = self._steps
+        if len(times) >= ENOUGH_SAMPLES:
+            self._typical[cell] = sorted(times)[len(times) // 4]
 
-    def relative(self, num_rows: int, width: int) -> float:
-        """Time of a step against that of a plain one with as many rows; from other numbers of rows until measured."""
-        plain, wide = self._medians.get((num_rows, 1)), self._medians.get((num_rows, width))
-        if plain is not None and wide is not None:
-            return wide / plain
-        return 1 + (width - 1) * self._slope(num_rows)
+    def relative(self, num_rows: int, widths: Sequence[int]) -> list[float]:
+        """Time of a step of each width against that of a plain one with as many rows; from other numbers of rows until
+        measured."""
+        self._typical = {cell: seconds for cell, seconds in self._typical.items() if self._is_fresh(cell)}
+        plain, slope = self._typical.get((num_rows, 1)), _slope(self._typical, num_rows)
+        found = [self._typical.get((num_rows, width)) for width in widths]
+        return [
+            1 + (width - 1) * slope if plain is None or seconds is None else seconds / plain
+            for width, seconds in zip(widths, found, strict=True)
+        ]
 
-    def _slope(self, num_rows: int) -> float:
-        if not self._slopes:
-            return GUESSED_COST
-        return self._slopes[min(self._slopes, key=lambda rows: abs(rows - num_rows))]
+    def _is_fresh(self, cell: tuple[int, int]) -> bool:
+        age = self._steps - self._measured.get(cell, self._steps)
+        return age <= (STALE_PLAIN if cell[1] == 1 else STALE)
+
+
+def _slope(known: Mapping[tuple[int, int], float], num_rows: int) -> float:
+    """Cost of one more draft relative to a plain step, where both were measured, with about as many rows."""
+    slopes: dict[int, list[float]] = defaultdict(list)
+    for (rows, width), seconds in known.items():
+        plain = known.get((rows, 1))
+        if width > 1 and plain is not None:
+            slopes[rows].append((seconds / plain - 1) / (width - 1))
+    if not slopes:
+        return GUESSED_COST
+    nearest = min(slopes, key=lambda rows: abs(rows - num_rows))
+    return max(0.0, statistics.fmean(slopes[nearest]))
 
 
 class DraftLength:
@@ -182,7 +202,8 @@ class DraftLength:
     def _rates(self, num_rows: int) -> dict[int, float]:
         """Tokens of each row in the time of a plain step."""
         tokens = self._acceptance.expected_tokens()
-        return {w: tokens[self._depth_of(w)] / self._costs.relative(num_rows, w) for w in self._widths}
+        costs = self._costs.relative(num_rows, self._widths)
+        return {w: tokens[self._depth_of(w)] / cost for w, cost in zip(self._widths, costs, strict=True)}
 
     def _settled(self, rates: dict[int, float]) -> int:
         best = max(rates, key=lambda width: rates[width])

@@ -36,6 +36,7 @@ class Machine:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     widths: list[int] = field(default_factory=list)
     tokens: int = 0
+    held_up: float = 1.0  # all steps take so many times as long: others use the machine too
     _late: deque[StepResult] = field(default_factory=deque)
 
     def run(self, num_steps: int) -> list[int]:
@@ -51,7 +52,7 @@ class Machine:
     def _step(self, width: int) -> StepResult:
         right = self.rng.random((self.num_rows, width - 1)) < self.rate
         accept_lens = 1 + right.cumprod(axis=1).sum(axis=1).astype(np.int32)
-        seconds = self.seconds_of(self.num_rows, width) * (1 + self.noise * self.rng.random())
+        seconds = self.seconds_of(self.num_rows, width) * self.held_up * (1 + self.noise * self.rng.random())
         if self.noise and self.rng.random() < 0.02:
             seconds *= 10  # the system was elsewhere
         self.tokens += int(accept_lens.sum())
@@ -115,6 +116,23 @@ def test_falls_back_to_plain_soon_and_comes_back() -> None:
     machine.rate = 0.9
     machine.run(2 * LONGEST_PROBE)
     assert np.mean(machine.run(200)) > 5, "a probe or two find out"
+
+
+@pytest.mark.parametrize("rate", [0.6, 0.8])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_machine_that_others_use_now_and_then_is_forgotten(rate: float, seed: int) -> None:
+    """Some ten steps are held up, all of one width or some of two, then none for long, again and again; and the machine
+    is slower for all widths for a long while."""
+    machine = Machine(adaptive(), rate, rng=np.random.default_rng(seed))
+    best = max(true_speed(rate, 1, width) for width in WIDTHS)
+    machine.run(200)
+    for held_up, num_steps in [(6.0, 8), (3.0, 14), (2.0, 300), (20.0, 5)]:
+        machine.held_up = held_up
+        machine.run(num_steps)
+        machine.held_up, before = 1.0, machine.tokens
+        widths = machine.run(300)
+        seconds = sum(on_two_cores(1, width) for width in widths)
+        assert (machine.tokens - before) / seconds > 0.88 * best, f"{np.unique(widths, return_counts=True)}"
 
 
 def test_more_rows_mean_fewer_drafts() -> None:
