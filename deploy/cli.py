@@ -17,6 +17,7 @@ from deploy.head import command as head
 from deploy.load import command as load_test
 from deploy.orphan_guard import die_with_parent
 from deploy.prove import command as prove
+from deploy.ray import command as on_ray
 from deploy.restarts import EXIT_CONFIG
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
@@ -115,6 +116,7 @@ TOOLS = {
         load_test.run,
     ),
     "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
+    "ray": Tool("a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
 }
 
 

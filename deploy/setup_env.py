@@ -138,10 +138,12 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """What pyproject.toml asks for, test tools included; read by the environment's Python, which has tomllib."""
+    """What pyproject.toml asks for, with test tools and Ray; read by the environment's Python, which has tomllib."""
     code = (
-        "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb')); r = p['build-system']['requires']; "
-        "r += p['project']['dependencies'] + p['project']['optional-dependencies']['dev']; print('\\n'.join(r))"
+        "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
+        "extras = p['project']['optional-dependencies']\n"
+        "r = p['build-system']['requires'] + p['project']['dependencies'] + extras['dev'] + extras['ray']\n"
+        "print('\\n'.join(r))"
     )
     command = [str(python), "-c", code, str(ROOT / "pyproject.toml")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]

@@ -1,0 +1,1 @@
+"""Baton: what routers and nodes have in common."""

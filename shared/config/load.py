@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from shared.config.flags import Values, concerns_of, fields_of
 from shared.config.options import Option, option_of, parse_bytes
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
 
 P = TypeVar("P")
@@ -48,7 +48,8 @@ def read_file(path: Path) -> Values:
 
 
 def all_concerns() -> dict[str, type]:
-    return concerns_of(ClusterConfig) | concerns_of(NodeProcessConfig) | concerns_of(RouterProcessConfig)
+    processes = (ClusterConfig, RayClusterConfig, NodeProcessConfig, RouterProcessConfig)
+    return {name: kind for process in processes for name, kind in concerns_of(process).items()}
 
 
 def read_table(path: Path, section: str, table: object, known: Mapping[str, type]) -> dict[str, Any]:

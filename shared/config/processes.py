@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config.ray_settings import RayConfig, ScalingConfig
 from shared.config.settings import (
     CorePlan,
     LimitsConfig,
@@ -65,6 +66,29 @@ class ClusterConfig:
     """`baton up`: everything a router and its nodes need; the launcher deals out identities, ports and cores."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    sched: SchedConfig = field(default_factory=SchedConfig)
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        check_spec(self.model, self.spec)
+        self.node.check_addresses(has_keys=self.security.has_keys)
+        self.router.check_addresses(has_keys=self.security.has_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class RayClusterConfig:
+    """`baton ray up`: as ClusterConfig, on the machines of a Ray cluster. Addresses are dealt out where nodes land."""
+
+    ray: RayConfig = field(default_factory=RayConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)

@@ -1,0 +1,163 @@
+"""The actors themselves: one beside each daemon, and how they are asked for. Ray's calls end here; what is decided is
+decided elsewhere.
+
+An actor is named after its daemon, detached (it outlives `baton ray up`) and started again by Ray without end: when its
+machine or its process dies, or when its daemon does, for then it ends itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import os
+import secrets
+import socket
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deploy import local
+from deploy.ray import plan
+from deploy.ray.keeper import Keeper
+from deploy.ray.report import RUNNING, Order, Place, Report, Start, role_of
+from shared.config.core_plan import usable_cores
+from shared.config.processes import NodeProcessConfig, RayClusterConfig
+
+BASE_GROUP = "at-start"
+HTTP_TIMEOUT_S = 2.0
+MAX_PAGE_BYTES = 16 << 20
+STOP_MARGIN_S = 5.0
+
+
+class DaemonActor:
+    """Starts, watches and stops one router or node. Its methods return at once."""
+
+    def __init__(self, name: str, stop_timeout_s: float) -> None:
+        self._name = name
+        self._life = secrets.token_hex(8)
+        self._keeper = Keeper(functools.partial(print, flush=True), end_actor, stop_timeout_s)
+        self._started: Start | None = None
+
+    def tend(self, order: Order | None) -> Report:
+        """Takes an order, if there is one, and says how things are."""
+        if isinstance(order, Start):
+            self._start(order)
+        elif order is not None:
+            self._keeper.stop()
+        return self._report()
+
+    def _start(self, order: Start) -> None:
+        """The daemon's own guard is told this process's id: it ends with it."""
+        if self._keeper.state != RUNNING:
+            self._started = order
+            self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))
+
+    def _report(self) -> Report:
+        state = self._keeper.state
+        config = self._started.config if self._started is not None and state == RUNNING else None
+        routers = config.node.router if isinstance(config, NodeProcessConfig) else ()
+        return Report(
+            name=self._name,
+            life=self._life,
+            place=place(),
+            state=state,
+            pid=self._keeper.pid,
+            routers=routers,
+            cores=config.cores.cpus if config is not None else (),
+            words="" if state == RUNNING else self._keeper.words,
+        )
+
+    def page(self, path: str) -> str:
+        """What this machine's router answers, "" when it does not."""
+        router = self._started.config if self._started is not None else None
+        if router is None or isinstance(router, NodeProcessConfig):
+            return ""
+        return get(router.router.host, router.router.port, path)
+
+
+def end_actor(status: int) -> None:
+    """Its daemon is gone: Ray starts both again. Not by an exception, which would only fail one call."""
+    print(f"ending with the daemon (status {status})", flush=True)
+    os._exit(1)
+
+
+def place() -> Place:
+    ip = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return Place(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
+
+
+def get(host: str, port: int, path: str) -> str:
+    connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read(MAX_PAGE_BYTES).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+
+
+# ---- asking Ray for them
+
+
+def find(name: str) -> Any | None:
+    """The handle of a named actor of this namespace."""
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def find_group(name: str) -> PlacementGroup | None:
+    try:
+        found: PlacementGroup = get_placement_group(name)
+    except ValueError:
+        return None
+    return found
+
+
+def base_group(config: RayClusterConfig) -> PlacementGroup:
+    """One bundle for each that is there from the start, spread over the machines. Ray places it as a whole."""
+    bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
+    return find_group(BASE_GROUP) or placement_group(bundles, strategy="SPREAD", name=BASE_GROUP, lifetime="detached")
+
+
+def own_group(config: RayClusterConfig, name: str) -> PlacementGroup:
+    """For a node that came later: it goes with the node."""
+    return find_group(name) or placement_group([plan.resources(config, name)], name=name, lifetime="detached")
+
+
+def find_or_make(config: RayClusterConfig, name: str) -> Any:
+    """An actor in its bundle. Made once; from then on Ray sees to it that it is there."""
+    found = find(name)
+    if found is not None:
+        return found
+    at_start = plan.names_at_start(config)
+    if name in at_start:
+        group, bundle = base_group(config), at_start.index(name)
+    else:
+        group, bundle = own_group(config, name), 0
+    wanted = plan.resources(config, name)
+    actor = ray.remote(DaemonActor).options(
+        name=name,
+        lifetime="detached",
+        max_restarts=-1,
+        num_cpus=wanted.get("CPU", 0.0),
+        num_gpus=wanted.get("GPU", 0.0),
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+    )
+    return actor.remote(name, stop_timeout_s(config, name))
+
+
+def stop_timeout_s(config: RayClusterConfig, name: str) -> float:
+    """What the daemon itself takes at most to end, and a little."""
+    own = config.timeouts.shutdown_s if role_of(name) == "router" else config.node.drain_s
+    return own + STOP_MARGIN_S
+
+
+def names_here() -> list[str]:
+    """Named actors of this namespace."""
+    namespace = ray.get_runtime_context().namespace
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == namespace]

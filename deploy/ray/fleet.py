@@ -1,0 +1,195 @@
+"""Who of a cluster is there, and what each is told next. Pure: takes reports and times, gives orders.
+
+report: idle ---> Start(routers known, cores dealt) ---> running ---> (actor dies, Ray starts it again) idle ...
+leaving: Stop ---> stopped ---> gone            started with routers that have moved: Stop ---> stopped ---> Start
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deploy.ray import plan
+from deploy.ray.report import (
+    AWAY,
+    DRAINED,
+    FAILED,
+    IDLE,
+    ROUTER,
+    RUNNING,
+    STOPPED,
+    Order,
+    Place,
+    Report,
+    Row,
+    Start,
+    Stop,
+    index_of,
+    role_of,
+)
+from deploy.restarts import RestartPolicy
+from shared.config.processes import RayClusterConfig
+
+ROUTERS_WITHIN_S = 30.0  # after so long nodes start with the routers that are known
+ENDED = (STOPPED, DRAINED, FAILED)
+KILLED = -9  # how a daemon ended is gone with its actor
+
+
+@dataclass(slots=True)
+class Member:
+    """One actor: what it said last, and what became of it before."""
+
+    name: str
+    policy: RestartPolicy
+    report: Report | None = None
+    here: bool = False  # its newest call was answered
+    place: Place | None = None
+    ran: bool = False  # its daemon was seen running in this life
+    restarts: int = 0
+    start_at: float | None = 0.0  # None: never again
+    cores: tuple[int, ...] = ()  # dealt to its daemon
+    leaving: bool = False
+
+    @property
+    def state(self) -> str:
+        if self.report is None or not self.here:
+            return AWAY
+        return FAILED if self.start_at is None and self.report.state == IDLE else self.report.state
+
+
+@dataclass(slots=True)
+class Fleet:
+    """`names`: of the actors that are there from the start."""
+
+    config: RayClusterConfig
+    names: tuple[str, ...]
+    since: float
+    members: dict[str, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = {}
+        for name in self.names:
+            self.add(name)
+
+    # ---- who belongs to it
+
+    def add(self, name: str) -> None:
+        self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts))
+
+    def leave(self, name: str) -> None:
+        """It is told to stop, and listed in `gone` when it has."""
+        self.members[name].leaving = True
+
+    def gone(self) -> list[str]:
+        """Of those that leave. An actor that was started again meanwhile has no daemon left to wait for."""
+        ended = (IDLE, *ENDED)
+        return [member.name for member in self.members.values() if member.leaving and member.state in ended]
+
+    def forget(self, name: str) -> None:
+        del self.members[name]
+
+    def of_role(self, role: str) -> list[Member]:
+        return [member for member in self.members.values() if role_of(member.name) == role]
+
+    def is_steady(self, role: str) -> bool:
+        """Whether all of this role run: while one starts or leaves, its load says nothing about their number."""
+        return all(member.state == RUNNING and not member.leaving for member in self.of_role(role))
+
+    def next_name(self, role: str) -> str:
+        used = {index_of(member.name) for member in self.of_role(role)}
+        return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
+
+    def newest(self, role: str) -> str:
+        return max((member.name for member in self.of_role(role)), key=index_of)
+
+    # ---- what is heard
+
+    def hear(self, report: Report, now: float) -> None:
+        member = self.members[report.name]
+        if member.report is not None and member.report.life != report.life:
+            self._begin_life(member, now)
+        member.report, member.place, member.here = report, report.place, True
+        member.ran = member.ran or report.state == RUNNING
+        member.cores = report.cores if report.state == RUNNING else member.cores
+
+    def _begin_life(self, member: Member, now: float) -> None:
+        """Ray has started the actor again. A daemon that keeps dying is started ever later, and then no more."""
+        member.restarts += 1
+        delay = member.policy.delay_after_death(now, KILLED) if member.ran else 0.0
+        member.start_at = None if delay is None else now + delay
+        member.ran = False
+
+    def miss(self, name: str) -> None:
+        self.members[name].here = False
+
+    # ---- what is to be done
+
+    def orders(self, now: float) -> dict[str, Order]:
+        routers = self.endpoints(now)
+        found = {member.name: self._order(member, routers, now) for member in self.members.values()}
+        return {name: order for name, order in found.items() if order is not None}
+
+    def endpoints(self, now: float) -> tuple[str, ...]:
+        """Where nodes dial; empty while too few routers have a place. One that is away is expected where it was."""
+        routers = self.of_role(ROUTER)
+        known = [plan.endpoint(self.config, m.name, m.place) for m in routers if m.place is not None]
+        return tuple(known) if len(known) == len(routers) or now - self.since > ROUTERS_WITHIN_S else ()
+
+    def _order(self, member: Member, routers: tuple[str, ...], now: float) -> Order | None:
+        state = member.state
+        if member.leaving:
+            return Stop() if state == RUNNING else None
+        if state == RUNNING and self._must_move(member, routers):
+            return Stop()
+        if state not in (IDLE, STOPPED) or member.start_at is None or now < member.start_at:
+            return None
+        return self._start(member, routers)
+
+    def _must_move(self, member: Member, routers: tuple[str, ...]) -> bool:
+        """Whether it dials routers that are elsewhere now. One node after another, unless it serves nobody anyway."""
+        assert member.report is not None
+        if role_of(member.name) == ROUTER or not routers or set(member.report.routers) == set(routers):
+            return False
+        if not set(member.report.routers) & set(routers):
+            return True
+        nodes = [other for other in self.members.values() if role_of(other.name) != ROUTER]
+        others_run = all(other.state == RUNNING for other in nodes)
+        first = min((o.name for o in nodes if o.report and set(o.report.routers) != set(routers)), default="")
+        return others_run and first == member.name
+
+    def _start(self, member: Member, routers: tuple[str, ...]) -> Start | None:
+        place = member.place
+        assert place is not None
+        role = role_of(member.name)
+        if role != ROUTER and (not routers or self.problem(member)):
+            return None
+        cores = plan.deal_cores(plan.cpus(self.config, role), place.cores, self._taken(member))
+        member.cores = cores.cpus
+        if role == ROUTER:
+            return Start(plan.router_config(self.config, member.name, place, cores))
+        return Start(plan.node_config(self.config, member.name, place, routers, cores))
+
+    def _taken(self, member: Member) -> set[int]:
+        """Cores of the others on its machine: those dealt a moment ago too, which no report names yet."""
+        assert member.place is not None
+        others = [m for m in self.members.values() if m is not member and m.place and m.place.host == member.place.host]
+        return {core for other in others if other.state not in ENDED for core in other.cores}
+
+    def problem(self, member: Member) -> str:
+        """Why it can't be started where it is, "" if it can."""
+        if self.config.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
+            return ""
+        addresses = {router.place.ip for router in self.of_role(ROUTER) if router.place is not None}
+        if addresses <= {member.place.ip}:
+            return ""
+        return f"is on {member.place.ip}, and routers on {', '.join(sorted(addresses))}: that needs [security] keys"
+
+    def rows(self) -> list[Row]:
+        return [self._row(member) for member in self.members.values()]
+
+    def _row(self, member: Member) -> Row:
+        report, place = member.report, member.place
+        if report is None or place is None:
+            return Row(member.name, AWAY)
+        state = "leaving" if member.leaving else member.state
+        words = self.problem(member) or report.words
+        return Row(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)

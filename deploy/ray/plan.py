@@ -1,0 +1,144 @@
+"""From a cluster's settings to what each actor starts: names, addresses, cores. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, Place, index_of, role_of
+from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig
+from shared.config.settings import CorePlan
+from shared.core.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+MOST_MEMORY = 0.8  # of what is free on a machine, for the KV pools of its nodes
+
+
+def names_at_start(config: RayClusterConfig) -> tuple[str, ...]:
+    """Routers first: nodes find them when they dial."""
+    counts = ((ROUTER, config.ray.routers), (PREFILL, config.ray.prefill), (DECODE, config.ray.decode))
+    return tuple(f"{role}-{index}" for role, number in counts for index in range(number))
+
+
+def most(config: RayClusterConfig, role: str) -> int:
+    """Nodes of a role when it has grown."""
+    if role == ROUTER:
+        return config.ray.routers
+    at_start, limit = {
+        PREFILL: (config.ray.prefill, config.scaling.max_prefill),
+        DECODE: (config.ray.decode, config.scaling.max_decode),
+    }[role]
+    return max(at_start, limit)
+
+
+def cpus(config: RayClusterConfig, role: str) -> float:
+    ray = config.ray
+    return {ROUTER: ray.router_cpus, PREFILL: ray.prefill_cpus, DECODE: ray.decode_cpus}[role]
+
+
+def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
+    """One bundle of a placement group. Ray refuses zeros, and a bundle of nothing."""
+    role = role_of(name)
+    gpus = {ROUTER: 0.0, PREFILL: config.ray.prefill_gpus, DECODE: config.ray.decode_gpus}[role]
+    wanted = {"CPU": cpus(config, role), "GPU": gpus}
+    return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
+
+
+def most_cpus(config: RayClusterConfig) -> float:
+    """Of the whole cluster when it has grown."""
+    return sum(cpus(config, role) * most(config, role) for role in ROLES)
+
+
+def base_port(config: RayClusterConfig) -> int:
+    endpoint = config.router.node_endpoint
+    port = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else ""
+    if not port.isdigit() or int(port) == 0:
+        raise ConfigError(
+            f"[router] node_endpoint is {endpoint!r}; on Ray it says a port, as tcp://127.0.0.1:7001: router-0 waits "
+            "for nodes there, router-1 one port further; the address is the machine's"
+        )
+    return int(port)
+
+
+def check(config: RayClusterConfig) -> None:
+    """What can be refused before anything is asked of Ray."""
+    base_port(config)
+    if config.router.port == 0:
+        raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
+    if config.node.router or config.node.node_id or config.node.bind_port:
+        raise ConfigError("[node] router, node_id and bind_port are dealt out where nodes land; leave them out")
+
+
+def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
+    """Nodes on several machines must be able to prove who they are."""
+    different = sorted(set(addresses))
+    if len(different) > 1 and not config.security.has_keys:
+        raise ConfigError(
+            f"this Ray cluster has machines at {', '.join(different)}: routers and nodes that reach each other over a "
+            f"network need keys. {keys_command(config)}, copy the folder to the same path on every machine (Ray may "
+            'place any node on any of them), and write [security] keys = "DIR" into the file'
+        )
+
+
+def keys_command(config: RayClusterConfig) -> str:
+    routers, *nodes = (" ".join(f"{role}-{i}" for i in range(most(config, role))) for role in ROLES)
+    return f"Make them with `baton keys create DIR --router {routers} --node {' '.join(nodes).strip()}`"
+
+
+def host_of(config: RayClusterConfig, place: Place) -> str:
+    return place.ip if config.security.has_keys else LOOPBACK
+
+
+def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
+    return f"tcp://{host_of(config, place)}:{base_port(config) + index_of(router)}"
+
+
+def http_address(config: RayClusterConfig, router: str) -> tuple[str, int]:
+    """On the router's own machine: the API stays on loopback."""
+    return config.router.host, config.router.port + index_of(router)
+
+
+def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayClusterConfig:
+    """So that the pools of one machine's nodes, spread evenly, leave something free."""
+    per_machine = -(-(config.ray.prefill + config.ray.decode) // max(1, num_machines))
+    fraction = min(config.memory.mem_fraction, MOST_MEMORY / max(1, per_machine))
+    return replace(config, memory=replace(config.memory, mem_fraction=fraction))
+
+
+def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
+    """As many threads as whole cores were reserved, on cores of their own where there are enough. Ray reserves a
+    number of cores and names none, and it sets OMP_NUM_THREADS by its own lights: both are said here instead."""
+    threads = max(1, int(cpus))
+    free = [core for core in usable if core not in set(taken)]
+    return CorePlan(threads=threads, cpus=tuple(free[:threads]) if len(free) >= threads else ())
+
+
+def router_config(config: RayClusterConfig, name: str, place: Place, cores: CorePlan) -> RouterProcessConfig:
+    host, port = http_address(config, name)
+    return RouterProcessConfig(
+        model=config.model,
+        router=replace(
+            config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place)
+        ),
+        limits=config.limits,
+        timeouts=config.timeouts,
+        cores=cores,
+        security=config.security,
+        log=config.log,
+    )
+
+
+def node_config(
+    config: RayClusterConfig, name: str, place: Place, routers: tuple[str, ...], cores: CorePlan
+) -> NodeProcessConfig:
+    node = replace(config.node, role=role_of(name), node_id=name, router=routers, bind_host=host_of(config, place))
+    return NodeProcessConfig(
+        model=config.model,
+        memory=config.memory,
+        sched=config.sched,
+        spec=config.spec,
+        node=node,
+        cores=cores,
+        security=config.security,
+        log=config.log,
+    )

@@ -1,0 +1,291 @@
+"""`baton ray up`, `status` and `down`, as seen from the shell they are typed in: a client of the Ray cluster that ends
+with its word. What stays are detached actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import pkgutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deploy import local
+from deploy.ray import head, plan
+from deploy.ray.actors import BASE_GROUP, find, find_group, names_here
+from deploy.ray.head import Record
+from deploy.ray.manager import MANAGER, answers, find_manager, make_manager, remove
+from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, Report, Row, Stop, role_of
+from shared.config.model_path import resolve_model
+from shared.config.processes import RayClusterConfig
+from shared.core.errors import ConfigError
+
+POLL_S = 0.5
+CALL_TIMEOUT_S = 30.0
+CHECK_TIMEOUT_S = 120.0
+OURS = ("decode_node", "deploy", "prefill_node", "router", "shared")
+MARKER = "shared", "__init__.py"  # every package may be called `shared`; this one's first line says whose it is
+
+
+def say(text: str) -> None:
+    local.write_line(f"baton ray: {text}")
+
+
+@contextlib.contextmanager
+def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
+    """Ray's own processes write their logs where they run, in its session folder."""
+    shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
+    try:
+        ray.init(
+            address=address,
+            namespace=f"baton-{cluster}",
+            runtime_env=shipped,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"no Ray cluster at {address}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def left_out(checkout: Path) -> list[str]:
+    """Everything in a checkout but our packages: environments, tests, models that lie about. The default model comes
+    with its own package, any other lies on the machines."""
+    if not (checkout / "deploy" / "ray").is_dir():
+        raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is no checkout of Baton")
+    return [f"/{entry.name}" for entry in sorted(checkout.iterdir()) if entry.name not in OURS] + ["__pycache__"]
+
+
+# ---- up
+
+
+def up(config: RayClusterConfig) -> int:
+    plan.check(config)
+    record = reach(config)
+    try:
+        with connected(record.address, record.cluster, config.ray.working_dir):
+            return launch(config, record)
+    except BaseException:
+        forget(record)
+        raise
+
+
+def reach(config: RayClusterConfig) -> Record:
+    """The Ray cluster that is meant: given, or a fresh one."""
+    if config.ray.address:
+        return Record(config.ray.address, config.ray.cluster)
+    resolve_model(config.model.model)
+    before = head.read_record()
+    if before is not None and before.head is not None:
+        raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")
+    say("starting Ray on this machine")
+    record = head.start(config.ray.cluster, plan.most_cpus(config))
+    head.write_record(record)  # before anything is asked of it: whatever happens to this process, it can be found
+    return record
+
+
+def launch(config: RayClusterConfig, record: Record) -> int:
+    if find_manager() is not None:
+        raise ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
+    machines = alive_machines()
+    plan.check_machines(config, [node["NodeManagerAddress"] for node in machines])
+    check_resources(config)
+    check_installations(machines)
+    config = plan.with_memory_share(config, len(machines))
+    try:
+        make_manager(config)
+        wait_ready(config, time.monotonic() + config.ray.start_timeout_s)
+    except BaseException:
+        say("taking down what was started")
+        take_down()
+        raise
+    head.write_record(record)
+    announce(config)
+    return 0
+
+
+def alive_machines() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
+def check_resources(config: RayClusterConfig) -> None:
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
+    for kind in ("CPU", "GPU"):
+        wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
+        if wanted > there.get(kind, 0.0):
+            raise ConfigError(f"routers and nodes want {wanted:g} {kind}, this Ray cluster has {there.get(kind, 0):g}")
+
+
+def check_installations(machines: Sequence[dict[str, Any]]) -> None:
+    """Whether each machine would start our code and not another package of the same name. What runs there is the
+    standard library's, so it runs without us."""
+    ours = pkgutil.get_data(*MARKER)
+    for machine in machines:
+        where = NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False)
+        answer = ray.remote(pkgutil.get_data).options(num_cpus=0, scheduling_strategy=where).remote(*MARKER)
+        found, why = fetched(answer)
+        if found != ours:
+            raise ConfigError(
+                f"machine {machine['NodeManagerAddress']} has no Baton ({why or 'its `shared` is another package'}): "
+                "install the wheel there, in the Python that Ray runs, or ship a checkout with [ray] working_dir"
+            )
+
+
+def fetched(answer: Any) -> tuple[bytes | None, str]:
+    try:
+        return ray.get(answer, timeout=CHECK_TIMEOUT_S), ""
+    except (RayError, ImportError, OSError) as error:
+        return None, str(error).strip().splitlines()[-1][:200]
+
+
+def wait_ready(config: RayClusterConfig, deadline: float) -> None:
+    """Until every router sees every node; says what has changed meanwhile."""
+    said: dict[str, str] = {}
+    while True:
+        rows = rows_of_manager()
+        for row in rows:
+            if said.get(row.name) != row.state:
+                said[row.name] = row.state
+                say(f"{row.name}: {row.state}" + (f" on {row.machine}" if row.machine else ""))
+            if row.state == FAILED or (row.words and row.state == IDLE):
+                raise ConfigError(f"{row.name} {row.state}: {row.words}")
+        if rows and all(row.state == RUNNING for row in rows) and routers_ready(config):
+            return
+        if time.monotonic() > deadline:
+            waiting = ", ".join(f"{row.name} ({row.state})" for row in rows)
+            raise ConfigError(f"not ready after {config.ray.start_timeout_s:g} s: {waiting or 'no manager'}")
+        time.sleep(POLL_S)
+
+
+def rows_of_manager() -> list[Row]:
+    """Nothing while it is being placed."""
+    manager = find_manager()
+    found: list[Row] = answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
+    return found
+
+
+def routers_ready(config: RayClusterConfig) -> bool:
+    wanted = config.ray.prefill + config.ray.decode
+    routers = [name for name in plan.names_at_start(config) if role_of(name) == ROUTER]
+    handles: dict[str, Any] = {name: find(name) for name in routers}
+    pages = answers(lambda name: handles[name].page.remote("/ready"), [name for name in routers if handles[name]])
+    return len(pages) == len(routers) and all(local.count_ready(page.encode()) >= wanted for page in pages.values())
+
+
+def announce(config: RayClusterConfig) -> None:
+    lines = [
+        f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}"
+        for row in rows_of_manager()
+        if role_of(row.name) == ROUTER
+    ]
+    words = "  status       baton ray status\n  stop         baton ray down\n"
+    local.write_line("\nBaton is ready:\n" + "\n".join(lines) + f"\n{words}", sys.stdout)
+
+
+# ---- status and down
+
+
+def chosen(address: str, cluster: str) -> Record:
+    """The cluster of the file that was named, else the last one that was started here."""
+    record = head.read_record()
+    if address:
+        return Record(address, cluster)
+    if record is None or (cluster and record.cluster != cluster):
+        raise ConfigError("no cluster was started from here; name its file, which says its address")
+    return record
+
+
+def status(record: Record, as_json: bool) -> int:
+    """Exit status 0 when everyone runs."""
+    with connected(record.address, record.cluster):
+        rows = rows_of_manager()
+        missing = find_manager() is None
+    if missing:
+        raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
+    if as_json:
+        local.write_line(json.dumps([row_fields(row) for row in rows]), sys.stdout)
+    else:
+        local.write_line(table(rows), sys.stdout)
+    return 0 if rows and all(row.state == RUNNING for row in rows) else 1
+
+
+def row_fields(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in Row.__slots__}
+
+
+def table(rows: Sequence[Row]) -> str:
+    cells = [("name", "state", "machine", "pid", "cores", "restarts")]
+    cells += [
+        (row.name, row.state, row.machine, str(row.pid or ""), ",".join(map(str, row.cores)), str(row.restarts))
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    lines = ["  ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return "\n".join([*lines, *(f"\n{row.name}: {row.words}" for row in rows if row.words)])
+
+
+def down(record: Record) -> int:
+    if record.head_pid and record.head is None:
+        head.forget_record()
+        raise ConfigError("the Ray that was started here is gone, and its nodes with it")
+    with connected(record.address, record.cluster):
+        if not names_here():
+            raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
+        take_down()
+    forget(record)
+    say("down")
+    return 0
+
+
+def forget(record: Record) -> None:
+    """With the Ray that was started for it, if one was."""
+    if record.head is not None:
+        say("stopping Ray")
+        head.stop(record)
+    if head.read_record() == record:
+        head.forget_record()
+
+
+def take_down() -> None:
+    """Works without a manager too: what belongs to a cluster is found by name. Routers first: they end their open
+    requests while nodes still serve them."""
+    manager = find_manager()
+    if manager is not None:
+        with contextlib.suppress(RayError):
+            ray.get(manager.rest.remote(), timeout=CALL_TIMEOUT_S)
+        ray.kill(manager, no_restart=True)
+    names = [name for name in names_here() if role_of(name) in ROLES]
+    stop_all([name for name in names if role_of(name) == ROUTER])
+    stop_all([name for name in names if role_of(name) != ROUTER])
+    group = find_group(BASE_GROUP)
+    if group is not None:
+        ray.util.remove_placement_group(group)
+
+
+def stop_all(names: Sequence[str]) -> None:
+    """A daemon that does not end when asked is killed by its actor; an actor that does not answer, with its daemon."""
+    handles = {name: handle for name in names if (handle := find(name)) is not None}
+    heard = dict.fromkeys(handles, time.monotonic())
+    while heard:
+        reports: dict[str, Report] = answers(lambda name: handles[name].tend.remote(Stop()), heard)
+        now = time.monotonic()
+        running = {name for name in heard if name in reports and reports[name].state == RUNNING}
+        late = {name for name in heard if name not in reports and now - heard[name] < CALL_TIMEOUT_S}
+        heard = {name: now if name in running else heard[name] for name in running | late}
+        time.sleep(POLL_S if heard else 0.0)
+    for name, handle in handles.items():
+        remove(name, handle)
+        say(f"{name}: stopped")

@@ -1,0 +1,48 @@
+"""What the routers' /metrics say of a role's load. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deploy.load.metrics_page import RESTING_PAGES, Page, Sample
+from deploy.ray.report import PREFILL
+from deploy.ray.scaling import Load
+from shared.config.ray_settings import ScalingConfig
+
+
+def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> Load | None:
+    """`before` and `now`: the pages of the same routers, in the same order. Every router shows all nodes' gauges, so
+    one page tells those; requests are each router's own. None without any figures."""
+    nodes = number(now[0], role) if now else 0
+    if not nodes:
+        return None
+    waiting = sum(sample.value for sample in of_role(now[0], "baton_waiting_requests", role))
+    busy = max(
+        share_in_use(now[0], "baton_request_rows", role, ("free",)),
+        share_in_use(now[0], "baton_kv_pages", role, RESTING_PAGES),
+    )
+    metric, objective = ("ttft", settings.slo_ttft_ms) if role == PREFILL else ("itl", settings.slo_itl_ms)
+    mean_ms = 1000 * mean_over(before, now, f"baton_{metric}_seconds")
+    return Load(nodes, waiting, busy, mean_ms / objective if objective else 0.0)
+
+
+def of_role(page: Page, name: str, role: str) -> list[Sample]:
+    return [sample for sample in page.samples if sample.name == name and sample.labels.get("role") == role]
+
+
+def number(page: Page, role: str) -> int:
+    return len({sample.labels["node"] for sample in of_role(page, "baton_kv_pages_total", role)})
+
+
+def share_in_use(page: Page, name: str, role: str, resting: Sequence[str]) -> float:
+    samples = of_role(page, name, role)
+    total = sum(sample.value for sample in samples)
+    used = sum(sample.value for sample in samples if sample.labels["state"] not in resting)
+    return used / total if total else 0.0
+
+
+def mean_over(before: Sequence[Page], now: Sequence[Page], name: str) -> float:
+    """Of what all routers observed in between; 0 for nothing. A router that was started again counts from then."""
+    parts = [page.mean_since(older, name) for older, page in zip(before, now, strict=True)]
+    seen = [(count, mean) for count, mean in parts if count > 0]
+    return sum(count * mean for count, mean in seen) / sum(count for count, _ in seen) if seen else 0.0
