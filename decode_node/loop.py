@@ -118,6 +118,8 @@ class DecodeSide:
         for waiting in self.prealloc.take_expired(now):
             self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed", False))
             self._ctx.end(waiting.request.key, DeadlineExceeded("the request's deadline passed"))
+        for waiting in self.prealloc.take_unknown(now):
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its router is not known here", False))
 
     # ---- ends
 

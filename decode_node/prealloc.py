@@ -16,7 +16,9 @@ from shared.handoff.convert import request_of
 from shared.handoff.fingerprint import difference
 from shared.transfer.choose import choose_transport
 from shared.wire.codec import key_of
-from shared.wire.messages import Offer, Refuse, Wait
+from shared.wire.messages import MAX_TEXT, Offer, Refuse, Wait
+
+MOST_OF_ONE_SOURCE = 0.5  # of the offers that may wait here
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,19 @@ class Prealloc:
         facts = self._ctx.facts
         transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
         reason = self._refusal(req, offer) or ("" if transport else "no transport that both nodes have")
-        is_full = not reason and len(self._offers) >= facts.max_waiting
+        is_full = not reason and not self._has_room(source)
         if is_full:
             reason = f"{facts.node_id} has too many offers waiting"
         if reason or transport is None:
-            self._ctx.outbox.send(source, Refuse(offer.key, reason, is_full))
+            self._ctx.outbox.send(source, Refuse(offer.key, reason[:MAX_TEXT], is_full))  # it may quote the offer
             return
         self._offers.append(WaitingOffer(req, source, offer, transport, now))
+
+    def _has_room(self, source: str) -> bool:
+        """No node takes all the places."""
+        most = self._ctx.facts.max_waiting
+        of_source = sum(waiting.source == source for waiting in self._offers)
+        return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
 
     def _refusal(self, req: Request, offer: Offer) -> str:
         ctx = self._ctx
@@ -107,6 +115,13 @@ class Prealloc:
 
     def take_expired(self, now: float) -> list[WaitingOffer]:
         return self._take(lambda waiting: waiting.request.deadline < now)
+
+    def take_unknown(self, now: float) -> list[WaitingOffer]:
+        """Whose router has said no Welcome here for so long that nobody waits for them any more."""
+        lease_s, routers = self._ctx.facts.lease_s, self._ctx.routers
+        return self._take(
+            lambda waiting: now - waiting.since > lease_s and routers.peer_of(waiting.request.key) is None
+        )
 
     def _take(self, wanted: Callable[[WaitingOffer], bool]) -> list[WaitingOffer]:
         taken = [waiting for waiting in self._offers if wanted(waiting)]

@@ -38,6 +38,8 @@ from shared.wire.keyring import ring_of_router
 from shared.wire.link import RouterLink
 from shared.wire.sockets import LinkOptions
 
+RID_BYTES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -109,7 +111,7 @@ def make_gateway(
         request_timeout_s=config.timeouts.request_timeout_s,
         resume_wait_s=config.timeouts.resume_wait_s,
     )
-    dispatcher = Dispatcher(identity, registry, placer, Journal(), limits)
+    dispatcher = Dispatcher(identity, registry, placer, Journal(lambda: secrets.token_hex(RID_BYTES)), limits)
     return Gateway(identity, registry, dispatcher, link, metrics, log, wire_counts=link.stats.counts)
 
 

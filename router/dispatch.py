@@ -188,7 +188,9 @@ class Dispatcher:
         """Raises nothing: a broken request that can't be placed now waits a while, a new one fails."""
         emitted = max(len(sequence.ids) for sequence in request.sequences)
         try:
-            placement = self._placer.place(len(request.prompt_ids) + emitted, now, request.avoid)
+            prompt = len(request.prompt_ids)
+            most = prompt + request.sampling.max_tokens
+            placement = self._placer.place(prompt + emitted, now, request.avoid, most)
         except NoNodes as error:
             if request.parked_until is None and request.attempt:
                 request.parked_until = now + self._limits.resume_wait_s

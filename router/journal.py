@@ -10,7 +10,7 @@ a later one waits until the gap is closed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -125,9 +125,11 @@ class OpenRequest:
 
 
 class Journal:
-    """All open requests by rid."""
+    """All open requests by rid. `nonce` makes rids that nobody can guess: a node knows those of its own requests only,
+    and so can't speak of others'."""
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: Callable[[], str]) -> None:
+        self._nonce = nonce
         self._open: dict[str, OpenRequest] = {}
         self._last_rid = 0
 
@@ -136,7 +138,7 @@ class Journal:
 
     def new_rid(self) -> str:
         self._last_rid += 1
-        return f"{self._last_rid:x}"
+        return f"{self._last_rid:x}.{self._nonce()}"
 
     def add(self, request: OpenRequest) -> None:
         self._open[request.rid] = request

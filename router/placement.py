@@ -29,9 +29,11 @@ class Placer:
         self._policy = policy
         self._local_tokens = local_tokens
 
-    def place(self, num_tokens: int, now: float, avoid: Collection[str] = ()) -> Placement:
-        """`avoid`: peers that get it only if there is no other node, and then without a hand-off."""
-        usable = self._registry.usable(now)
+    def place(self, num_tokens: int, now: float, avoid: Collection[str] = (), most_tokens: int = 0) -> Placement:
+        """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
+        and longest answer; nodes that say they can't hold so many are left out, unless all do."""
+        there = self._registry.usable(now)
+        usable = [node for node in there if node.hello.max_context >= most_tokens] or there
         others = [node for node in usable if node.peer not in avoid]
         prefills = [node for node in others or usable if node.role == "prefill"]
         decodes = [node for node in others or usable if node.role == "decode"]

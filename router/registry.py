@@ -125,8 +125,9 @@ class Registry:
         return [node for node in there if node.breaker.allows(now)] or there
 
     def max_context(self) -> int | None:
-        """What every node that is there can hold; None without nodes."""
-        return min((node.hello.max_context for node in self._nodes.values() if not node.is_silent), default=None)
+        """What the largest node that is there can hold; None without nodes. Not the smallest: one that says little of
+        itself would shut everybody else's requests out."""
+        return max((node.hello.max_context for node in self._nodes.values() if not node.is_silent), default=None)
 
     def misfits(self) -> list[tuple[str, str, str]]:
         """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""

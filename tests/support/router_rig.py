@@ -50,7 +50,7 @@ class RouterRig:
         self, *, max_open: int = 100, max_attempts: int = 1, local_tokens: int = 0, resume_wait_s: float = 0.0
     ) -> None:
         self.registry = Registry(silence_s=5.0)
-        self.journal = Journal()
+        self.journal = Journal(lambda: "n")
         placer = Placer(self.registry, LeastLoad(), local_tokens)
         limits = DispatchLimits(max_open, max_attempts, request_timeout_s=60.0, resume_wait_s=resume_wait_s)
         self.dispatcher = Dispatcher(("r", 9), self.registry, placer, self.journal, limits)

@@ -79,7 +79,7 @@ def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
 
 
 def test_a_finished_request_in_the_journal_is_a_leak() -> None:
-    journal = Journal()
+    journal = Journal(lambda: "n")
     request = OpenRequest(journal.new_rid(), [1], SamplingParams(max_tokens=1), 0, 1.0, [SequenceJournal(1)])
     journal.add(request)
     journal.check_integrity()

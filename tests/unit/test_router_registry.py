@@ -81,12 +81,21 @@ def test_a_draining_node_gets_nothing_new() -> None:
         rig.open()
 
 
-def test_the_context_is_what_all_nodes_hold() -> None:
+def test_the_context_is_what_the_largest_node_holds_and_long_requests_go_there() -> None:
     registry = Registry(5.0)
     assert registry.max_context() is None
     registry.hello("a@1", hello("decode", "a", context=200), 0.0)
     registry.hello("b@1", hello("prefill", "b", context=100), 0.0)
-    assert registry.max_context() == 100
+    assert registry.max_context() == 200
+    registry.hello("c@1", hello("prefill", "c", context=200), 0.0)
+    placer = Placer(registry, LeastLoad(), 0)
+    for _ in range(3):
+        placement = placer.place(50, 0.0, (), 101)
+        assert placement.prefill is not None and placement.decode is not None
+        assert (placement.prefill.node_id, placement.decode.node_id) == ("c", "a")
+        placement.prefill.dispatched += 1
+    assert placer.place(50, 0.0, (), 100).prefill is registry.named("b")
+    assert placer.place(50, 0.0, (), 300).decode is registry.named("a"), "nobody can: the node says so to the client"
 
 
 def test_round_robin_takes_turns_per_role() -> None:

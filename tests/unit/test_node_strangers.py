@@ -1,0 +1,82 @@
+"""What an allowed node that behaves badly can take from others: no places, no requests, no time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
+from rig import CoreKnobs, Job
+from wire_samples import MESSAGES
+
+from router.journal import Journal
+from shared.core.sampling_params import SamplingParams
+from shared.handoff.node import Node
+from shared.wire.codec import encode
+from shared.wire.messages import MAX_TEXT, Key, Offer, Refuse
+
+STRANGER = "x@1"
+JOB = Job(1, tuple(range(60)), SamplingParams(max_tokens=6, temperature=0.0), 9)
+
+
+@pytest.fixture
+def net() -> Net:
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(max_running=1))
+    net = Net([p, d])
+    net.drop = lambda source, target, message: target == STRANGER  # nobody is there in this net
+    net.run()
+    return net
+
+
+def nodes(net: Net) -> tuple[Node, Node]:
+    p, d = net.nodes.values()
+    return p, d
+
+
+def offer(net: Net, rid: str, **changes: object) -> Offer:
+    """Like one of p0's, from a stranger."""
+    p, _ = nodes(net)
+    fields = {"prompt_ids": [1] * 40, "output_ids": [], "remaining_ms": 10**12, "source_node": "x", "source_epoch": 1}
+    known = next(message for message in MESSAGES if isinstance(message, Offer))
+    fields |= {"fingerprint": p.ctx.facts.fingerprint, "transports": ["zmq"], "key": Key(ROUTER_ID, 1, rid, 0, 0)}
+    return msgspec.structs.replace(known, **(fields | changes))
+
+
+def test_one_node_does_not_take_all_places_of_offers_that_wait(net: Net) -> None:
+    p, d = nodes(net)
+    d.ctx.facts = replace(d.ctx.facts, max_waiting=8)
+    for i in range(20):
+        net.to_node(name_of(d), offer(net, f"s{i}", key=Key("elsewhere", 1, f"s{i}", 0, 0)), STRANGER)
+    key = net.generate(p, JOB, d)
+    net.run()
+    assert len(d.side.outside()) == 4, "half of the places"
+    assert net.router.streams[key] == expected(JOB)
+
+
+def test_offers_of_a_router_that_nobody_knows_are_given_back_in_time(net: Net) -> None:
+    _, d = nodes(net)
+    net.to_node(name_of(d), offer(net, "s", key=Key("elsewhere", 1, "s", 0, 0)), STRANGER)
+    net.run()
+    assert len(d.side.outside()) == 1
+    net.now += d.ctx.facts.lease_s + 1
+    net.run()
+    assert d.side.outside() == []
+    assert_clean(*nodes(net))
+
+
+def test_a_refusal_is_short_whatever_the_offer_says(net: Net) -> None:
+    """A reason beyond the limit would be dropped where it goes, and its offer would wait in vain."""
+    p, d = nodes(net)
+    fingerprint = msgspec.structs.replace(p.ctx.facts.fingerprint, weights="w" * MAX_TEXT)
+    sent: list[Refuse] = []
+    net.on_message = lambda src, dst, message: sent.append(message) if isinstance(message, Refuse) else None
+    net.to_node(name_of(d), offer(net, "s", fingerprint=fingerprint), STRANGER)
+    net.run()
+    assert len(sent) == 1 and len(sent[0].reason) <= MAX_TEXT and encode(sent[0])
+
+
+def test_rids_can_not_be_guessed() -> None:
+    nonces = iter("abc")
+    journal = Journal(lambda: next(nonces))
+    assert [journal.new_rid() for _ in range(3)] == ["1.a", "2.b", "3.c"]
