@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 SEEDS ?= 200
 MINUTES ?= 30
 FAULTS ?=
+SECONDS ?= 600
+SEED ?=
 
-.PHONY: help setup run test test-fast bench lint mutants mutants-sampled sim soak clean
+.PHONY: help setup run test test-fast bench lint mutants mutants-sampled sim soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +22,7 @@ help:
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
+	@echo "make fuzz       a node with a key says anything to everybody for SECONDS=600; nobody may end, trip or leak; SEED=n"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
 setup:
@@ -51,6 +54,9 @@ sim: setup
 
 soak: setup
 	@PYTHONPATH=.:tests/support $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(FAULTS)
+
+fuzz: setup
+	@PYTHONPATH=.:tests/support $(BIN)/python tests/chaos/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

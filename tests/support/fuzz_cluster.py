@@ -1,0 +1,155 @@
+"""A real router, a prefill and a decode node with keys, real clients whose streams are checked, and a fuzzing node
+among them. The oracles: nobody ends, nobody trips, streams that never went to the fuzzer are whole, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+from chaos_cluster import Endpoint
+from fuzz_node import FuzzNode
+from key_folders import make_keys
+from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from mixed_clients import Client, make_client, stream
+from procs import NodeProcess
+from router_process import RouterProcess
+
+from shared.handoff.fingerprint import make_fingerprint
+from shared.model.load import load_model
+from shared.sched.assemble import pool_planes
+from shared.wire.messages import Fingerprint
+
+PATIENCE_S = 120.0
+REQUEST_TIMEOUT_S = 15
+ENDPOINT = re.compile(r'ready endpoint="?(\S+?)"? ')
+NODES = {"p0": "prefill", "d0": "decode"}
+FUZZER = "fuzz"
+NODE_FLAGS = ("--silence-s", "1.5", "--chunk-size", "128", "--kv-bytes", "2MiB", "--lease-s", "2")
+
+
+class FuzzCluster:
+    def __init__(self, folder: Path) -> None:
+        self.keys = make_keys(folder / "keys", nodes=(*NODES, FUZZER), routers=("router",))
+        common = ("--keys", str(self.keys), f"--parent-pid={os.getpid()}")
+        times = ("--node-silence-s", "1.5", "--request-timeout-s", str(REQUEST_TIMEOUT_S))
+        self.routers = [RouterProcess(*common, *times)]
+        router = Endpoint(self.routers[0].nodes)
+        self.nodes = {
+            name: NodeProcess(role, name, router, folder, *common, *NODE_FLAGS)  # type: ignore[arg-type]
+            for name, role in NODES.items()
+        }
+        self.eventually(lambda: self.ready_nodes() == set(NODES), "all nodes are ready")
+        self.outcomes: Counter[str] = Counter()
+
+    @property
+    def url(self) -> str:
+        return self.routers[0].url
+
+    def fuzz(self, seed: int) -> FuzzNode:
+        ends = {f"{name}@1": ENDPOINT.search(node.log) for name, node in self.nodes.items()}
+        endpoints = {name: found[1] for name, found in ends.items() if found}
+        assert len(endpoints) == len(NODES), "no `ready` line"
+        return FuzzNode(self.keys, FUZZER, [self.routers[0].nodes], endpoints, fingerprint(), seed)
+
+    def ready_nodes(self) -> set[str]:
+        with contextlib.suppress(httpx.HTTPError):
+            nodes = httpx.get(f"{self.url}/ready", timeout=60).json()["nodes"]
+            return {node["node"] for node in nodes if node["ready"]}
+        return set()
+
+    def eventually(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            self.check_alive()
+            assert time.monotonic() < deadline, f"never: {what}\n{self.last_words()}"
+            time.sleep(0.1)
+
+    def last_words(self) -> str:
+        return "\n----\n".join(log[-2500:] for log in self.logs())
+
+    def logs(self) -> list[str]:
+        return [*(node.log for node in self.nodes.values()), "\n".join(self.routers[0].lines)]
+
+    # ---- clients
+
+    async def serve(self, fuzzer: FuzzNode, more: Callable[[], bool], num_clients: int = 3) -> None:
+        """Streams one after another, by so many clients, until there is enough."""
+        indices = iter(range(1, 1 << 30))
+        async with httpx.AsyncClient(timeout=4 * REQUEST_TIMEOUT_S) as http:
+            await asyncio.gather(*(self._one_after_another(http, fuzzer, more, indices) for _ in range(num_clients)))
+
+    async def _one_after_another(
+        self, http: httpx.AsyncClient, fuzzer: FuzzNode, more: Callable[[], bool], indices: Iterator[int]
+    ) -> None:
+        while more():
+            client = make_client(next(indices), 40)
+            if not client.fields.get("stop", "x"):
+                del client.fields["stop"]
+            await stream(http, self.url, client)
+            self._judge(client, fuzzer)
+            self.check_alive()
+
+    def _judge(self, client: Client, fuzzer: FuzzNode) -> None:
+        """What the fuzzer was given it may spoil; a declared error is an answer; anything else must be right."""
+        if tuple(client.prompt) in fuzzer.prompts:
+            self.outcomes["the fuzzer's"] += 1
+        elif client.error:
+            self.outcomes[f"error: {json.loads(client.error).get('error', json.loads(client.error))['code']}"] += 1
+        else:
+            client.check()
+            self.outcomes["whole"] += 1
+
+    # ---- oracles
+
+    def check_alive(self) -> None:
+        ended = [name for name, node in self.nodes.items() if node.process.poll() is not None]
+        assert not ended and self.routers[0].process.poll() is None, f"{ended}\n{self.last_words()}"
+
+    def check_whole(self) -> None:
+        """After the fuzzer has gone: all are ready, every page and row is back, nobody has tripped over anything."""
+        self.eventually(lambda: self.ready_nodes() == set(NODES), "all nodes are ready")
+        self.eventually(self._whole, "pools are whole again")
+        for log in self.logs():
+            assert "Traceback" not in log and "add up" not in log, log[log.find("Traceback") - 500 :][:3000]
+
+    def _whole(self) -> bool:
+        metrics = read_metrics(self.url)
+        return set(NODES) <= nodes_of(metrics) and at_rest(metrics) and pages_partition(metrics)
+
+    def close(self) -> None:
+        """SIGTERM ends everyone with status 0."""
+        processes = [node.process for node in self.nodes.values() if node.process.poll() is None]
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        try:
+            statuses = [process.wait(PATIENCE_S) for process in processes] + [self.routers[0].stop()]
+            assert not any(statuses), f"{statuses}\n{self.last_words()}"
+            assert not psutil.Process().children(recursive=True), "a process was left behind"
+        finally:
+            for node in self.nodes.values():
+                node.close()
+
+
+def fingerprint() -> Fingerprint:
+    """That of the nodes: the fuzzer fits."""
+    model = load_model("hashlm", "bfloat16", "cpu", max_context=0, threads=1)
+    return make_fingerprint(model.spec, pool_planes(model, None, 16), 16, None, "fuzz")
+
+
+@contextlib.contextmanager
+def fuzz_cluster(folder: Path) -> Iterator[FuzzCluster]:
+    cluster = FuzzCluster(folder)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
