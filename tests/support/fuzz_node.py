@@ -16,7 +16,7 @@ from fuzz_messages import MessageSource
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
 from shared.wire.link import NodeLinks
-from shared.wire.messages import Fingerprint, Generate, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import Fingerprint, Generate, Heartbeat, Hello, NodeLoad, Offer
 from shared.wire.peers import PeerUp, Received
 from shared.wire.sockets import LinkOptions
 
@@ -26,7 +26,7 @@ LOAD = NodeLoad(100, {"free": 100}, 8, {"free": 8}, 0, 0, 1, {"steps": 1.0}, {})
 
 
 class FuzzNode:
-    """`prompts`: those of requests that a router gave it, whose clients can't count on anything."""
+    """`prompts`: those of requests that it was given or offered, whose clients can't count on anything."""
 
     def __init__(
         self, keys: Path, name: str, routers: list[str], nodes: Mapping[str, str], fingerprint: Fingerprint, seed: int
@@ -99,7 +99,7 @@ class FuzzNode:
     def _heard(self, received: Received) -> None:
         self.counts[f"heard {type(received.message).__name__}"] += 1
         self._source.hear(received.message)
-        if isinstance(received.message, Generate):
+        if isinstance(received.message, Generate | Offer):
             self.prompts.add(tuple(received.message.prompt_ids))
         self._say_anything(received.peer)
 

@@ -36,6 +36,7 @@ TARGETS = (
     "clean",
     "sim",
     "soak",
+    "fuzz",
 )
 
 
