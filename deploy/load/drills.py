@@ -4,6 +4,7 @@ machine. Says which processes may be meant, and kills none when that is not clea
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -98,14 +99,21 @@ def ready_nodes(server: Server) -> set[str]:
         return set()
 
 
-def wait_back(node: str, server: Server, limit_s: float, passed_s: float) -> float | None:
-    """Seconds until the node serves (again), None when it does not in time. `passed_s`: since it was taken away; a
-    router that has not noticed yet still shows the old one."""
+def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
+    """Does it, and gives the seconds until the node serves again; NaN when it does not in time, or shall not."""
+    action()
+    return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
+
+
+def wait_back(node: str, server: Server, limit_s: float) -> float:
+    """A router that has not noticed yet still shows the old life: a node counts when it was seen away, or when a router
+    must have noticed."""
     begin = time.monotonic()
-    while True:
-        waited = time.monotonic() - begin
-        if passed_s + waited >= NOTICED_S and node in ready_nodes(server):
+    was_away = False
+    while (waited := time.monotonic() - begin) <= limit_s:
+        is_ready = node in ready_nodes(server)
+        was_away |= not is_ready
+        if is_ready and (was_away or waited >= NOTICED_S):
             return waited
-        if waited > limit_s:
-            return None
         time.sleep(POLL_S)
+    return math.nan

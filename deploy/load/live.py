@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from bisect import bisect
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -51,15 +52,17 @@ class Glance:
 HEADS = ("time", "sent", "open", "done", "failed", "tokens/s", "TTFT p50 ms", "p99 ms", "own lag ms")
 
 
-def glance_at(records: list[Record], open_requests: int, now: float) -> Glance:
-    recent = list(newest(records, now - RECENT_S))
+def glance_at(records: list[Record], opened: Collection[Record], now: float) -> Glance:
+    """`opened`: those of them that are still filled. A chunk counts as a token here."""
+    since = now - RECENT_S
+    recent = list(newest(records, since))
     ttfts = sorted(one.ttft for one in recent if one.at)
     span = min(now, RECENT_S) or 1.0
-    tokens = sum(len(one.at) for one in recent)
+    tokens = sum(len(one.at) - bisect(one.at, since) for one in {id(one): one for one in (*recent, *opened)}.values())
     return Glance(
         now=now,
         sent=len(records),
-        open=open_requests,
+        open=len(opened),
         failed=sum(bool(one.error) for one in records),
         tokens_per_s=tokens / span,
         ttft_p50=ttfts[len(ttfts) // 2] if ttfts else math.nan,
@@ -118,4 +121,4 @@ async def every(seconds: float, show: Callable[[], None]) -> None:
 
 
 def now_of(runner: Runner) -> Glance:
-    return glance_at(runner.records, len(runner.open), runner.now())
+    return glance_at(runner.records, runner.open.values(), runner.now())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import uvloop
 from rich.console import Console
@@ -24,7 +25,7 @@ from deploy.load.metrics_page import OPEN, Page, parse_page, unrest
 from deploy.load.plan import LoadPlan, golden_prompts
 from deploy.load.record import Record
 from deploy.load.runner import Runner, no_collector
-from deploy.load.summary import Summary, summarize
+from deploy.load.summary import Lag, Summary, summarize
 from deploy.load.target import Server, resolve
 from deploy.load.truth import (
     Drill,
@@ -52,11 +53,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The raw outcome. `trouble`: why the drill could not be done."""
+    """The raw outcome. `drill`: seconds until the node was back (NaN: not), or why the drill could not be done."""
 
     records: list[Record]
     seconds: float
-    trouble: str
+    drill: float | BaseException
     interrupted_at: float  # infinite: it was not
 
 
@@ -85,8 +86,8 @@ def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
         check_answers(records),
         golden.check_tokens(goldens, records, plan.truth.near_tie),
         check_stalls(records, plan.truth.stall_s),
-        *own_checks(plan, stage, records, before),
-        *drill_checks(plan, stage, sent),
+        *own_checks(plan, stage, records, before, summary.lag),
+        *drill_checks(plan, sent),
         check_client(summary.lag),
     ]
     return Outcome(begun, sent.seconds, records, summary, checks, math.isfinite(sent.interrupted_at))
@@ -99,22 +100,25 @@ async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: 
     until_s = plan.load.duration_s + plan.drain_s
     runner = Runner(driver, client, stage.asking, until_s=until_s, storms=plan.storms)
     loop = asyncio.get_running_loop()
-    drilled: list[asyncio.Future[None]] = []
+    drilled: list[asyncio.Future[float]] = []
     if plan.drill and action:
-        loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, action)))
+        limit_s = max(0.0, plan.load.duration_s - plan.drill.at_s) + plan.truth.rest_s
+        take_away = functools.partial(drills.take_away, plan.drill, action, stage.server, limit_s)
+        loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, take_away)))
     if threading.current_thread() is threading.main_thread():
         loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     async with shown(runner, stage.console, quiet=stage.quiet):
         records = await runner.run()
     client.close()
     seconds = client.now()
-    troubles = await asyncio.gather(*drilled, return_exceptions=True)
-    trouble = "; ".join(str(one) for one in troubles if one is not None)
+    drill: float | BaseException = math.nan
+    if drilled:
+        (drill,) = await asyncio.gather(*drilled, return_exceptions=True)
     at = runner.interrupted_at
-    return Sent(records, seconds, trouble, math.inf if at is None else at)
+    return Sent(records, seconds, drill, math.inf if at is None else at)
 
 
-def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None) -> list[Check]:
+def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None, lag: Lag) -> list[Check]:
     """Those that only a Baton router's metrics allow."""
     if before is None:
         return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
@@ -125,7 +129,7 @@ def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: 
         after = metrics_of(stage) or after
         is_resting = not unrest(after) and not after.total(OPEN)
         num_rested = num_rested + 1 if is_resting else 0
-    return [check_rest(after, time.monotonic() - begin), check_agreement(records, before, after)]
+    return [check_rest(after, time.monotonic() - begin), check_agreement(records, before, after, lag)]
 
 
 def metrics_of(stage: Stage) -> Page | None:
@@ -136,18 +140,13 @@ def metrics_of(stage: Stage) -> Page | None:
     return parse_page(body.decode()) if status == 200 else None
 
 
-def drill_checks(plan: LoadPlan, stage: Stage, sent: Sent) -> list[Check]:
+def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
     if plan.drill is None:
         return []
-    if sent.trouble:
-        return [Check("drills", "failed", f"{plan.drill.kind} of {plan.drill.node} could not be done: {sent.trouble}")]
-    drill = Drill(plan.drill.kind, plan.drill.node, plan.drill.at_s)
-    if plan.drill.kind != "drain":
-        passed_s = max(0.0, sent.seconds - drill.at_s)
-        waited = drills.wait_back(drill.node, stage.server, plan.truth.rest_s, passed_s)
-        if waited is not None:
-            drill = replace(drill, back_after_s=passed_s + waited)
-    return [check_drill(drill, sent.records)]
+    kind, node = plan.drill.kind, plan.drill.node
+    if isinstance(sent.drill, BaseException):
+        return [Check("drills", "failed", f"{kind} of {node} could not be done: {sent.drill}")]
+    return [check_drill(Drill(kind, node, plan.drill.at_s, sent.drill), sent.records)]
 
 
 def golden_answers(plan: LoadPlan, stage: Stage) -> list[Golden]:

@@ -129,7 +129,7 @@ def test_hang_ups_leave_after_their_chunk():
 
 def test_a_storm_takes_its_share_of_the_open_ones():
     behaviour = Behaviour(ttft_s=3600.0)
-    mock, records = load(behaviour, count=8, until_s=1.0, storms=[Storm(0.5, 0.75)])
+    mock, records = load(behaviour, count=8, until_s=2.0, storms=[Storm(1.0, 0.75)])
     assert [record.hung_up for record in records] == [True] * 6 + [False] * 2
     assert mock.num_gone == 8
 

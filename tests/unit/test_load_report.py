@@ -121,10 +121,16 @@ def test_remarks_name_what_makes_two_runs_incomparable():
 
 def test_a_glance_shows_the_newest_seconds():
     made = records(lambda request: Script(ttft=9.0 if request.due < 2 else 0.5, itl=0.1), seconds=20.0)
-    glance = glance_at(made, 3, 19.0)
+    glance = glance_at(made, made[-3:], 19.0)
     assert (glance.sent, glance.open, glance.failed) == (80, 3, 0)
+    assert glance.tokens_per_s == pytest.approx(20.0, rel=0.1)
+    assert glance_at(made, made[-3:], 40.0).tokens_per_s == 0.0
+    # nothing new is sent, and what is open still brings something
+    assert glance_at(made, made[-9:], 29.0).tokens_per_s == pytest.approx(
+        sum(at > 19 for r in made[-9:] for at in r.at) / 10
+    )
     assert glance.ttft_p99 == pytest.approx(0.5) and len(glance.cells()) == 9
-    assert glance_at([], 0, 0.0).cells()[0] == "0 s"
+    assert glance_at([], [], 0.0).cells()[0] == "0 s"
 
 
 def flags(*words):

@@ -164,7 +164,7 @@ def test_agreement(ttft, itl, verdict):
     before = server.page()
     for _ in range(3):
         server.serve(ttft, itl)
-    check = check_agreement([record(i) for i in range(3)], before, server.page())
+    check = check_agreement([record(i) for i in range(3)], before, server.page(), Lag())
     assert check.verdict == verdict
 
 
@@ -173,7 +173,16 @@ def test_agreement_needs_the_server_for_itself():
     before = server.page()
     server.serve()
     server.serve()
-    assert check_agreement([record()], before, server.page()).verdict == "skipped"
+    assert check_agreement([record()], before, server.page(), Lag()).verdict == "skipped"
+
+
+def test_a_client_that_was_late_does_not_accuse_the_server():
+    server = Server()
+    before = server.page()
+    server.serve(ttft=0.5)
+    late = Lag(send_p99=0.1)
+    assert check_agreement([record(0)], before, server.page(), Lag()).verdict == "failed"
+    assert check_agreement([record(0)], before, server.page(), late).verdict == "doubtful"
 
 
 def test_requests_that_were_left_may_never_have_been_read():
@@ -181,7 +190,7 @@ def test_requests_that_were_left_may_never_have_been_read():
     before = server.page()
     server.serve()
     left = [record(1, hung_up=True), record(2, hung_up=True)]
-    assert check_agreement([record(0), *left], before, server.page()).verdict == "ok"
+    assert check_agreement([record(0), *left], before, server.page(), Lag()).verdict == "ok"
 
 
 def test_the_client_as_bottleneck():
