@@ -105,6 +105,11 @@ class Gateway:
         return len(self._mailboxes)
 
     @property
+    def identity(self) -> tuple[str, int]:
+        """(router id, epoch)"""
+        return self._identity
+
+    @property
     def node_endpoint(self) -> str:
         return self._link.endpoint
 

@@ -23,6 +23,7 @@ class Node:
 
     peer: str  # the name its connection goes by
     hello: Hello
+    known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
     load: NodeLoad | None = None
@@ -90,7 +91,7 @@ class Registry:
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
             return known, known if is_new else None
-        node = Node(peer=peer, hello=hello, last_seen=now)
+        node = Node(peer=peer, hello=hello, known_since=now, last_seen=now)
         self._nodes[hello.node_id] = node
         return node, known
 

@@ -63,7 +63,9 @@ class AdminHandlers:
         self._check_on()
         now = time.monotonic()
         nodes = [node_status(node, now) for node in self._registry]
-        answer = {"open_requests": self._gateway.num_open, "nodes": nodes}
+        router_id, epoch = self._gateway.identity
+        router = {"id": router_id, "epoch": f"{epoch:x}", "time": time.time(), "endpoint": self._gateway.node_endpoint}
+        answer = {"router": router, "open_requests": self._gateway.num_open, "nodes": nodes}
         await connection.answer(200, msgspec.json.encode(answer))
 
     async def drain(self, connection: Connection) -> None:
@@ -115,6 +117,8 @@ def node_status(node: Node, now: float) -> dict[str, object]:
         "epoch": f"{node.hello.epoch:x}",
         "state": state_of(node, now),
         "last_seen_s": round(max(0.0, now - node.last_seen), 3),
+        "known_s": round(now - node.known_since, 3),
+        "hello": node.hello,
         "open_sequences": node.open_sequences,
         "open_prompt_tokens": node.open_prompt_tokens,
         "dispatched": node.dispatched,
