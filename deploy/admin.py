@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy.admin_key import default_path
+from deploy.router_http import UNREACHABLE, RouterHttp
 from shared.core.errors import ConfigError
 
-HTTP_TIMEOUT_S = 10.0
+DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
 
@@ -44,28 +43,19 @@ class Node:
 
 
 class AdminClient:
-    """`base`: http://host:port of the router."""
+    """`base`: http(s)://host:port of the router; `ca`: authorities for https, where the system's do not know it."""
 
-    def __init__(self, base: str, key: str) -> None:
-        parts = urllib.parse.urlsplit(base)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"--url is {base!r}; it must look like http://127.0.0.1:8000")
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+    def __init__(self, base: str, key: str, ca: Path | None = None) -> None:
+        self._http = RouterHttp(base, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer's JSON; ConfigError with the router's own words for everything else."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=HTTP_TIMEOUT_S)
         try:
-            connection.request(method, path, json.dumps(body) if body else None, self._headers)
-            answer = connection.getresponse()
-            data = answer.read()
+            status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ConfigError(f"no router at {self._host}:{self._port}: {error}") from None
-        finally:
-            connection.close()
-        if answer.status >= 400:
+        except (*UNREACHABLE, ValueError) as error:
+            raise ConfigError(f"no router at {self._http.host}:{self._http.port}: {error}") from None
+        if status >= 400:
             raise ConfigError(str(found.get("error", {}).get("message", found)))
         return found
 
@@ -78,10 +68,7 @@ class AdminClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the router (default: %(default)s)")
-    parser.add_argument(
-        "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
-    )
+    add_router(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("status", help="every node: role, state, work")
     for action, text in (("drain", "it finishes and stays down"), ("restart", "it finishes and comes back")):
@@ -97,6 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(role)
 
 
+def add_router(parser: argparse.ArgumentParser, default: str | None = DEFAULT_URL) -> None:
+    """Where the router is, and what it wants to see before it answers."""
+    parser.add_argument("--url", default=default, help=f"the router, or its TLS proxy (default: {DEFAULT_URL})")
+    parser.add_argument(
+        "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="who signed the proxy's certificate, if not well known")
+
+
 def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--move-after", type=float, metavar="S", help="seconds its requests get to finish there (default: the router's)"
@@ -107,7 +103,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    client = AdminClient(args.url, read_key(args.admin_key_file))
+    client = AdminClient(args.url, read_key(args.admin_key_file), args.ca)
     if args.action == "status":
         print(table(client.status()))
         return 0
