@@ -13,6 +13,7 @@ from typing import Any
 
 from deploy import admin, keys, local
 from deploy.again import start_again
+from deploy.doctor import command as doctor
 from deploy.head import command as head
 from deploy.load import command as load_test
 from deploy.orphan_guard import die_with_parent
@@ -106,6 +107,12 @@ class Tool:
 TOOLS = {
     "admin": Tool(
         "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
+    ),
+    "doctor": Tool(
+        "what is wrong with a cluster and this machine, and what to do",
+        doctor.DESCRIPTION,
+        doctor.add_arguments,
+        doctor.run,
     ),
     "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),

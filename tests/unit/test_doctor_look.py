@@ -1,0 +1,258 @@
+"""How the doctor gets its facts: from a router's answers, from this machine, from folders and ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from doctor_facts import PAIR, cluster, machine
+from key_folders import make_keys
+
+from deploy import cli
+from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, worst
+from deploy.doctor.look_here import (
+    command_of,
+    dial,
+    find_daemons,
+    governors,
+    look_at_machine,
+    look_at_secrets,
+    read_daemon,
+    read_pairs,
+    take_pulse,
+)
+from deploy.doctor.look_router import NoRouterError, look_at_router
+from deploy.doctor.report import as_json, as_text
+from deploy.doctor.visit import dial_all, key_folders
+from deploy.router_http import RouterHttp
+from shared.core.errors import ConfigError
+
+READY = {
+    "ready": True,
+    "pair": False,
+    "nodes": [{"node": "d"}],
+    "misfits": [{"a": "d", "b": "p", "differs": "dtype"}],
+}
+STATUS = {
+    "router": {"id": "r", "epoch": "ff0000", "time": 12.5, "endpoint": "tcp://127.0.0.1:7001"},
+    "open_requests": 0,
+    "nodes": [{"state": "ready", "last_seen_s": 0.1, "known_s": 3.0, "hello": PAIR[1].hello, "more": 1}],
+}
+
+
+class Scripted(RouterHttp):
+    """Answers by path; the metrics pages one after another."""
+
+    def __init__(
+        self, pages: list[str], status: tuple[int, Any] = (200, STATUS), ready: tuple[int, Any] = (200, READY)
+    ):
+        super().__init__("http://127.0.0.1:1", "")
+        self.asked: list[str] = []
+        self._pages, self._answers = iter(pages), {"/ready": ready, "/admin/status": status}
+
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
+        self.asked.append(path)
+        if path == "/metrics":
+            return 200, next(self._pages).encode()
+        status, answer = self._answers[path]
+        return status, msgspec.json.encode(answer)
+
+
+PAGES = ["baton_open_requests 1.0", "baton_open_requests 2.0"]
+
+
+def test_two_looks_with_a_pause_in_between() -> None:
+    slept: list[float] = []
+    http = Scripted(PAGES)
+    found = look_at_router(http, "http://r", 2.5, slept.append)
+    assert slept == [2.5] and http.asked == ["/metrics", "/ready", "/metrics", "/admin/status"]
+    assert [look.total("baton_open_requests") for look in (found.before, found.after)] == [1, 2]
+    assert (found.ready.is_ready, found.ready.is_pair, found.ready.num_nodes) == (True, False, 1)
+    assert found.ready.misfits[0].field == "dtype" and found.no_status == ""
+    assert found.status is not None and found.status.epoch == 0xFF0000 and found.status.time_s == 12.5
+    assert found.status.asked_s <= found.status.answered_s
+    assert found.status.nodes[0].hello == PAIR[1].hello and found.status.nodes[0].known_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ((401, {"error": {"message": "the key is wrong"}}), "answers 401: the key is wrong"),
+        ((403, []), "answers 403: no reason given"),
+        ((200, {"open_requests": 0, "nodes": []}), "different versions"),
+    ],
+)
+def test_without_a_status_the_rest_is_looked_at(status: tuple[int, Any], says: str) -> None:
+    found = look_at_router(Scripted(PAGES, status), "http://r", 0.0, lambda _: None)
+    assert found.status is None and says in found.no_status
+
+
+def test_what_is_no_router() -> None:
+    with pytest.raises(NoRouterError, match="/ready answers 404"):
+        look_at_router(Scripted(PAGES, ready=(404, {})), "http://r", 0.0, lambda _: None)
+    with pytest.raises(NoRouterError, match="/ready can't be read"):
+        look_at_router(Scripted(PAGES, ready=(200, {})), "http://r", 0.0, lambda _: None)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8000", "http://", "http://x:99999"])
+def test_urls_that_make_no_sense(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        RouterHttp(url, "")
+
+
+def test_a_key_that_is_none_is_told_before_it_is_sent() -> None:
+    with pytest.raises(ConfigError, match="admin key"):
+        RouterHttp("http://127.0.0.1:1", "two\nlines")
+
+
+def test_https_needs_a_readable_authority(tmp_path: Path) -> None:
+    assert RouterHttp("https://router.example", "").port == 443
+    with pytest.raises(ConfigError, match="--ca"):
+        RouterHttp("https://router.example", "", tmp_path / "none.pem")
+
+
+def test_this_machine_has_cores_memory_and_disks() -> None:
+    found = look_at_machine(take_pulse(), take_pulse())
+    assert found.cores and 0 < found.available_bytes <= found.memory_bytes and found.open_files > 0
+    assert 0.0 <= found.steal_share <= 1.0 and 0.0 <= found.throttled_share <= 1.0
+    assert found.disks and all(disk.free_bytes >= 0 for disk in found.disks)
+
+
+def test_groups_and_governors_are_read_where_there_are_some(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 12\nnr_periods 7\nnr_throttled 3\nbroken line here\n")
+    assert read_pairs(tmp_path / "cpu.stat") == {"usage_usec": 12, "nr_periods": 7, "nr_throttled": 3}
+    assert read_pairs(tmp_path / "none") == {}
+    (tmp_path / "cpu0" / "cpufreq").mkdir(parents=True)
+    (tmp_path / "cpu0" / "cpufreq" / "scaling_driver").write_text("acpi-cpufreq\n")
+    assert list(governors(tmp_path)) == []
+    (tmp_path / "cpu0" / "cpufreq" / "scaling_governor").write_text("powersave\n")
+    assert list(governors(tmp_path)) == [("acpi-cpufreq", "powersave")]
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["python", "-P", "-m", "deploy.cli", "decode", "--threads=1"], "decode"),
+        (["/opt/baton/bin/python", "/opt/baton/bin/baton", "prefill"], "prefill"),
+        (["baton", "router"], "router"),
+        (["baton", "up"], ""),
+        (["grep", "decode"], ""),
+        (["baton"], ""),
+        ([], ""),
+    ],
+)
+def test_daemons_are_known_by_their_command_line(argv: list[str], command: str) -> None:
+    assert command_of(argv) == command
+
+
+def test_flags_of_a_daemon() -> None:
+    argv = ["baton", "decode", "--threads=2", "--wait-policy", "active", "--keys", "k"]
+    found = read_daemon(7, "decode", argv, (0, 1, 2), Path("/srv"))
+    assert (found.num_threads, found.spins, found.keys) == (2, True, "/srv/k")
+    bare = read_daemon(7, "decode", ["baton", "decode"], (0, 1, 2), Path("/"))
+    assert (bare.num_threads, bare.spins, bare.keys) == (3, False, "")
+
+
+def test_daemons_that_run_are_found_with_their_cores() -> None:
+    """The program does nothing: its argv is what counts."""
+    argv = [sys.executable, "-c", "input()", "deploy.cli", "decode", "--threads=3"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
+        found = next(one for one in find_daemons() if one.pid == process.pid)
+        process.communicate(b"\n")
+    assert (found.command, found.threads, found.cores) == ("decode", 3, tuple(sorted(os.sched_getaffinity(0))))
+
+
+def test_secrets_that_nodes_would_take_and_would_not(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    secrets, problem = look_at_secrets(folder)
+    assert problem == "" and {Path(secret.path).name for secret in secrets} >= {"keys", "allowed", "p.secret"}
+    assert {secret.mode for secret in secrets} == {0o700, 0o600}
+    (folder / "p.secret").chmod(0o640)
+    secrets, problem = look_at_secrets(folder)
+    assert "chmod 600" in problem and {secret.mode for secret in secrets} == {0o700, 0o600, 0o640}
+    (folder / "p.secret").chmod(0o600)
+    (folder / "allowed").write_text("")
+    assert "does not list the key of" in look_at_secrets(folder)[1]
+    secrets, problem = look_at_secrets(tmp_path / "none")
+    assert len(secrets) == 1 and secrets[0].error and problem
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_knocking_at_ports(listener: str, tmp_path: Path) -> None:
+    there = dial("d", f"{listener}#abcd")
+    assert (there.error, there.endpoint) == ("", listener) and there.seconds < 3
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert dial("d", f"tcp://127.0.0.1:{closed.getsockname()[1]}").error == "Connection refused"
+    assert dial("d", f"ipc://{tmp_path / 'none'}").error == "No such file or directory"
+
+
+def test_only_ports_that_mean_something_here_are_knocked_at() -> None:
+    def whose(router_host: str) -> list[str]:
+        return [found.whose for found in dial_all(cluster(), router_host, ["tcp://127.0.0.1:9"])]
+
+    assert whose("127.0.0.1") == ["router", "prefill-0", "decode-0", "--dial"]
+    assert whose("far.example") == ["--dial"]
+
+
+def test_keys_folders_are_the_given_one_or_those_in_use() -> None:
+    used = machine(*(read_daemon(i, "decode", ["--keys=/k"], (0,), Path("/")) for i in (1, 2)))
+    assert key_folders(Path("/mine"), used) == [Path("/mine")]
+    assert key_folders(None, used) == [Path("/k")] and key_folders(None, machine()) == []
+
+
+FINDINGS = [
+    Finding("cpu", "here", OK, "fine"),
+    Finding("ports", "d", BROKEN, "nobody answers", "start it"),
+    Finding("disk", "/", LOOK, "full", "make room"),
+]
+
+
+def test_the_worst_comes_first_with_what_to_do() -> None:
+    assert as_text(FINDINGS).splitlines() == [
+        "BROKEN  ports      d: nobody answers",
+        "        what to do: start it",
+        "look    disk       /: full",
+        "        what to do: make room",
+        "ok      cpu        here: fine",
+        "",
+        "in all: 1 broken, 1 look, 1 ok",
+    ]
+    assert worst(FINDINGS) == BROKEN and worst([]) == OK
+
+
+def test_as_json() -> None:
+    body = json.loads(as_json("http://r", FINDINGS))
+    assert (body["url"], body["worst"]) == ("http://r", BROKEN)
+    assert body["findings"][1] == {
+        "check": "ports", "where": "d", "level": BROKEN, "what": "nobody answers", "advice": "start it"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--interval", "0"], ["--dial", "10.0.0.1"], ["--url", "x"]])
+def test_flags_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *words]) == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_with_no_router_this_machine_is_looked_at(listener: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        status = cli.main(["doctor", "--url", url, "--interval", "0.1", "--json", "--dial", listener])
+    found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert status == 1 and found["router"]["level"] == BROKEN and "no router answers" in found["router"]["what"]
+    assert found["ports"]["level"] == OK and {"cpu", "memory", "disk"} <= set(found)
