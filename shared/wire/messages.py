@@ -23,7 +23,7 @@ MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
 MAX_TOKENS = 1 << 20  # of one sequence; so many pages it may have, too
-MAX_RUNS = 1 << 16  # of one message: rows of a node, tokens that a step adds to a row
+MAX_RUNS = 1 << 14  # of one message: rows of a node, tokens that a step adds to a row
 MAX_NAMES = 256  # counters, histograms and states of one node
 MAX_DRAFT_BYTES = 4 << 20
 MAX_REAL = 3.4028234e38  # what float32 holds

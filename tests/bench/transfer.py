@@ -1,4 +1,5 @@
-"""How fast KV pages travel: shm beside memcpy, zmq beside a raw socket, between two processes on this machine.
+"""How fast KV pages travel: shm beside memcpy, zmq beside a raw socket, zmq with keys beside zmq without, between two
+processes on this machine.
 
     python -m tests.bench.transfer [--json FILE] [--rounds N] [--mib 1,8,64]
 
@@ -32,16 +33,21 @@ from shared.kv.pool import KVPool
 from shared.transfer.frames import FrameReceiver, FrameSender
 from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.wire.codec import to_wire
+from shared.wire.key_files import ALLOWED, NODE, AllowedKeys, Entry, make_folder, new_pair, write_pair, write_private
+from shared.wire.keyring import KeyRing
 from shared.wire.link import NodeLinks
 from shared.wire.messages import Drain, Ready
 from shared.wire.peers import Received
+from shared.wire.sockets import LinkOptions
 
 MIB = 1 << 20
 PAGE_BYTES = 368_640  # SmolLM2-135M: 30 layers x (k, v) x 3 heads x 16 slots x 64 x bfloat16
 PAGES_PER_MESSAGE = 4  # the receiver copies one message while the next comes in
 KEY = to_wire(RequestKey("bench", 1, "rid", 0, 0))
+PEER_OF = {"tcp": "d@1", "ipc": "d@2", "keys": "d@3"}
 NEEDED = {"shm": 0.5, "zmq tcp": 0.6, "zmq ipc": 0.6}  # of its baseline, from 8 MiB on
-BASELINE = {"shm": "memcpy", "zmq tcp": "raw tcp", "zmq ipc": "raw unix"}
+BASELINE = {"shm": "memcpy", "zmq tcp": "raw tcp", "zmq ipc": "raw unix", "zmq keys": "zmq tcp"}
+WAYS = ("tcp", "ipc", "keys")  # keys: over TCP, encrypted
 
 
 def make_pool(num_pages: int, shared: bool) -> KVPool:
@@ -58,21 +64,35 @@ def serve(folder: Path, num_pages: int) -> None:
     pool = make_pool(num_pages + 1, shared=True)
     shm = ShmSender(pool).describe(range(1, num_pages + 1)).ready(KEY, 1, 0)
     described = FrameSender(pool).describe(range(1, num_pages + 1))
-    links = NodeLinks("p", 1)
-    for way in ("tcp", "ipc"):
-        links.dial(f"zmq {way}", (folder / way).read_text())
+    plain, keyed = NodeLinks("p", 1), NodeLinks("p", 1, options=with_keys(folder, "p"))
+    links = {"tcp": plain, "ipc": plain, "keys": keyed}
+    for way in WAYS:
+        links[way].dial(PEER_OF[way], (folder / way).read_text())
     raw = {way: connect_raw((folder / f"raw-{way}").read_text()) for way in ("tcp", "unix")}
-    for way in ("tcp", "ipc"):
-        while not links.send(f"zmq {way}", shm):
-            links.poll(0.1)
+    for way in WAYS:
+        while not links[way].send(PEER_OF[way], shm):
+            links[way].poll(0.1)
     for line in sys.stdin:
-        way, count = line.rsplit(" ", 1)
-        if way.startswith("zmq"):
+        kind, way, count = line.split(" ")
+        if kind == "zmq":
             for part in described.split(int(count))[0].split(PAGES_PER_MESSAGE):
-                links.send(way, part.ready(KEY, 1, part.pages[0] - 1), part.frames)
+                links[way].send(PEER_OF[way], part.ready(KEY, 1, part.pages[0] - 1), part.frames)
+            links[way].poll(0)
         else:
-            raw[way.removeprefix("raw ")].sendall(pool.pages_bytes[1 : int(count) + 1].numpy().reshape(-1).data)
-        links.poll(0)
+            raw[way].sendall(pool.pages_bytes[1 : int(count) + 1].numpy().reshape(-1).data)
+
+
+def with_keys(folder: Path, name: str) -> LinkOptions:
+    return LinkOptions(ring=KeyRing(folder / "secrets", NODE, name))
+
+
+def make_keys(folder: Path) -> None:
+    make_folder(folder)
+    pairs = {name: new_pair() for name in ("p", "d")}
+    for name, pair in pairs.items():
+        write_pair(folder, name, pair)
+    entries = tuple(Entry(NODE, name, pair.public) for name, pair in pairs.items())
+    write_private(folder / ALLOWED, AllowedKeys(entries).text)
 
 
 def connect_raw(address: str) -> socket.socket:
@@ -108,7 +128,7 @@ class Receiver:
         ways["shm"] = self.pull_shm
         for way in ("tcp", "unix"):
             ways[f"raw {way}"] = lambda n, way=way: self.pull_raw(way, n)
-        for way in ("tcp", "ipc"):
+        for way in WAYS:
             ways[f"zmq {way}"] = lambda n, way=way: self.pull_zmq(way, n)
         return ways
 
@@ -156,7 +176,9 @@ class Receiver:
 
 
 def start(folder: Path, num_pages: int) -> Receiver:
+    make_keys(folder / "secrets")
     links = {"tcp": NodeLinks("d", 1), "ipc": NodeLinks("d", 2, f"ipc://{folder}/zmq")}
+    links["keys"] = NodeLinks("d", 3, options=with_keys(folder, "d"))
     tcp = socket.create_server(("127.0.0.1", 0))
     unix = socket.socket(socket.AF_UNIX)
     unix.bind(str(folder / "unix"))

@@ -15,7 +15,7 @@ from wire_samples import MESSAGES
 
 from shared.core.errors import WireError
 from shared.wire.codec import MESSAGE_TYPES, decode, encode
-from shared.wire.messages import MAX_REAL
+from shared.wire.messages import MAX_REAL, MAX_RUNS
 
 inspect = msgspec.inspect
 Path = tuple[Any, ...]  # names, indices and map keys from the message down to a value
@@ -202,8 +202,8 @@ def test_lists_within_lists() -> None:
         change(heartbeat, load=change(load, counters={f"n{i}": 1.0 for i in range(257)})),
         change(heartbeat, load=change(load, observations={f"n{i}": [] for i in range(257)})),
         change(heartbeat, load=change(load, observations={"n": [1.0] * 513})),
-        change(tokens, runs=[run] * ((1 << 16) + 1)),
-        change(tokens, runs=[change(run, ids=[1] * ((1 << 16) + 1))]),
+        change(tokens, runs=[run] * (MAX_RUNS + 1)),
+        change(tokens, runs=[change(run, ids=[1] * (MAX_RUNS + 1))]),
         change(tokens, runs=[change(run, logprobs=[change(run.logprobs[0], top_ids=[1] * 21)])]),
         change(tokens, runs=[change(run, logprobs=[change(run.logprobs[0], top_logprobs=[1.0] * 21)])]),
         change(generate, output_ids=[[]] * 129),
