@@ -4,6 +4,7 @@ a ROUTER tells who has gone is in connections.py, whom it listens to in admissio
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -47,6 +48,8 @@ ROUTER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 MAX_BATCH = 1024
+BIND_TRIES_TOLD = 20
+logger = logging.getLogger(__name__)
 NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
 USER_PROPERTY = "User-Id"  # what the authenticator said of it: its public key
 HANDSHAKE_MS = 10_000  # a connection that has not proved itself by then is closed
@@ -174,7 +177,7 @@ class RouterSocket:
         self._connections = Connections(self._drain)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         self._key_of: dict[str, bytes] = {}  # peer -> its key, with keys
-        self._is_bound = True
+        self._is_bound, self._bind_tries = True, 0
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -275,10 +278,11 @@ class RouterSocket:
         try:
             self.socket.bind(self.endpoint)
         except zmq.ZMQError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
+            self._bind_tries += 1
+            if self._bind_tries == BIND_TRIES_TOLD:
+                logger.error("can't listen at %s again (%s); will go on trying", self.endpoint, error.strerror)
         else:
-            self._is_bound = True
+            self._is_bound, self._bind_tries = True, 0
 
 
 class DealerSocket:

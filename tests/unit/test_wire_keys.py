@@ -213,6 +213,32 @@ def test_an_older_life_is_not_listened_to_while_a_newer_is_connected(folder: Pat
     old.close(), decode.close()
 
 
+def test_an_older_life_and_a_false_name_at_a_router(folder: Path) -> None:
+    """The same door as a node's, under asyncio."""
+
+    async def scenario() -> None:
+        link = routers_of(folder)
+        nodes = [NodeLinks("d", epoch, options=options(folder, "d")) for epoch in (2, 1)]
+        nodes.append(NodeLinks("d", 3, options=options(folder, "p")))
+        heard: list[Inbound] = []
+        listening = asyncio.create_task(collect(link, heard))
+        for node in nodes:
+            node.dial(link.endpoint, link.endpoint)
+            node.send(link.endpoint, Goodbye("d", int(node.identity[2:], 16)))
+            while not heard:
+                await asyncio.sleep(0.01)
+        counts = link.stats.counts
+        while not (counts["wire_refused.epoch"] and counts["wire_refused.identity"]):
+            await asyncio.sleep(0.01)
+        assert heard == [Received("d@2", Goodbye("d", 2))]
+        listening.cancel()
+        for node in nodes:
+            node.close()
+        link.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
 def test_a_later_process_on_a_node_s_port_is_not_taken_for_it(folder: Path) -> None:
     """A node listens under a key of this life: an endpoint of the life before leads nowhere."""
     first = NodeLinks("d", 8, options=options(folder, "d"))
