@@ -19,6 +19,7 @@ from deploy.load.connection import Address
 from deploy.load.driver import Driver, HangUps, Limits
 from deploy.load.runner import UNFINISHED, Runner, Storm
 from deploy.load.target import Target, parse_url, resolve
+from deploy.load.workload import Session, Turn
 
 
 def load(behaviour, sessions=None, *, count=5, api="chat", until_s=60.0, timeout_s=60.0, tls=None, **more):
@@ -159,3 +160,10 @@ def test_https(tls_contexts):
 def test_an_unknown_certificate_is_no_connection(tls_contexts):
     _, records = load(Behaviour(), tls=(tls_contexts[0], ssl.create_default_context()), count=1)
     assert records[0].error.startswith("no connection")
+
+
+def test_a_prompt_that_no_socket_takes_at_once(tls_contexts):
+    long = "word " * 2_000_000
+    for tls in (None, tls_contexts):
+        mock, records = load(Behaviour(), iter([Session((Turn(long, 2),))]), count=1, tls=tls)
+        assert records[0].is_whole and len(mock.seen[0]["messages"][0]["content"]) == len(long)

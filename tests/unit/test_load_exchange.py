@@ -1,0 +1,150 @@
+"""HTTP answers as bytes, cut anywhere: what the record says afterwards. No socket, no clock."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.load.exchange import Exchange, refusal_text
+from deploy.load.record import Record
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+
+
+def chunk(text=None, ids=None, reason=None, **more):
+    choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": reason}
+    return json.dumps({"choices": [choice], **more}).encode()
+
+
+def chunked(*events, done=True):
+    """A whole answer with chunked encoding, one HTTP chunk per event."""
+    data = [b"data: " + event + b"\n\n" for event in (*events, *([b"[DONE]"] if done else []))]
+    frames = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in data)
+    return HEAD + b"transfer-encoding: chunked\r\n\r\n" + frames + b"0\r\n\r\n"
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+ANSWER = chunked(
+    chunk("a", [1]),
+    chunk("", [2]),
+    chunk("bc", [3], "stop"),
+    json.dumps({"choices": [], "usage": USAGE}).encode(),
+)
+
+
+def exchange(hang_up_after=None):
+    return Exchange(Record(0, 0, 0, 0.0, 8, sent=0.0), hang_up_after)
+
+
+def fed(data, cuts=(10**9,), **options):
+    """The exchange after these bytes, cut in turn; piece i arrives at i + 1."""
+    made, at, piece = exchange(**options), 0, 0
+    while at < len(data):
+        step = cuts[piece % len(cuts)]
+        piece += 1
+        made.feed(data[at : at + step], float(piece), 0.25)
+        at += step
+    return made
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_any_cut_gives_the_same_answer(cuts):
+    made = fed(ANSWER, cuts)
+    record = made.record
+    assert made.is_over and made.may_reuse and record.error == ""
+    assert (record.ids, record.text, record.finish_reason) == ([1, 2, 3], "abc", "stop")
+    assert (record.num_tokens, record.prompt_tokens, record.cached_tokens) == (3, 7, 4)
+    assert list(record.counts) == [1, 1, 1] and set(record.late) == {0.25}
+    assert list(record.at) == sorted(record.at) and record.at[-1] <= record.end
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_no_bytes_break_it(garbage, position):
+    """Whatever a server sends: at most the request fails."""
+    data = ANSWER[:position] + garbage + ANSWER[position:]
+    made = fed(data, (17,))
+    made.end_of_stream(99.0)
+    assert made.is_over and math.isfinite(made.record.end)
+
+
+@given(st.integers(0, len(ANSWER) - 1))
+def test_an_answer_cut_short_is_a_failure_or_whole(length):
+    made = fed(ANSWER[:length])
+    made.end_of_stream(99.0)
+    assert made.is_over and not made.may_reuse
+    assert made.record.error or made.record.finish_reason == "stop"
+    assert made.was_cut_off == (length == 0)
+
+
+def test_the_end_is_when_the_done_came():
+    made = exchange()
+    first, last = ANSWER.split(b"data: [DONE]\n\n")
+    made.feed(first + b"data: [DONE]\n\n", 3.0, 0.0)
+    made.feed(last, 9.0, 0.0)
+    assert made.record.end == 3.0 and made.is_over
+
+
+def test_an_answer_without_a_length_ends_with_its_connection():
+    body = b"data: " + chunk("a", reason="length") + b"\n\ndata: [DONE]\n\n"
+    made = fed(HEAD + b"connection: close\r\n\r\n" + body)
+    assert not made.is_over
+    made.end_of_stream(5.0)
+    assert made.is_over and made.record.error == "" and not made.may_reuse
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (chunked(chunk("a")), "without a finish reason"),
+        (chunked(b'{"error": {"message": "node lost"}}'), "node lost"),
+        (chunked(b'{"error": "plain"}'), "plain"),
+        (chunked(b"{"), "no sense"),
+        (b"SSH-2.0-x\r\n\r\n", "no HTTP"),
+        (b'HTTP/1.1 429 X\r\ncontent-length: 31\r\n\r\n{"error":{"message":"too many"}}', "429"),
+        (b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 6\r\n\r\n<html>", "502 <html>"),
+    ],
+)
+def test_failures_in_the_servers_words(data, words):
+    made = fed(data)
+    assert made.is_over and words in made.record.error and not made.may_reuse and not made.record.is_whole
+
+
+def test_a_refusals_body_is_read_in_any_form():
+    assert refusal_text(b'{"error": {"message": "no such model"}}') == "no such model"
+    assert refusal_text(b"<h1>\n  gone </h1>") == "<h1> gone </h1>"
+    assert refusal_text(b"\xff") == "\ufffd"
+
+
+def test_an_interim_answer_is_not_the_answer():
+    assert fed(b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER).record.ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_leaving_after_so_many_chunks(after):
+    made = exchange(after)
+    made.was_sent(0.5)
+    assert made.is_over == (after == 0)
+    made.feed(ANSWER, 1.0, 0.0)
+    assert made.record.hung_up and len(made.record.at) == after and made.record.error == ""
+    assert not made.may_reuse
+
+
+def test_what_is_over_stays_as_it_is():
+    made = fed(ANSWER)
+    made.fail("late", 50.0)
+    made.leave(50.0)
+    made.end_of_stream(50.0)
+    assert made.record.error == "" and not made.record.hung_up and made.record.end == 1.0
+
+
+def test_asked_once_more_it_begins_anew():
+    made = exchange()
+    made.end_of_stream(1.0)
+    assert made.was_cut_off and made.record.error
+    made.reopen()
+    made.feed(ANSWER, 2.0, 0.0)
+    assert made.record.is_whole and made.record.end == 2.0 and not made.was_cut_off
