@@ -128,9 +128,9 @@ class Driver:
             self._begin_next(now if may_go_on else now + PAUSE_S)
 
     def stop(self) -> None:
-        """Nothing more is sent."""
+        """Nothing more is sent, next turns of what is open included."""
         self._waiting.clear()
-        self._sessions = iter(())
+        self._limits = Limits(duration_s=-math.inf)
 
     def _begin_next(self, now: float) -> None:
         due = now if self._arrivals is None else next(self._arrivals, None)

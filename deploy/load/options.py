@@ -108,7 +108,9 @@ def add_judgement(group: Any) -> None:
         help="bounds on ttft, tpot, itl (longest wait), e2e (default: %(default)s)",
     )
     number(group, "--reading-tps", 10.0, "R", "tokens a second that a reader takes in, for smooth goodput")
-    group.add_argument("--sweep", action="store_true", help="find the highest rate within the SLO; --rate is the first")
+    group.add_argument(
+        "--sweep", action="store_true", help="find the highest rate within the SLO, in some 8 runs; --rate is the first"
+    )
     number(group, "--slo-share", 0.9, "X", "share of requests within the SLO that a rate must reach in a sweep")
 
 

@@ -39,17 +39,19 @@ class Runner:
         self.records: list[Record] = []
         self.open: dict[int, Record] = {}
         self.interrupted_at: float | None = None
+        self._defect: BaseException | None = None  # ours: a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()
 
     async def run(self) -> list[Record]:
         with self._timers():
-            while not self._driver.is_done:
+            while not self._driver.is_done and self._defect is None:
                 for request in self._driver.take(self.now()):
                     self._send(request)
                 await self._until(self._driver.next_at())
-        await asyncio.gather(*self._tasks)
+        if self._defect is not None:
+            raise self._defect
         return self.records
 
     def interrupt(self) -> None:
@@ -97,7 +99,13 @@ class Runner:
         self.open[request.number] = record
         task = asyncio.get_running_loop().create_task(self._perform(request, record))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._defect = task.exception()
+            self._changed.set()
 
     async def _perform(self, request: Request, record: Record) -> None:
         message = self._asking.message(request.messages, request.max_tokens)

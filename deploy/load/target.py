@@ -15,6 +15,7 @@ from deploy.load.connection import Address
 from shared.core.errors import ConfigError
 
 TIMEOUT_S = 30.0
+PROBE_TIMEOUT_S = 3.0
 MAX_SHOWN = 300
 OURS = "baton"  # what our router says of its models
 
@@ -108,10 +109,18 @@ def look_at(server: Server, model: str) -> Target:
 
 
 def resolve(url: Url) -> Address:
-    """One address, the first the system gives; ConfigError for a name nobody knows."""
+    """The first address at which somebody answers (a name may stand for one where nobody does), else the first one;
+    ConfigError for a name nobody knows."""
     try:
         found = socket.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"{url.host}: {error.strerror or error}") from None
-    family, _, _, _, sockaddr = found[0]
+    infos = [(family, sockaddr) for family, _, _, _, sockaddr in found]
+    family, sockaddr = next((info for info in infos if answers(*info)), infos[0])
     return Address(family, sockaddr, url.host, ssl.create_default_context() if url.scheme == "https" else None)
+
+
+def answers(family: socket.AddressFamily, sockaddr: tuple[Any, ...]) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_TIMEOUT_S)
+        return probe.connect_ex(sockaddr) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
+import socket
 import ssl
 import subprocess
 
@@ -108,6 +109,27 @@ def test_nobody_there():
 
     (record,) = uvloop.run(play())
     assert record.error.startswith("no connection") and math.isfinite(record.end)
+
+
+def test_a_defect_of_ours_ends_the_run_loudly(monkeypatch):
+    def broken(self, data, at, late):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Client, "perform", lambda self, exchange, message: broken(self, b"", 0.0, 0.0))
+    with pytest.raises(ZeroDivisionError):
+        load(Behaviour())
+
+
+def test_a_name_with_several_addresses_is_tried_until_one_answers(monkeypatch):
+    family, kind = socket.AF_INET, socket.SOCK_STREAM
+    with socket.socket() as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        infos = [(family, kind, 6, "", one.getsockname()) for one in (closed, server)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: infos)
+        assert resolve(parse_url("http://localhost:1")).sockaddr == server.getsockname()
+    assert resolve(parse_url("http://localhost:1")).sockaddr == infos[0][4]  # nobody: the load will say so
 
 
 def test_a_server_that_hangs_is_given_up_on():

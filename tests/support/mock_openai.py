@@ -60,7 +60,7 @@ class Mock:
         self.seen: list[dict] = []
         self.asked: set[str] = set()
         self.num_repeated = 0  # requests with a prompt that was asked before
-        self.num_connections = 0
+        self.num_connections = 0  # that brought a request
         self.num_gone = 0  # clients that left before their answer's end
         self.num_open = 0  # answers under way
         self.port = 0
@@ -96,7 +96,7 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport):
         self.transport = transport
-        self.mock.num_connections += 1
+        self.is_used = False
         self._next()
 
     def _next(self):
@@ -117,6 +117,8 @@ class Peer(asyncio.Protocol):
 
     def on_message_complete(self):
         path, body = self.url.decode(), self.body
+        self.mock.num_connections += not self.is_used
+        self.is_used = True
         self._next()
         if path == "/v1/models":
             owner = "baton" if self.mock.behaviour.ours else "somebody"

@@ -81,10 +81,18 @@ def test_limits_hold(count, seconds):
 
 
 def test_stopped_it_sends_nothing_more():
-    driver = open_loop(itertools.count(0.0, 1.0))
+    driver = open_loop(itertools.count(0.0, 1.0), talks([3] * 9))
     driver.take(3.0)
     driver.stop()
     assert driver.take(99.0) == [] and driver.num_open == 4
+    for number in range(4):
+        driver.ended(number, "an answer that came all the same", 3.5, may_go_on=True)
+    assert driver.take(99.0) == [] and driver.is_done
+    closed = Driver(single_turns(), None, 2, Limits())
+    closed.take(0.0)
+    closed.stop()
+    closed.ended(0, "", 1.0, may_go_on=True)
+    assert closed.take(99.0) == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
