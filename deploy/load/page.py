@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -108,10 +109,11 @@ def plots_html(report: Report) -> str:
 
 def lag_html(lag: Lag) -> str:
     rows = [
-        ["sending", *(f"{1e3 * one:.2f}" for one in (lag.send_p50, lag.send_p99, lag.send_max))],
-        [
-            "handling what had arrived",
-            *(f"{1e3 * one:.2f}" for one in (lag.handle_p50, lag.handle_p99, lag.handle_max)),
-        ],
+        ["sending", *map(lag_ms, (lag.send_p50, lag.send_p99, lag.send_max))],
+        ["handling what had arrived", *map(lag_ms, (lag.handle_p50, lag.handle_p99, lag.handle_max))],
     ]
     return "<h2>How late the client was</h2>" + rows_html(["ms", "p50", "p99", "max"], rows)
+
+
+def lag_ms(seconds: float) -> str:
+    return "-" if math.isnan(seconds) else f"{1e3 * seconds:.2f}"
