@@ -41,7 +41,8 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
-    """Ray's own processes write their logs where they run, in its session folder."""
+    """Ray's processes write their logs where they run, in its session folder. What Ray has to say here goes to stderr:
+    stdout is for results, which are written afterwards."""
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
     try:
         ray.init(
@@ -54,7 +55,8 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"no Ray cluster at {address}: {error}") from None
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
     finally:
         ray.shutdown()
 
@@ -75,10 +77,12 @@ def up(config: RayClusterConfig) -> int:
     record = reach(config)
     try:
         with connected(record.address, record.cluster, config.ray.working_dir):
-            return launch(config, record)
+            rows = launch(config, record)
     except BaseException:
         forget(record)
         raise
+    local.write_line(announcement(config, rows), sys.stdout)
+    return 0
 
 
 def reach(config: RayClusterConfig) -> Record:
@@ -95,7 +99,8 @@ def reach(config: RayClusterConfig) -> Record:
     return record
 
 
-def launch(config: RayClusterConfig, record: Record) -> int:
+def launch(config: RayClusterConfig, record: Record) -> list[Row]:
+    """Returns when everything is ready, and leaves nothing behind when it does not get so far."""
     if find_manager() is not None:
         raise ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     machines = alive_machines()
@@ -111,8 +116,7 @@ def launch(config: RayClusterConfig, record: Record) -> int:
         take_down()
         raise
     head.write_record(record)
-    announce(config)
-    return 0
+    return rows_of_manager()
 
 
 def alive_machines() -> list[dict[str, Any]]:
@@ -185,14 +189,13 @@ def routers_ready(config: RayClusterConfig) -> bool:
     return len(pages) == len(routers) and all(local.count_ready(page.encode()) >= wanted for page in pages.values())
 
 
-def announce(config: RayClusterConfig) -> None:
-    lines = [
-        f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}"
-        for row in rows_of_manager()
-        if role_of(row.name) == ROUTER
-    ]
-    words = "  status       baton ray status\n  stop         baton ray down\n"
-    local.write_line("\nBaton is ready:\n" + "\n".join(lines) + f"\n{words}", sys.stdout)
+def announcement(config: RayClusterConfig, rows: Sequence[Row]) -> str:
+    """What a person, or a script that waits for it, does next. The API is on the loopback of the routers' machines."""
+    routers = [row for row in rows if role_of(row.name) == ROUTER]
+    lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
+    return "\n".join(
+        ["\nBaton is ready:", *lines, "  status       baton ray status", "  stop         baton ray down\n"]
+    )
 
 
 # ---- status and down

@@ -1,0 +1,281 @@
+"""What the manager of a Ray cluster tells whom, in virtual time: starts, restarts, moves, ends; and the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.ray import plan
+from deploy.ray.fleet import ROUTERS_WITHIN_S, Fleet
+from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Start, Stop
+from shared.config.load import load
+from shared.config.processes import RayClusterConfig
+from shared.config.ray_settings import RayConfig, ScalingConfig, environment, is_local
+from shared.config.settings import MemoryConfig, NodeConfig, RouterConfig, SecurityConfig
+from shared.core.errors import ConfigError
+
+HERE = Place("10.0.0.1", "a", "n1", (0, 1, 2, 3))
+THERE = Place("10.0.0.2", "b", "n2", (0, 1, 2, 3))
+KEYS = SecurityConfig(keys="/keys")
+
+
+def config(**fields) -> RayClusterConfig:
+    ray = {name: fields.pop(name) for name in list(fields) if name in RayConfig.__slots__}
+    return RayClusterConfig(ray=RayConfig(**ray), **fields)
+
+
+class Story:
+    """A fleet, and actors that do at once what they are told."""
+
+    def __init__(self, settings: RayClusterConfig) -> None:
+        self.now = 0.0
+        self.fleet = Fleet(settings, plan.names_at_start(settings), 0.0)
+        self.reports: dict[str, Report] = {}
+
+    def place(self, name: str, where: Place = HERE, life: str = "1") -> None:
+        self.reports[name] = Report(name, life, where, IDLE)
+        self.fleet.hear(self.reports[name], self.now)
+
+    def tick(self, step_s: float = 1.0) -> dict[str, object]:
+        """Carries out what is ordered; returns it."""
+        self.now += step_s
+        orders = self.fleet.orders(self.now)
+        for name, order in orders.items():
+            self.reports[name] = self.done(self.reports[name], order)
+        for name, report in self.reports.items():
+            if name in self.fleet.members:
+                self.fleet.hear(report, self.now)
+        return orders
+
+    def done(self, report: Report, order: object) -> Report:
+        if not isinstance(order, Start):
+            return replace(report, state=STOPPED, pid=0, routers=(), cores=())
+        routers = order.config.node.router if hasattr(order.config, "node") else ()
+        return replace(report, state=RUNNING, pid=7, routers=routers, cores=order.config.cores.cpus)
+
+    def state(self, name: str) -> str:
+        return self.fleet.members[name].state
+
+
+def running(settings: RayClusterConfig) -> Story:
+    story = Story(settings)
+    for name in story.fleet.names:
+        story.place(name)
+    story.tick()
+    assert all(story.state(name) == RUNNING for name in story.fleet.names)
+    return story
+
+
+def test_nodes_start_when_all_routers_have_a_place():
+    story = Story(config(routers=2))
+    story.place("prefill-0")
+    assert story.tick() == {}
+    story.place("router-0")
+    assert list(story.tick()) == ["router-0"]
+    story.place("router-1")
+    orders = story.tick()
+    assert list(orders) == ["router-1", "prefill-0"]
+    assert orders["prefill-0"].config.node.router == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
+    assert orders["router-1"].config.router.port == 8001 and orders["router-1"].config.router.router_id == "router-1"
+
+
+def test_after_a_while_nodes_start_with_the_routers_there_are():
+    story = Story(config(routers=2))
+    story.place("router-0")
+    story.place("decode-0")
+    assert list(story.tick()) == ["router-0"]
+    assert list(story.tick(ROUTERS_WITHIN_S)) == ["decode-0"]
+
+
+def test_on_several_machines_addresses_are_the_machines_own():
+    story = Story(config(security=KEYS))
+    for name, where in (("router-0", HERE), ("prefill-0", THERE), ("decode-0", HERE)):
+        story.place(name, where)
+    orders = story.tick()
+    assert orders["router-0"].config.router.node_endpoint == "tcp://10.0.0.1:7001"
+    assert orders["router-0"].config.router.host == "127.0.0.1", "the API stays on loopback"
+    node = orders["prefill-0"].config.node
+    assert (node.router, node.bind_host) == (("tcp://10.0.0.1:7001",), "10.0.0.2")
+
+
+def test_without_keys_a_node_elsewhere_is_not_started():
+    story = Story(config())
+    for name, where in (("router-0", HERE), ("prefill-0", THERE), ("decode-0", HERE)):
+        story.place(name, where)
+    orders = story.tick()
+    assert list(orders) == ["router-0", "decode-0"] and orders["decode-0"].config.node.bind_host == "127.0.0.1"
+    row = next(row for row in story.fleet.rows() if row.name == "prefill-0")
+    assert "10.0.0.2" in row.words and "[security] keys" in row.words
+
+
+def test_each_gets_cores_of_its_own_while_there_are_some():
+    story = Story(config(prefill=2, decode=2, decode_cpus=2.0, security=KEYS))
+    for name in story.fleet.names:
+        story.place(name, HERE if name != "decode-1" else THERE)
+    story.tick()
+    dealt = {name: report.cores for name, report in story.reports.items()}
+    nodes = {"prefill-0": (1,), "prefill-1": (2,), "decode-0": (), "decode-1": (0, 1)}
+    assert dealt == {"router-0": (0,), **nodes}, "one core is left for decode-0 and it wants two: it floats"
+
+
+def test_an_actor_that_dies_is_started_later_each_time_and_then_no_more():
+    story = running(config(max_restarts=3))
+    delays = []
+    for life in range(2, 5):
+        story.place("decode-0", life=str(life))
+        begin = story.now
+        while "decode-0" not in story.tick(0.25):
+            assert story.now - begin < 60
+        delays.append(story.now - begin)
+    assert delays == [0.5, 1.0, 2.0]
+    story.place("decode-0", life="9")
+    assert story.tick(1000.0) == {} and story.state("decode-0") == FAILED
+    assert next(row.restarts for row in story.fleet.rows() if row.name == "decode-0") == 4
+
+
+def test_an_actor_whose_daemon_never_ran_is_not_punished():
+    story = running(config())
+    story.place("decode-0", life="2")
+    story.place("decode-0", life="3")
+    assert story.fleet.members["decode-0"].policy.deaths and len(story.fleet.members["decode-0"].policy.deaths) == 1
+
+
+@pytest.mark.parametrize("state", [DRAINED, FAILED])
+def test_what_was_drained_or_can_not_work_stays_down(state):
+    story = running(config())
+    story.reports["decode-0"] = replace(story.reports["decode-0"], state=state, words="why")
+    story.tick()
+    assert story.tick(100.0) == {} and story.state("decode-0") == state
+
+
+def test_who_does_not_answer_is_away_and_gets_no_orders():
+    story = running(config())
+    story.fleet.miss("decode-0")
+    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode") and story.fleet.is_steady("prefill")
+    assert story.fleet.orders(story.now) == {}
+
+
+def test_when_the_only_router_moves_all_nodes_follow_at_once():
+    story = running(config(security=KEYS, decode=2))
+    nodes = ["prefill-0", "decode-0", "decode-1"]
+    story.place("router-0", THERE, life="2")
+    orders = story.tick(5.0)
+    assert isinstance(orders.pop("router-0"), Start) and orders == dict.fromkeys(nodes, Stop())
+    assert list(story.tick()) == nodes
+    assert {story.reports[name].routers for name in nodes} == {("tcp://10.0.0.2:7001",)}
+
+
+def test_when_one_of_two_routers_moves_nodes_follow_one_by_one():
+    story = running(config(security=KEYS, routers=2, prefill=1, decode=2))
+    story.place("router-1", THERE, life="2")
+    moved = ("tcp://10.0.0.1:7001", "tcp://10.0.0.2:7002")
+    while any(report.routers not in ((), moved) for name, report in story.reports.items() if "router" not in name):
+        before = dict(story.reports)
+        story.tick()
+        stopped = [name for name, report in story.reports.items() if report.state == STOPPED]
+        assert len(stopped) <= 1, "the others serve meanwhile"
+        assert before and story.now < 120
+    story.tick()
+    assert all(report.state == RUNNING for report in story.reports.values())
+
+
+def test_a_router_that_comes_back_where_it_was_moves_nobody():
+    story = running(config())
+    story.fleet.miss("router-0")
+    assert story.fleet.orders(1.0) == {}
+    story.place("router-0", life="2")
+    assert list(story.tick(5.0)) == ["router-0"]
+    assert story.tick() == {}
+
+
+def test_whoever_leaves_is_stopped_first():
+    story = running(config(decode=2))
+    story.fleet.leave(story.fleet.newest("decode"))
+    assert story.fleet.gone() == [] and not story.fleet.is_steady("decode")
+    assert story.tick() == {"decode-1": Stop()}
+    assert story.fleet.gone() == ["decode-1"]
+    story.fleet.forget("decode-1")
+    assert story.tick() == {}
+
+
+def test_names_of_new_nodes_fill_gaps():
+    story = running(config(decode=3))
+    assert story.fleet.next_name("decode") == "decode-3" and story.fleet.next_name("prefill") == "prefill-1"
+    story.fleet.forget("decode-1")
+    assert story.fleet.next_name("decode") == "decode-1"
+
+
+# ---- the plan
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (config(router=RouterConfig(port=0)), "port is 0"),
+        (config(router=RouterConfig(node_endpoint="ipc:///tmp/x")), "says a port"),
+        (config(router=RouterConfig(node_endpoint="tcp://127.0.0.1:0")), "says a port"),
+        (config(node=NodeConfig(bind_port=5)), "dealt out"),
+        (config(node=NodeConfig(node_id="x")), "dealt out"),
+    ],
+)
+def test_what_is_dealt_out_is_not_chosen(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        plan.check(settings)
+
+
+def test_several_machines_need_keys_and_the_refusal_says_which():
+    settings = config(decode=2, scaling=ScalingConfig(max_decode=3))
+    with pytest.raises(ConfigError) as refused:
+        plan.check_machines(settings, ["10.0.0.1", "10.0.0.2"])
+    wanted = "baton keys create DIR --router router-0 --node prefill-0 decode-0 decode-1 decode-2`"
+    assert wanted in str(refused.value) and "10.0.0.2" in str(refused.value)
+    plan.check_machines(settings, ["10.0.0.1", "10.0.0.1"])
+    plan.check_machines(replace(settings, security=KEYS), ["10.0.0.1", "10.0.0.2"])
+
+
+def test_resources_of_a_bundle():
+    settings = config(router_cpus=0.0, decode_cpus=4.0, decode_gpus=1.0)
+    assert plan.resources(settings, "router-0") == {"CPU": 0.001}
+    assert plan.resources(settings, "prefill-3") == {"CPU": 1.0}
+    assert plan.resources(settings, "decode-0") == {"CPU": 4.0, "GPU": 1.0}
+    assert plan.most_cpus(replace(settings, scaling=ScalingConfig(max_decode=3))) == 13.0
+
+
+@pytest.mark.parametrize(
+    ("cpus", "taken", "threads", "cores"),
+    [
+        (2.0, (0,), 2, (1, 2)),
+        (0.5, (), 1, (0,)),
+        (2.9, (), 2, (0, 1)),
+        (2.0, (0, 1, 2), 2, ()),
+        (4.0, (), 4, (0, 1, 2, 3)),
+    ],
+)
+def test_cores_are_dealt_whole_or_not_at_all(cpus, taken, threads, cores):
+    dealt = plan.deal_cores(cpus, (0, 1, 2, 3), taken)
+    assert (dealt.threads, dealt.cpus) == (threads, cores)
+
+
+def test_nodes_of_one_machine_leave_memory_free():
+    settings = config(prefill=4, decode=4, memory=MemoryConfig(mem_fraction=0.5))
+    assert plan.with_memory_share(settings, 1).memory.mem_fraction == pytest.approx(0.1)
+    assert plan.with_memory_share(settings, 8).memory.mem_fraction == 0.5
+
+
+def test_a_file_for_ray_is_a_file_for_every_process(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('[ray]\ndecode = 3\n[scaling]\nmax_decode = 5\n[local]\nprefill = 2\n[model]\nmodel = "hashlm"\n')
+    settings = load(RayClusterConfig, {}, file)
+    assert (settings.ray.decode, settings.scaling.max_decode, settings.model.model) == (3, 5, "hashlm")
+    with pytest.raises(ConfigError, match="did you mean 'decode'"):
+        file.write_text("[ray]\ndecod = 3\n")
+        load(RayClusterConfig, {}, file)
+
+
+def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
+    assert is_local("") and is_local("127.0.0.1:6379") and not is_local("10.0.0.1:6379") and not is_local("auto")
+    loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert environment("")[loopback] == "0" and loopback not in environment("auto")
+    assert environment("auto")["RAY_USAGE_STATS_ENABLED"] == "0"
