@@ -19,6 +19,7 @@ from ray.util.placement_group import PlacementGroup, get_placement_group, placem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from deploy import local
+from deploy.child import describe_end
 from deploy.ray import plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, Order, Place, Report, Start, role_of
@@ -37,7 +38,11 @@ class DaemonActor:
     def __init__(self, name: str, stop_timeout_s: float) -> None:
         self._name = name
         self._life = secrets.token_hex(8)
-        self._keeper = Keeper(functools.partial(print, flush=True), end_actor, stop_timeout_s)
+        self._keeper = Keeper(
+            functools.partial(print, flush=True),
+            lambda status: end_actor(f"its daemon did, {describe_end(status)}"),
+            stop_timeout_s,
+        )
         self._started: Start | None = None
 
     def tend(self, order: Order | None) -> Report:
@@ -77,9 +82,9 @@ class DaemonActor:
         return get(router.router.host, router.router.port, path)
 
 
-def end_actor(status: int) -> None:
-    """Its daemon is gone: Ray starts both again. Not by an exception, which would only fail one call."""
-    print(f"ending with the daemon (status {status})", flush=True)
+def end_actor(why: object) -> None:
+    """Ray starts it again. Not by an exception, which would only fail one call."""
+    print(f"this actor ends: {why}", flush=True)
     os._exit(1)
 
 

@@ -30,6 +30,8 @@ from deploy.restarts import RestartPolicy
 from shared.config.processes import RayClusterConfig
 
 ROUTERS_WITHIN_S = 30.0  # after so long nodes start with the routers that are known
+PLACED_WITHIN_S = 300.0
+LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
 KILLED = -9  # how a daemon ended is gone with its actor
 
@@ -40,6 +42,7 @@ class Member:
 
     name: str
     policy: RestartPolicy
+    away_since: float
     report: Report | None = None
     here: bool = False  # its newest call was answered
     place: Place | None = None
@@ -68,21 +71,28 @@ class Fleet:
     def __post_init__(self) -> None:
         self.members = {}
         for name in self.names:
-            self.add(name)
+            self.add(name, self.since)
 
     # ---- who belongs to it
 
-    def add(self, name: str) -> None:
-        self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts))
+    def add(self, name: str, now: float) -> None:
+        self.members[name] = Member(name, RestartPolicy(self.config.ray.max_restarts), away_since=now)
 
     def leave(self, name: str) -> None:
         """It is told to stop, and listed in `gone` when it has."""
         self.members[name].leaving = True
 
-    def gone(self) -> list[str]:
-        """Of those that leave. An actor that was started again meanwhile has no daemon left to wait for."""
-        ended = (IDLE, *ENDED)
-        return [member.name for member in self.members.values() if member.leaving and member.state in ended]
+    def gone(self, now: float) -> list[str]:
+        """Of those that leave. An actor that was started again meanwhile has no daemon left to wait for, nor has one
+        that was not heard of for long; and a node that came later, and that Ray has no room for, is given up."""
+        for member in self.members.values():
+            hopeless = member.report is None and now - member.away_since > PLACED_WITHIN_S
+            member.leaving = member.leaving or (hopeless and member.name not in self.names)
+        return [member.name for member in self.members.values() if member.leaving and self._has_ended(member, now)]
+
+    @staticmethod
+    def _has_ended(member: Member, now: float) -> bool:
+        return member.state in (IDLE, *ENDED) or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
 
     def forget(self, name: str) -> None:
         del self.members[name]
@@ -118,8 +128,10 @@ class Fleet:
         member.start_at = None if delay is None else now + delay
         member.ran = False
 
-    def miss(self, name: str) -> None:
-        self.members[name].here = False
+    def miss(self, name: str, now: float) -> None:
+        member = self.members[name]
+        member.away_since = now if member.here else member.away_since
+        member.here = False
 
     # ---- what is to be done
 

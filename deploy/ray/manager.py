@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ from ray.exceptions import RayError
 
 from deploy.load.metrics_page import Page, parse_page
 from deploy.ray import plan
-from deploy.ray.actors import find, find_group, find_or_make, names_here
+from deploy.ray.actors import end_actor, find, find_group, find_or_make, names_here
 from deploy.ray.fleet import Fleet
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, Order, Report, Row, role_of
 from deploy.ray.scaling import RoleScaler
@@ -60,18 +61,26 @@ class Manager:
     # ---- the thread
 
     def _work(self) -> None:
-        while not self._resting.is_set():
-            begin = time.monotonic()
-            try:
-                self._tick(begin)
-            except RayError as error:  # one of its actors, or Ray itself, is being started again
-                print(f"tick failed: {error}", flush=True)
-            self._resting.wait(max(0.0, begin + TICK_S - time.monotonic()))
+        """What is not foreseen ends the actor: Ray starts it again, and it finds everybody by name."""
+        try:
+            while not self._resting.is_set():
+                begin = time.monotonic()
+                self._tick_or_skip(begin)
+                self._resting.wait(max(0.0, begin + TICK_S - time.monotonic()))
+        except Exception:
+            traceback.print_exc()
+            end_actor("its thread failed")
+
+    def _tick_or_skip(self, now: float) -> None:
+        try:
+            self._tick(now)
+        except RayError as error:  # one of its actors, or Ray itself, is being started again
+            print(f"tick failed: {error}", flush=True)
 
     def _tick(self, now: float) -> None:
         self._ask(self._fleet.orders(now))
         self._listen(now)
-        for name in self._fleet.gone():
+        for name in self._fleet.gone(now):
             self._remove(name)
         if now - self._pages_at >= PAGES_EVERY_S:
             self._scale(now)
@@ -93,13 +102,13 @@ class Manager:
             if self._asked[name] in ready:
                 self._take(name, self._asked.pop(name), now)
             else:
-                self._fleet.miss(name)
+                self._fleet.miss(name, now)
 
     def _take(self, name: str, answer: Any, now: float) -> None:
         try:
             report: Report = ray.get(answer)
         except RayError:
-            self._fleet.miss(name)
+            self._fleet.miss(name, now)
             return
         self._fleet.hear(report, now)
 
@@ -120,7 +129,7 @@ class Manager:
             step = scaler.decide(now, load)
             if step:
                 print(f"{role}: {step:+d} node at {load}", flush=True)
-                self._change(role, step)
+                self._change(role, step, now)
         self._pages, self._pages_at = pages, now
 
     def _read_pages(self) -> dict[str, Page]:
@@ -129,9 +138,9 @@ class Manager:
         texts = answers(lambda name: self._handles[name].page.remote("/metrics"), running)
         return {name: parse_page(text) for name, text in texts.items() if text}
 
-    def _change(self, role: str, step: int) -> None:
+    def _change(self, role: str, step: int, now: float) -> None:
         if step > 0:
-            self._fleet.add(self._fleet.next_name(role))
+            self._fleet.add(self._fleet.next_name(role), now)
         else:
             self._fleet.leave(self._fleet.newest(role))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.ray import plan
-from deploy.ray.fleet import ROUTERS_WITHIN_S, Fleet
+from deploy.ray.fleet import LOST_AFTER_S, PLACED_WITHIN_S, ROUTERS_WITHIN_S, Fleet
 from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Start, Stop
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
@@ -152,7 +152,7 @@ def test_what_was_drained_or_can_not_work_stays_down(state):
 
 def test_who_does_not_answer_is_away_and_gets_no_orders():
     story = running(config())
-    story.fleet.miss("decode-0")
+    story.fleet.miss("decode-0", story.now)
     assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode") and story.fleet.is_steady("prefill")
     assert story.fleet.orders(story.now) == {}
 
@@ -183,7 +183,7 @@ def test_when_one_of_two_routers_moves_nodes_follow_one_by_one():
 
 def test_a_router_that_comes_back_where_it_was_moves_nobody():
     story = running(config())
-    story.fleet.miss("router-0")
+    story.fleet.miss("router-0", story.now)
     assert story.fleet.orders(1.0) == {}
     story.place("router-0", life="2")
     assert list(story.tick(5.0)) == ["router-0"]
@@ -193,11 +193,29 @@ def test_a_router_that_comes_back_where_it_was_moves_nobody():
 def test_whoever_leaves_is_stopped_first():
     story = running(config(decode=2))
     story.fleet.leave(story.fleet.newest("decode"))
-    assert story.fleet.gone() == [] and not story.fleet.is_steady("decode")
+    assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode")
     assert story.tick() == {"decode-1": Stop()}
-    assert story.fleet.gone() == ["decode-1"]
+    assert story.fleet.gone(story.now) == ["decode-1"]
     story.fleet.forget("decode-1")
     assert story.tick() == {}
+
+
+def test_whoever_leaves_and_is_not_heard_of_is_given_time_to_drain():
+    story = running(config(decode=2))
+    story.fleet.leave("decode-1")
+    story.fleet.miss("decode-1", 10.0)
+    story.fleet.miss("decode-1", 40.0)
+    assert story.fleet.gone(10.0 + LOST_AFTER_S) == []
+    assert story.fleet.gone(10.5 + LOST_AFTER_S) == ["decode-1"]
+
+
+def test_a_later_node_that_finds_no_room_is_given_up_and_those_of_the_start_never():
+    story = running(config())
+    story.fleet.forget("decode-0")
+    story.fleet.add("decode-0", 0.0)
+    story.fleet.add("decode-1", 100.0)
+    assert story.fleet.gone(100.0 + PLACED_WITHIN_S) == []
+    assert story.fleet.gone(100.5 + PLACED_WITHIN_S) == ["decode-1"]
 
 
 def test_names_of_new_nodes_fill_gaps():

@@ -1,0 +1,220 @@
+"""`baton ray` on real Ray clusters: three simulated machines of which one loses power, and a Ray of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from listening import listening
+from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from mixed_clients import Client, make_client, stream_all
+from ray_machines import ROOT, BatonRay, Machines, Rows, all_run, pids_of, ray_machines
+from router_process import eventually
+
+from deploy.local import bound
+
+pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.timeout(600)
+
+NODES = {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+TOML = """
+[ray]
+address = "{address}"
+prefill = 2
+decode = 2
+{more}
+[model]
+model = "hashlm"
+[memory]
+kv_bytes = "2MiB"
+[node]
+heartbeat_s = 0.1
+silence_s = 2.0
+[timeouts]
+node_silence_s = 2.0
+resume_wait_s = 60.0
+[router]
+port = {port}
+node_endpoint = "tcp://127.0.0.1:{node_port}"
+"""
+
+
+def free_ports() -> tuple[int, int]:
+    """Where two routers find two neighbouring ports each."""
+    for port in range(20000 + os.getpid() % 20000, 60000, 4):
+        with contextlib.ExitStack() as taken, contextlib.suppress(OSError):
+            for number in range(port, port + 4):
+                taken.enter_context(bound("127.0.0.1", number))
+            return port, port + 2
+    raise AssertionError("no free ports")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with ray_machines(tmp_path_factory.mktemp("machines"), cpus=3) as machines:
+        yield machines
+
+
+def machine_to_kill(rows: Rows, machines: Machines) -> str:
+    """With a node on it, and neither the router, whose streams would end with it, nor the head of Ray."""
+    used = {row["ray_node"] for row in rows.values()}
+    return min(used - {rows["router-0"]["ray_node"], machines.head})
+
+
+def whole(url: str, nodes: set[str]) -> bool:
+    metrics = read_metrics(url)
+    return nodes_of(metrics) == nodes and at_rest(metrics) and pages_partition(metrics)
+
+
+def changed(before: Rows, after: Rows) -> set[str]:
+    """Those whose daemon is another process."""
+    pids = pids_of(before)
+    return {name for name, pid in pids_of(after).items() if pids[name] != pid}
+
+
+def stream_while(url: str, clients: list[Client], happens: Callable[[], None]) -> None:
+    """`happens` once every client has tokens; every stream is equal to that of a run that nothing happened to."""
+
+    async def meanwhile() -> None:
+        while not all(client.num_tokens for client in clients):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(happens)
+
+    asyncio.run(stream_all(url, clients, meanwhile, timeout_s=300))
+    for client in clients:
+        client.check()
+
+
+def long_clients(first: int) -> list[Client]:
+    return [make_client(first + kind, 1500) for kind in range(8)]
+
+
+def ends(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=60)[1]
+
+
+def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines) -> None:
+    """Ray starts its nodes elsewhere, every stream is whole, pools are whole, `down` leaves nobody."""
+    port, node_port = free_ports()
+    url = f"http://127.0.0.1:{port}"
+    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more="", port=port, node_port=node_port))
+    baton.up()
+    before = baton.rows()
+    assert set(before) == NODES | {"router-0"} and all_run(before)
+    assert len({row["ray_node"] for row in before.values()}) == 3, "spread over the machines"
+    lost = machine_to_kill(before, machines)
+    hit = {name for name, row in before.items() if row["ray_node"] == lost}
+
+    stream_while(url, long_clients(0), lambda: machines.kill(lost))
+    after = baton.until(lambda rows: all_run(rows) and changed(before, rows) >= hit, "they are back")
+    assert changed(before, after) == hit, "the others never noticed"
+    assert lost not in {row["ray_node"] for row in after.values()}
+    eventually(lambda: whole(url, NODES), 60)
+
+    actor_and_daemon_die_together(baton, after)
+    eventually(lambda: whole(url, NODES), 60)
+    family = baton.family()
+    assert baton.run("down", str(baton.file)).returncode == 0
+    assert ends(family)
+    assert baton.run("status", str(baton.file)).returncode == 2, "there is no such cluster any more"
+
+
+def actor_and_daemon_die_together(baton: BatonRay, rows: Rows) -> None:
+    """Whichever is killed, Ray starts both again."""
+    daemon, orphan = psutil.Process(rows["decode-0"]["pid"]), psutil.Process(rows["decode-1"]["pid"])
+    doomed = [daemon, psutil.Process(daemon.ppid()), orphan, psutil.Process(orphan.ppid())]
+    daemon.kill()
+    doomed[3].kill()
+    assert ends(doomed)
+    baton.until(lambda now: all_run(now) and changed(rows, now) == {"decode-0", "decode-1"}, "both run again")
+
+
+# ---- a Ray of its own, the checkout shipped to it, roles that grow and shrink
+
+SHIPPED = f"""
+working_dir = "{ROOT}"
+routers = 2
+[scaling]
+max_decode = 3
+busy_rows = 0.05
+busy_waiting = 0.1
+up_after_s = 0.0
+down_after_s = 1.0
+settle_s = 0.0
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[BatonRay, str, str]]:
+    """The word of a file for a Ray of its own, and the addresses of its two routers. Nothing of it is left."""
+    port, node_port = free_ports()
+    baton = BatonRay(tmp_path, TOML.format(address="", more=SHIPPED, port=port, node_port=node_port))
+    try:
+        yield baton, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
+    finally:
+        if (tmp_path / ".baton" / "ray.json").exists():  # the test did not get as far as `down`
+            baton.run("down")
+
+
+def test_a_ray_of_its_own_that_scales(own: tuple[BatonRay, str, str]) -> None:
+    """The shipped checkout is what runs, two routers share the nodes, nothing listens beyond loopback, decode nodes
+    come under load and go without it, drained."""
+    baton, url, second_url = own
+    baton.up()
+    rows = baton.rows()
+    assert set(rows) == NODES | {"router-0", "router-1"}
+    family = everyone(baton)
+    for row in rows.values():
+        daemon = psutil.Process(row["pid"])
+        assert "working_dir_files" in daemon.environ()["PYTHONPATH"]
+        assert any(part.startswith("--threads=1") for part in daemon.cmdline()), "the core plan is said, not inherited"
+    sockets = listening([process.pid for process in family])
+    assert len(sockets) > len(NODES) and [s for s in sockets if not on_loopback(s[0])] == []
+
+    async def until_it_has_grown() -> None:
+        while "decode-2" not in nodes_of(await asyncio.to_thread(read_metrics, url)):
+            clients.extend(more := long_clients(8 * len(clients)))
+            await asyncio.gather(*(stream_all(target, more[i::2], None, 300) for i, target in enumerate(both)))
+
+    clients: list[Client] = []
+    both = (url, second_url)
+    asyncio.run(until_it_has_grown())
+    for client in clients:
+        client.check()
+    baton.until(lambda rows: "decode-2" not in rows and all_run(rows), "it has shrunk")
+    for target in both:
+        eventually(lambda target=target: whole(target, NODES), 60)
+    family += everyone(baton)
+    assert baton.run("down").returncode == 0
+    assert ends(family)
+
+
+def everyone(baton: BatonRay) -> list[psutil.Process]:
+    """Ray's own processes and all that they started."""
+    ray = psutil.Process(json.loads((baton.home / ".baton" / "ray.json").read_text())["head_pid"])
+    return [ray, *ray.children(recursive=True)]
+
+
+def on_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def test_another_package_named_shared_is_refused(tmp_path: Path, machines: Machines) -> None:
+    checkout = tmp_path / "checkout"
+    for package in ("deploy", "deploy/ray", "shared"):
+        (checkout / package).mkdir(parents=True)
+        (checkout / package / "__init__.py").write_text('"""Something else."""\n')
+    port, node_port = free_ports()
+    more = f'working_dir = "{checkout}"'
+    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more=more, port=port, node_port=node_port))
+    done = baton.run("up", str(baton.file))
+    assert done.returncode == 2 and "its `shared` is another package" in done.stderr, done.stdout + done.stderr
+    assert baton.run("status", str(baton.file)).returncode == 2, "nothing was started"

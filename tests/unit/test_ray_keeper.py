@@ -1,0 +1,168 @@
+"""The keeper of one daemon, with real children, and what `baton ray` can say without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy import cli
+from deploy.child import ChildSpec
+from deploy.ray import head
+from deploy.ray.head import Record
+from deploy.ray.keeper import Keeper
+from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
+from deploy.restarts import EXIT_CONFIG
+from shared.core.exit_codes import EXIT_DRAINED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str) -> ChildSpec:
+    return ChildSpec("child", (sys.executable, "-I", "-S", "-c", textwrap.dedent(code)))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # the suite's hang guard is the bound
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def deaths() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def keeper(deaths: list[int]) -> Keeper:
+    return Keeper(lambda line: None, deaths.append, stop_timeout_s=30.0)
+
+
+WAITS = "import signal, sys, time; print('up', flush=True)\nwhile True: time.sleep(1)"
+ENDS_WELL = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True)\n" + (
+    "while True: time.sleep(1)"
+)
+
+
+def test_a_daemon_is_started_once_and_stopped_when_asked(keeper, deaths):
+    assert keeper.state == IDLE
+    keeper.start(python(ENDS_WELL))
+    until(lambda: "up" in keeper.words)
+    pid = keeper.pid
+    keeper.start(python(ENDS_WELL))
+    assert keeper.state == RUNNING and keeper.pid == pid
+    keeper.stop()
+    until(lambda: keeper.state == STOPPED)
+    assert deaths == [] and not psutil.pid_exists(pid)
+    keeper.start(python(ENDS_WELL))
+    until(lambda: keeper.state == RUNNING and keeper.pid not in (0, pid))
+    keeper.stop()
+    until(lambda: keeper.state == STOPPED)
+
+
+def test_what_was_never_started_is_stopped_at_once(keeper):
+    keeper.stop()
+    assert keeper.state == STOPPED
+
+
+def test_a_daemon_that_does_not_end_is_killed(deaths):
+    keeper = Keeper(lambda line: None, deaths.append, stop_timeout_s=0.2)
+    keeper.start(python("import signal; signal.signal(15, signal.SIG_IGN)\n" + WAITS))
+    until(lambda: "up" in keeper.words)
+    keeper.stop()
+    until(lambda: keeper.state == STOPPED)
+    assert deaths == []
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "told"),
+    [
+        ("raise SystemExit(3)", STOPPED, [3]),
+        ("import os; os.kill(os.getpid(), 9)", STOPPED, [-signal.SIGKILL]),
+        (f"print('no such model'); raise SystemExit({EXIT_CONFIG})", FAILED, []),
+        (f"raise SystemExit({EXIT_DRAINED})", DRAINED, []),
+    ],
+)
+def test_how_a_daemon_ended_decides_what_becomes_of_its_actor(keeper, deaths, code, state, told):
+    keeper.start(python(code))
+    until(lambda: keeper.state == state and deaths == told)
+    assert ("no such model" in keeper.words) is (state == FAILED)
+    if state in (FAILED, DRAINED):
+        keeper.start(python(ENDS_WELL))
+        assert keeper.state == state, "it stays down"
+
+
+def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
+    """Though the call that asked for it came from a thread that is gone: the kernel's guard is the forking thread's."""
+    code = """
+        import os, sys, threading, time
+        from deploy.child import ChildSpec
+        from deploy.ray.keeper import Keeper
+        keeper = Keeper(print, print, 5.0)
+        child = "from deploy.orphan_guard import die_with_parent; import time;" \\
+            f"die_with_parent({os.getpid()}); print('guarded', flush=True); time.sleep(600)"
+        spec = ChildSpec("child", (sys.executable, "-c", child))
+        caller = threading.Thread(target=keeper.start, args=(spec,))
+        caller.start(); caller.join()
+        while "guarded" not in keeper.words: time.sleep(0.01)
+        print("pid", keeper.pid, flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        line = next(line for line in process.stdout if line.startswith("pid"))
+        child = psutil.Process(int(line.split()[1]))
+        time.sleep(0.3)
+        assert child.is_running(), "it does not end with the thread that asked for it"
+        process.kill()
+        child.wait(60)
+
+
+# ---- the command without a cluster
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    return tmp_path
+
+
+def test_the_record_tells_a_process_from_a_later_one_with_its_number(home):
+    own = psutil.Process()
+    record = Record("127.0.0.1:1", "baton", os.getpid(), own.create_time())
+    head.write_record(record)
+    assert head.read_record() == record and record.head == own
+    assert Record("a", "b", os.getpid(), own.create_time() - 5).head is None and Record("a", "b").head is None
+    head.forget_record()
+    assert head.read_record() is None
+    head.record_path().write_text("[1]")
+    assert head.read_record() is None
+
+
+@pytest.mark.parametrize("word", ["status", "down"])
+def test_without_a_file_the_last_cluster_is_meant_and_there_must_be_one(home, capsys, word):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    assert cli.main(["ray", word]) == 2
+    assert "no cluster was started from here" in capsys.readouterr().err
+
+
+def test_a_missing_ray_is_said(home, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["ray", "status"]) == 2
+    assert "baton[ray]" in capsys.readouterr().err
+
+
+def test_what_is_shipped_is_our_packages_alone(tmp_path):
+    session = pytest.importorskip("deploy.ray.session", reason="Ray is not installed")
+    excluded = session.left_out(ROOT)
+    assert {"/tests", "/README.md"} <= set(excluded)
+    assert not {f"/{package}" for package in session.OURS} & set(excluded)
+    with pytest.raises(cli.ConfigError, match="no checkout of Baton"):
+        session.left_out(tmp_path)
