@@ -100,9 +100,11 @@ class Fleet:
     def of_role(self, role: str) -> list[Member]:
         return [member for member in self.members.values() if role_of(member.name) == role]
 
-    def is_steady(self, role: str) -> bool:
-        """Whether all of this role run: while one starts or leaves, its load says nothing about their number."""
-        return all(member.state == RUNNING and not member.leaving for member in self.of_role(role))
+    def is_steady(self, role: str, seen: int) -> bool:
+        """Whether all of this role run, and the routers see all of them: while one starts or leaves, the load says
+        nothing about their number."""
+        members = self.of_role(role)
+        return len(members) == seen and all(member.state == RUNNING and not member.leaving for member in members)
 
     def next_name(self, role: str) -> str:
         used = {index_of(member.name) for member in self.of_role(role)}

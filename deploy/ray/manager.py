@@ -125,8 +125,9 @@ class Manager:
         before = [self._pages[router] for router in pages if router in self._pages]
         after = [page for router, page in pages.items() if router in self._pages]
         for role, scaler in self._scalers.items():
-            load = load_of(role, before, after, self._config.scaling) if self._fleet.is_steady(role) else None
-            step = scaler.decide(now, load)
+            load = load_of(role, before, after, self._config.scaling)
+            steady = load is not None and self._fleet.is_steady(role, load.nodes)
+            step = scaler.decide(now, load if steady else None)
             if step:
                 print(f"{role}: {step:+d} node at {load}", flush=True)
                 self._change(role, step, now)

@@ -153,7 +153,7 @@ def test_what_was_drained_or_can_not_work_stays_down(state):
 def test_who_does_not_answer_is_away_and_gets_no_orders():
     story = running(config())
     story.fleet.miss("decode-0", story.now)
-    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode") and story.fleet.is_steady("prefill")
+    assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode", 1)
     assert story.fleet.orders(story.now) == {}
 
 
@@ -193,7 +193,7 @@ def test_a_router_that_comes_back_where_it_was_moves_nobody():
 def test_whoever_leaves_is_stopped_first():
     story = running(config(decode=2))
     story.fleet.leave(story.fleet.newest("decode"))
-    assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode")
+    assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode", 2)
     assert story.tick() == {"decode-1": Stop()}
     assert story.fleet.gone(story.now) == ["decode-1"]
     story.fleet.forget("decode-1")
@@ -216,6 +216,15 @@ def test_a_later_node_that_finds_no_room_is_given_up_and_those_of_the_start_neve
     story.fleet.add("decode-1", 100.0)
     assert story.fleet.gone(100.0 + PLACED_WITHIN_S) == []
     assert story.fleet.gone(100.5 + PLACED_WITHIN_S) == ["decode-1"]
+
+
+def test_a_load_counts_only_when_the_routers_see_every_node():
+    """A node that runs and has not arrived yet is no reason for another one."""
+    fleet = running(config(decode=2)).fleet
+    assert fleet.is_steady("decode", 2) and fleet.is_steady("prefill", 1)
+    fleet.add("decode-2", 1.0)
+    assert not fleet.is_steady("decode", 2) and not fleet.is_steady("decode", 3)
+    assert not fleet.is_steady("prefill", 0), "gone from a router's view, and running"
 
 
 def test_names_of_new_nodes_fill_gaps():
