@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.doctor.facts import Cluster
 from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 from deploy.load.metrics_page import OPEN, RESTING_PAGES, Page, states_of
+from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_IDENTITY, REFUSED_KEY
 
 REQUESTS, STEPS = "baton_requests_total", "baton_steps_total"
 PAGES, TOTAL, ROWS = "baton_kv_pages", "baton_kv_pages_total", "baton_request_rows"
@@ -18,14 +19,14 @@ TROUBLES = (
     ("baton_wire_errors_total", LOOK, "messages were dropped as malformed, unknown or old", "see the node's log"),
 )
 REFUSED = {
-    "key": "connections with no key or a foreign one: copy DIR/allowed to every machine, or find out who knocks",
-    "identity": "names that another key is bound to: is a secret used on two machines?",
-    "epoch": "older lives of a node: is the same --node-id started twice, or did a clock go back?",
+    REFUSED_KEY: "connections with no key or a foreign one: copy DIR/allowed to every machine, or find out who knocks",
+    REFUSED_IDENTITY: "names that another key is bound to: is a secret used on two machines?",
+    REFUSED_EPOCH: "older lives of a node: is the same --node-id started twice, or did a clock go back?",
 }
 
 
 def check_pages(cluster: Cluster) -> list[Finding]:
-    return [*check_leaks(cluster), *check_sums(cluster.after), *check_troubles(cluster.after)]
+    return [*check_leaks(cluster), *check_sums(cluster.after), *check_troubles(cluster.before, cluster.after)]
 
 
 def check_leaks(cluster: Cluster) -> list[Finding]:
@@ -84,17 +85,36 @@ def check_sums(page: Page) -> list[Finding]:
     return found
 
 
-def check_troubles(page: Page) -> list[Finding]:
+def check_troubles(before: Page, after: Page) -> list[Finding]:
     found = [
         Finding("counters", sample.labels.get("node", ""), level, f"{sample.value:.0f} {what}", advice)
         for name, level, what, advice in TROUBLES
-        for sample in page.samples
+        for sample in after.samples
         if sample.name == name and sample.value
     ]
-    for sample in page.samples:
-        if sample.name == "baton_refused_total" and sample.value:
-            what, _, advice = REFUSED.get(sample.labels.get("reason", ""), "connections").partition(": ")
-            found.append(
-                Finding("counters", sample.labels["node"], LOOK, f"{sample.value:.0f} refused: {what}", advice)
-            )
+    found += check_refused(refused(before), refused(after))
     return or_well(found, "counters", "cluster", "no failed steps, retractions, dropped messages or refusals")
+
+
+def refused(page: Page) -> dict[tuple[str, str], float]:
+    """(node, reason) -> how often."""
+    return {
+        (sample.labels["node"], sample.labels["reason"]): sample.value
+        for sample in page.samples
+        if sample.name == "baton_refused_total"
+    }
+
+
+def check_refused(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float]) -> list[Finding]:
+    """Whoever knocks and leaves counts as without a key, we too: so only those are bad that came between the looks."""
+    found = []
+    for (node, reason), count in after.items():
+        what, _, advice = REFUSED.get(reason, f"{reason}: see the log").partition(": ")
+        if not count:
+            continue
+        if reason == REFUSED_KEY and count == before.get((node, reason), 0.0):
+            told = f"{count:.0f} refused, none of them now: {what} (knocking at ports counts here, ours too)"
+            found.append(Finding("counters", node, OK, told))
+        else:
+            found.append(Finding("counters", node, LOOK, f"{count:.0f} refused: {what}", advice))
+    return found

@@ -174,6 +174,22 @@ def test_counters_of_trouble(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after", "level"),
+    [(0, 2, LOOK), (2, 3, LOOK), (2, 2, OK), (0, 0, OK)],
+)
+def test_knocks_without_a_key_are_bad_while_they_come(before: int, after: int, level: str) -> None:
+    """Those of the doctor's last visit are none."""
+    looks = [page(counters={"decode-0": {"refused.key": count}}) for count in (before, after)]
+    found = [one for one in check_pages(cluster(before=looks[0], after=looks[1])) if one.check == "counters"]
+    assert worst(found) == level and (not after or f"{after} refused" in found[0].what)
+
+
+def test_names_under_other_keys_are_bad_whenever_they_came() -> None:
+    look = page(counters={"decode-0": {"refused.identity": 1}})
+    assert bad(check_pages(cluster(before=look, after=look))) == [(LOOK, "decode-0")]
+
+
+@pytest.mark.parametrize(
     ("dial", "level"),
     [
         (Dial("p", "tcp://10.0.0.1:1", 0.001, ""), OK),
