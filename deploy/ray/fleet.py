@@ -205,5 +205,12 @@ class Fleet:
         if report is None or place is None:
             return Row(member.name, AWAY)
         state = "leaving" if member.leaving else member.state
-        words = self.problem(member) or report.words
+        words = self.problem(member) or report.words or gave_up(member, place)
         return Row(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
+
+
+def gave_up(member: Member, place: Place) -> str:
+    """The last words of a daemon that kept dying went with its actors."""
+    if member.start_at is not None:
+        return ""
+    return f"its daemon kept dying; what it said is on {place.ip}, in Ray's session folder, logs/worker-*.out"

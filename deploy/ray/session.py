@@ -79,7 +79,8 @@ def up(config: RayClusterConfig) -> int:
         with connected(record.address, record.cluster, config.ray.working_dir):
             rows = launch(config, record)
     except BaseException:
-        forget(record)
+        if record.head is not None:
+            forget(record)
         raise
     local.write_line(announcement(config, rows), sys.stdout)
     return 0
@@ -245,7 +246,7 @@ def down(record: Record) -> int:
         head.forget_record()
         raise ConfigError("the Ray that was started here is gone, and its nodes with it")
     with connected(record.address, record.cluster):
-        if not names_here():
+        if not names_here() and record.head is None:
             raise ConfigError(f"no cluster {record.cluster!r} at {record.address}")
         take_down()
     forget(record)

@@ -132,7 +132,8 @@ def test_an_actor_that_dies_is_started_later_each_time_and_then_no_more():
     assert delays == [0.5, 1.0, 2.0]
     story.place("decode-0", life="9")
     assert story.tick(1000.0) == {} and story.state("decode-0") == FAILED
-    assert next(row.restarts for row in story.fleet.rows() if row.name == "decode-0") == 4
+    row = next(row for row in story.fleet.rows() if row.name == "decode-0")
+    assert row.restarts == 4 and "kept dying" in row.words and HERE.ip in row.words
 
 
 def test_an_actor_whose_daemon_never_ran_is_not_punished():
