@@ -1,14 +1,18 @@
-"""`baton doctor` on real clusters: one where all is well, and one whose nodes are no pair."""
+"""`baton doctor` on real clusters: one where all is well, one whose nodes are no pair, one with everything wrong."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cluster import ROOT, baton_up
+from router_fake_node import FINGERPRINT, FakeNode
+from router_process import RouterProcess, eventually
 
 LOCAL = ("cpu", "memory", "disk", "files", "keys")  # of the machine that tests run on: may be as they like
 
@@ -60,3 +64,30 @@ def test_nodes_that_are_no_pair(tmp_path: Path) -> None:
     assert (apart["level"], apart["where"]) == (layout["level"], layout["where"]) == ("broken", "decode-0, other")
     assert layout["what"].startswith("page_layout: ")
     assert "16 on decode-0" in apart["what"] and "32 on other" in apart["what"] and "--page-size" in apart["advice"]
+
+
+def test_what_is_wrong_with_nodes_is_found_behind_a_real_router() -> None:
+    """Both hold pages that nobody uses; one has a clock ahead and another dtype, one does not speak any more."""
+    router = RouterProcess("--admin-without-key", "--node-silence-s", "1")
+    ahead = int((time.time() + 30.0) * 1e6)
+    other = msgspec.structs.replace(FINGERPRINT, dtype="float32")
+    nodes = [
+        FakeNode("prefill", router.nodes, "p", epoch=ahead, fingerprint=other).start(),
+        FakeNode("decode", router.nodes, "d", epoch=int(time.time() * 1e6)).start(),
+    ]
+    try:
+        status, found = doctor(router.url)
+        nodes[1].frozen.set()
+        eventually(lambda: any("fallen silent" in line for line in router.lines))
+        _, later = doctor(router.url)
+    finally:
+        for node in nodes:
+            node.stop()
+        router.stop()
+    worse = {(one["check"], one["where"], one["level"]) for one in found if one["check"] not in LOCAL}
+    assert {("leaks", "p", "broken"), ("leaks", "d", "broken"), ("pairs", "d, p", "broken"),
+            ("clocks", "p", "look")} <= worse  # fmt: skip
+    leaks = [one["what"] for one in found if one["check"] == "leaks" and one["level"] == "broken"]
+    assert status == 1 and len(leaks) == 2 and all("20 pages active" in text for text in leaks)
+    assert any("float32 on p" in one["what"] for one in found)
+    assert any(one["where"] == "d" and "silent for" in one["what"] for one in later)
