@@ -84,16 +84,19 @@ def start(cluster: str, num_cpus: float) -> Record:
             start_new_session=True,
             env=ray_settings.inherited() | ray_settings.environment(""),
         )
-    born = psutil.Process(process.pid).create_time()
-    wait_for_start(process, log)
-    return Record(f"{LOOPBACK}:{port}", cluster, process.pid, born)
+    record = Record(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
+    try:
+        wait_for_start(process, log)
+    except BaseException:  # Ctrl-C too
+        stop(record)
+        raise
+    return record
 
 
 def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while "Ray runtime started" not in log.read_text("utf-8", "replace"):
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
             raise ConfigError(f"Ray did not start here:\n{log.read_text('utf-8', 'replace')[-SHOWN_LOG_CHARS:]}")
         time.sleep(POLL_S)
 
