@@ -52,13 +52,16 @@ def check_handoffs(page: Page) -> list[Finding]:
     """Over the whole life of the nodes, as the router has counted them."""
     means = mean_by_node(page)
     num_handoffs = page.total("baton_handoffs_total")
-    if not means or num_handoffs < ENOUGH_HANDOFFS:
+    if not means or num_handoffs < ENOUGH_HANDOFFS or not page.total(f"{HANDOFF}_sum"):
         return [Finding("hand-offs", "cluster", OK, f"{num_handoffs:.0f} hand-offs so far: too few to judge")]
     found = [finding for node, mean in sorted(means.items()) for finding in check_mean(node, mean, means)]
     found += check_rate(page, num_handoffs)
-    mean_s = page.total(f"{HANDOFF}_sum") / page.total(f"{HANDOFF}_count")
-    each = page.total("baton_handoff_bytes_total") / num_handoffs / 1e6
-    return or_well(found, "hand-offs", "cluster", f"{1000 * mean_s:.1f} ms on average, {each:.1f} MB each")
+    spent, moved = page.total(f"{HANDOFF}_sum"), page.total("baton_handoff_bytes_total")
+    mean_ms = 1000 * spent / page.total(f"{HANDOFF}_count")
+    well = (
+        f"{mean_ms:.1f} ms on average, {moved / num_handoffs / 1e6:.1f} MB each: at most {moved / spent / 1e6:.0f} MB/s"
+    )
+    return or_well(found, "hand-offs", "cluster", well)
 
 
 def mean_by_node(page: Page) -> dict[str, float]:
@@ -83,7 +86,7 @@ def check_mean(node: str, mean: float, means: dict[str, float]) -> list[Finding]
 
 def check_rate(page: Page, num_handoffs: float) -> list[Finding]:
     moved, spent = page.total("baton_handoff_bytes_total"), page.total(f"{HANDOFF}_sum")
-    if moved / num_handoffs < ENOUGH_BYTES or not spent or moved / spent >= SLOW_BYTES_PER_S:
+    if moved / num_handoffs < ENOUGH_BYTES or moved / spent >= SLOW_BYTES_PER_S:
         return []
     what = f"at most {moved / spent / 1e6:.0f} MB/s ({moved / num_handoffs / 1e6:.1f} MB a hand-off)"
     return [Finding("hand-offs", "cluster", LOOK, what, BUSY)]
