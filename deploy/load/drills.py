@@ -50,7 +50,7 @@ def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], No
     if planned.kind == "kill":
         if server.url.host not in HERE:
             raise ConfigError(f"--drill kill: {server.url.host} is not this machine; drain and restart work anywhere")
-        victim = find_process(planned.node)
+        victim = find_process(planned.node, server.url.port)
         return lambda: kill(victim)
     admin = AdminClient(str(server.url), admin_key)
     admin.status()
@@ -62,14 +62,35 @@ def drain(admin: AdminClient, node: str, then: str) -> None:
     admin.call("POST", "/admin/drain", {"node": node, "then": then})
 
 
-def find_process(node: str) -> psutil.Process:
-    """The one process of this user that runs `baton prefill` or `baton decode` under this node id."""
+def find_process(node: str, router_port: int) -> psutil.Process:
+    """The one process of this user that runs `baton prefill` or `baton decode` under this node id and is connected to
+    the router of this port: other clusters of the machine may have a node of the same name."""
     own = psutil.Process().uids().real
-    found = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
+    named = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
+    ports = ports_beside(router_port)
+    found = [process for process in named if ports & peer_ports(process)]
     if len(found) != 1:
-        pids = ", ".join(str(process.pid) for process in found) or "none"
-        raise ConfigError(f"--drill kill: it must be clear which process of this machine is {node}; found: {pids}")
+        pids = ", ".join(str(process.pid) for process in named) or "none"
+        raise ConfigError(
+            f"--drill kill: it must be clear which process of this machine is the router's {node}; "
+            f"of that name: {pids}, connected to it: {len(found)}"
+        )
     return found[0]
+
+
+def ports_beside(port: int) -> set[int]:
+    """All TCP ports that the process listens on that listens on this one: where nodes dial in is among a router's."""
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
+    owners = {one.pid for one in listening if one.laddr.port == port}
+    return {int(one.laddr.port) for one in listening if one.pid in owners}
+
+
+def peer_ports(process: psutil.Process) -> set[int]:
+    """What it is connected to; nothing of a process that is gone."""
+    try:
+        return {int(one.raddr.port) for one in process.net_connections("tcp") if one.raddr}
+    except psutil.Error:
+        return set()
 
 
 def is_node(info: dict[str, object], node: str, own_uid: int) -> bool:

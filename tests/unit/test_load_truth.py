@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import types
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,8 +234,34 @@ def test_only_a_node_of_this_user_with_this_name_is_killed():
     assert not is_node({"cmdline": ["vi", "--node-id=decode-1"], "uids": Uids(7)}, "decode-1", 7)
     assert not is_node({"cmdline": None, "uids": None}, "decode-1", 7)
     assert has_node_id(["--node-id", "a"], "a") and not has_node_id(["--node-id", "a"], "b")
-    with pytest.raises(ConfigError, match="found: none"):
-        find_process("no-node-has-this-name")
+    with pytest.raises(ConfigError, match="of that name: none"):
+        find_process("no-node-has-this-name", 1)
+
+
+class Process:
+    def __init__(self, pid, port):
+        self.pid, self.port = pid, port
+        self.info = {"cmdline": ["decode", "--node-id=decode-1"], "uids": psutil.Process().uids()}
+
+    def net_connections(self, kind):
+        return [types.SimpleNamespace(raddr=types.SimpleNamespace(port=self.port)), types.SimpleNamespace(raddr=())]
+
+
+def test_of_two_clusters_the_routers_own_node_is_meant(monkeypatch):
+    """Routers: process 1 listens on 8000 and 7001, process 2 on 9000 and 7002."""
+    listening = [(1, 8000), (1, 7001), (2, 9000), (2, 7002), (None, 8000)]
+    sockets = [
+        types.SimpleNamespace(pid=pid, status=psutil.CONN_LISTEN, laddr=types.SimpleNamespace(port=port))
+        for pid, port in listening
+    ]
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: sockets)
+    monkeypatch.setattr(psutil, "process_iter", lambda fields: iter([Process(11, 7001), Process(12, 7002)]))
+    assert find_process("decode-1", 8000).pid == 11
+    monkeypatch.setattr(psutil, "process_iter", lambda fields: iter([Process(11, 7001), Process(12, 7002)]))
+    assert find_process("decode-1", 9000).pid == 12
+    monkeypatch.setattr(psutil, "process_iter", lambda fields: iter([Process(12, 7002)]))
+    with pytest.raises(ConfigError, match="of that name: 12, connected to it: 0"):
+        find_process("decode-1", 8000)
 
 
 @given(st.floats(0.5, 500.0), st.floats(0.1, 50.0))
