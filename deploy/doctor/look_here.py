@@ -112,13 +112,18 @@ def find_daemons() -> Iterable[Daemon]:
         command = command_of(argv)
         if command:
             with contextlib.suppress(psutil.Error):
-                yield read_daemon(process.pid, command, argv, tuple(process.cpu_affinity() or ()), folder_of(process))
+                yield read_daemon(process.pid, command, argv, cores_of(process), folder_of(process))
 
 
 def command_of(argv: Sequence[str]) -> str:
     """`router`, `prefill` or `decode` when this is one of our daemons, however it was started."""
     pairs = zip(argv, argv[1:], strict=False)
     return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
+
+
+def cores_of(process: psutil.Process) -> tuple[int, ...]:
+    """Those that it may run on; none where the system does not say."""
+    return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
 
 
 def folder_of(process: psutil.Process) -> Path:

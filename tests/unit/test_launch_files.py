@@ -320,6 +320,8 @@ def test_scaling_asks_for_metrics_that_there_are() -> None:
         assert labels <= shown[rule["seriesQuery"]], rule
     asked = {one["external"]["metric"]["name"] for scaler in of_kind(SCALER) for one in scaler["spec"]["metrics"]}
     assert asked == {rule["name"]["as"] for rule in external}
+    quantiles = [rule["metricsQuery"] for rule in external if "quantile" in rule["metricsQuery"]]
+    assert quantiles and all(query.endswith(">= 0) or vector(0)") for query in quantiles)  # never NaN
     stage = re.findall(r'stage="(\w+)"', str(rules))
     assert stage and set(stage) <= set(QUEUE_STAGES)
     sets = {one["metadata"]["name"]: one["spec"]["replicas"] for one in of_kind("StatefulSet")}
