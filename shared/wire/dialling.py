@@ -71,10 +71,15 @@ class Dialling:
 
     def note(self, dealer: DealerSocket) -> None:
         """How it fares, after its `receive`."""
-        if dealer.state == "up":
+        if dealer.state == "up":  # perhaps after a failure: libzmq goes on trying after some of them
             self._answered[dealer.endpoint] = dealer.server
-        if dealer.has_failed and dealer.name not in self._due:
+            self._due.pop(dealer.name, None)
+        elif dealer.has_failed and dealer.name not in self._due:
             self._due[dealer.name] = self._clock() + PAUSE_S
+
+    def forget(self, peer: str) -> None:
+        """It was hung up: another dealer of that name has a fate of its own."""
+        self._due.pop(peer, None)
 
     def due(self) -> list[str]:
         if not self._due:

@@ -72,6 +72,7 @@ class NodeLinks:
     def hang_up(self, peer: str) -> None:
         """Close a dialled connection; what is still queued for it is lost, and no PeerClosed comes."""
         dealer = self._dealers.pop(peer, None)
+        self._dialling.forget(peer)
         if dealer is not None:
             self._unwatch(dealer)
             dealer.close()

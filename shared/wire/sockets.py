@@ -371,6 +371,8 @@ class DealerSocket:
         if event in SHUT_OUT or (event == LEFT and self._options.ring is not None):
             self.has_failed = True
         state = "up" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "closed"
+        if state == "up":
+            self.has_failed = False
         if state == self.state:
             return []
         self.state = state

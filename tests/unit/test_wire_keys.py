@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ from key_folders import edit_allowed, forged, make_keys
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
 from shared.wire.codec import encode, to_wire
+from shared.wire.dialling import PAUSE_S
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
 from shared.wire.keyring import KeyRing
-from shared.wire.link import NodeLinks, RouterLink
+from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from shared.wire.sockets import LinkOptions, property_of
@@ -291,6 +293,27 @@ def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -
         node.close(), link.close()
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def test_a_handshake_that_broke_off_costs_no_connection_afterwards(folder: Path) -> None:
+    """libzmq tries again by itself, and what came about so must not be dialled anew."""
+    node = NodeLinks("d", 1, options=options(folder, "d"))
+    with socket.create_server(("127.0.0.1", 0)) as passing:
+        endpoint = f"tcp://127.0.0.1:{passing.getsockname()[1]}"
+        node.dial(endpoint, endpoint)
+        passing.accept()[0].close()
+    context, authenticator, router = open_router(endpoint, options(folder, "router", ROUTER))
+    seen = until(lambda: node._dealers[endpoint].state == "up", node)
+    node.send(endpoint, Goodbye("d", 1))
+    heard: list[Inbound] = []
+    until(lambda: heard.extend(router.receive()) or heard, node)
+    end = time.monotonic() + 3 * PAUSE_S
+    while time.monotonic() < end:
+        seen.extend(node.poll(0.02))
+        heard.extend(router.receive())
+    assert heard == [Received("d@1", Goodbye("d", 1))]
+    assert [type(inbound) for inbound in seen] == [PeerClosed, PeerUp]
+    node.close(), close_router(context, authenticator, router)
 
 
 def test_a_forged_router_learns_nothing(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""When a dialled peer is tried again, and under which key. Time and sockets are the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from key_folders import edit_allowed, make_keys
+
+from shared.wire.dialling import PAUSE_S, Dialling
+from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed
+from shared.wire.keyring import KeyRing
+
+ENDPOINT = "tcp://127.0.0.1:7001"
+
+
+@dataclass
+class Dealer:
+    name: str = ENDPOINT
+    endpoint: str = ENDPOINT
+    server: bytes = b""
+    state: str = "dialling"
+    has_failed: bool = False
+    own: object = None
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> KeyRing:
+    return KeyRing(make_keys(tmp_path / "keys", routers=("a", "b", "c")), NODE, "p")
+
+
+def test_a_failed_handshake_is_tried_again_after_a_pause_and_once() -> None:
+    clock = Clock()
+    dialling, dealer = Dialling(None, clock), Dealer(state="closed", has_failed=True)
+    dialling.note(dealer)
+    assert dialling.due() == []
+    clock.now = PAUSE_S / 2
+    dialling.note(dealer)
+    clock.now = PAUSE_S
+    assert dialling.due() == [ENDPOINT]
+    assert dialling.due() == []
+
+
+def test_a_connection_that_came_about_after_all_is_left_alone() -> None:
+    """libzmq goes on trying after a handshake that merely broke off: to dial again would cut the new connection."""
+    clock = Clock()
+    dialling, dealer = Dialling(None, clock), Dealer(state="closed", has_failed=True)
+    dialling.note(dealer)
+    dealer.state, dealer.has_failed = "up", False
+    dialling.note(dealer)
+    clock.now = 10.0
+    assert dialling.due() == []
+
+
+def test_one_that_was_hung_up_leaves_nothing_to_its_successor() -> None:
+    clock = Clock()
+    dialling = Dialling(None, clock)
+    dialling.note(Dealer(state="closed", has_failed=True))
+    dialling.forget(ENDPOINT)
+    clock.now = 10.0
+    assert dialling.due() == []
+
+
+def test_routers_keys_in_turn_the_one_that_answered_first(ring: KeyRing) -> None:
+    dialling, dealer = Dialling(ring), Dealer()
+    keys = ring.router_keys()
+    assert len(set(keys)) == 3
+    address, dealer.server = dialling.choose(ENDPOINT, ENDPOINT)
+    tried = [dealer.server]
+    for _ in range(3):
+        dealer.server = dialling.next_key(dealer)
+        tried.append(dealer.server)
+    assert (address, tried) == (ENDPOINT, [*keys, keys[0]])
+    dealer.server, dealer.state = keys[1], "up"
+    dialling.note(dealer)
+    assert dialling.choose(ENDPOINT, ENDPOINT) == (ENDPOINT, keys[1])
+
+
+def test_a_router_s_key_that_is_gone_or_new(ring: KeyRing, tmp_path: Path) -> None:
+    """What a dealer shows, or goes to, no longer counts: it is stale. A node it goes to may change its key freely."""
+    dialling, folder = Dialling(ring), tmp_path / "keys"
+    old = ring.router_keys()[0]
+    to_router = Dealer(server=old, own=ring.now.own)
+    to_node = Dealer("d@1", ENDPOINT, new_pair().public, own=ring.now.own)
+    entries = read_allowed(folder).entries
+    edit_allowed(folder, [*(entry for entry in entries if entry.public != old), Entry(ROUTER, "x", new_pair().public)])
+    assert not dialling.keys_changed() and ring.refresh() and dialling.keys_changed() and not dialling.keys_changed()
+    assert dialling.is_stale(to_router) and not dialling.is_stale(to_node)
+    edit_allowed(folder, [entry for entry in entries if entry.name != "d"])
+    assert ring.refresh() and dialling.is_stale(to_node) and not dialling.is_stale(to_router)
+    assert dialling.is_stale(Dealer(server=old, own=new_pair()))
