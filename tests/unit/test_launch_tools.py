@@ -122,6 +122,19 @@ def wait_for(log: Path, count: int, word: str) -> list[str]:
         time.sleep(0.02)
 
 
+def end(process: subprocess.Popen[str], log: Path) -> None:
+    """As Slurm ends a job, once all four would hear it: before, a signal would find nobody who listens to it."""
+    try:
+        wait_for(log, 4, "up ")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert len(wait_for(log, 4, "ended")) == 4
+
+
 @pytest.mark.parametrize(
     ("prefill", "names"),
     [("1", ["prefill-0", "decode-0", "decode-1"]), ("2", ["prefill-0", "prefill-1", "decode-0"])],
@@ -134,17 +147,27 @@ def test_the_batch_script_starts_every_node_and_ends_all_of_them(
         started = sorted(line for line in wait_for(log, 5, " baton ") if not line.startswith("here"))
         (made,) = wait_for(log, 1, "here baton keys")
         assert made.endswith(f"--router router --node {' '.join(names)}")
-        assert (tmp_path / ".baton" / "slurm-7" / "admin.key").stat().st_mode & 0o077 == 0
+        folder = Path(made.split()[4])
+        assert folder.parent == tmp_path / ".baton" and folder.stat().st_mode & 0o077 == 0
+        assert (folder / "admin.key").stat().st_mode & 0o077 == 0
         wanted = ["m0 baton router", *(f"m{i} baton {name[:-2]}" for i, name in enumerate(names))]
         assert sorted(" ".join(line.split()[:3]) for line in started) == sorted(wanted)
         assert all(any(f"--node-id {name} " in line for line in started) for name in names)
-        assert all("tcp://10.0.0.9:7001" in line for line in started)
-        wait_for(log, 4, "up ")  # before, a signal would find nobody who listens to it
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
+        assert all(f"--keys {folder} " in line and "tcp://10.0.0.9:7001" in line for line in started)
     finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 0
-    assert len(wait_for(log, 4, "ended")) == 4
-    assert not (tmp_path / ".baton" / "slurm-7").exists()
+        end(process, log)
+    assert list((tmp_path / ".baton").iterdir()) == []
+
+
+@pytest.mark.parametrize(("variable", "is_used"), [("KEYS", False), ("BATON_KEYS", True)])
+def test_the_batch_script_removes_no_folder_that_it_did_not_make(tmp_path: Path, variable: str, is_used: bool) -> None:
+    """sbatch hands the submitter's environment on, with whatever names there are in it."""
+    permanent = tmp_path / "permanent"
+    permanent.mkdir(mode=0o700)
+    (permanent / "allowed").write_text("of years")
+    process, log = start(tmp_path, **{variable: str(permanent)})
+    end(process, log)
+    assert {path.name: path.read_text() for path in permanent.glob("*")} == {"allowed": "of years"}
+    nodes = wait_for(log, 3, "--node-id")
+    assert all((f"--keys {permanent} " in line) == is_used for line in nodes)
+    assert list((tmp_path / ".baton").iterdir()) == []
