@@ -161,6 +161,13 @@ def test_compose_refers_to_what_is_there() -> None:
     assert (ROOT / services["router"]["build"]["dockerfile"]).exists()
 
 
+def test_folders_that_the_image_makes_are_mounted_over() -> None:
+    """A fresh volume takes owner and mode from there."""
+    (made,) = re.findall(r"install -d (?:-\w \w+ )+(.+)$", (DOCKER / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    mounted = [mount.split(":") for service in compose()["services"].values() for mount in service.get("volumes", [])]
+    assert set(made.split()) == {target for source, target, *_ in mounted if source in compose()["volumes"]}
+
+
 def test_compose_nodes_have_the_address_and_the_key_that_they_name() -> None:
     services = compose()["services"]
     made = take_through_the_cli(services["keys"]["command"])
