@@ -64,10 +64,10 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield machines
 
 
-def machine_to_kill(rows: Rows, machines: Machines) -> str:
-    """With a node on it, and neither the router, whose streams would end with it, nor the head of Ray."""
+def machine_to_kill(rows: Rows) -> str:
+    """With a node on it, and not the router, whose streams would end with it."""
     used = {row["ray_node"] for row in rows.values()}
-    return min(used - {rows["router-0"]["ray_node"], machines.head})
+    return min(used - {rows["router-0"]["ray_node"]})
 
 
 def whole(url: str, nodes: set[str]) -> bool:
@@ -118,8 +118,8 @@ def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines)
     assert baton.run("status").returncode == 0, "and the last cluster that was started is still known"
     before = baton.rows()
     assert set(before) == NODES | {"router-0"} and all_run(before)
-    assert len({row["ray_node"] for row in before.values()}) == 3, "spread over the machines"
-    lost = machine_to_kill(before, machines)
+    assert {row["machine"] for row in before.values()} == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}, "spread over all"
+    lost = machine_to_kill(before)
     hit = {name for name, row in before.items() if row["ray_node"] == lost}
 
     stream_while(url, long_clients(0), lambda: machines.kill(lost))
@@ -129,6 +129,8 @@ def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines)
     eventually(lambda: whole(url, NODES), 60)
 
     actor_and_daemon_die_together(baton, after)
+    eventually(lambda: whole(url, NODES), 60)
+    the_router_moves(baton, machines)
     eventually(lambda: whole(url, NODES), 60)
     family = baton.family()
     assert baton.run("down", str(baton.file)).returncode == 0
@@ -145,6 +147,22 @@ def actor_and_daemon_die_together(baton: BatonRay, rows: Rows) -> None:
     assert ends(daemons + actors)
     hit = {"router-0", "decode-0", "decode-1"}
     baton.until(lambda now: all_run(now) and changed(rows, now) == hit, "all run again, and the others still")
+
+
+def the_router_moves(baton: BatonRay, machines: Machines) -> None:
+    """Its machine goes; it comes back at another address, and nodes are started anew with that."""
+    rows = baton.rows()
+    machines.add()
+    machines.kill(rows["router-0"]["ray_node"])
+    baton.until(lambda now: all_run(now) and changed(rows, now) == set(rows), "all run, and dial the new address")
+    assert baton.rows()["router-0"]["machine"] != rows["router-0"]["machine"]
+
+
+def test_without_keys_several_machines_are_refused(tmp_path: Path, machines: Machines) -> None:
+    port, node_port = free_ports()
+    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more="", port=port, node_port=node_port))
+    done = baton.run("up", str(baton.file))
+    assert done.returncode == 2 and "baton keys create DIR --router router-0" in done.stderr, done.stderr
 
 
 # ---- a Ray of its own, the checkout shipped to it, roles that grow and shrink
@@ -224,7 +242,9 @@ def test_another_package_named_shared_is_refused(tmp_path: Path, machines: Machi
         (checkout / package).mkdir(parents=True)
         (checkout / package / "__init__.py").write_text('"""Something else."""\n')
     port, node_port = free_ports()
-    more = f'working_dir = "{checkout}"'
+    more = (
+        f'working_dir = "{checkout}"\n[security]\nkeys = "{make_keys(tmp_path / "keys", sorted(NODES), ["router-0"])}"'
+    )
     baton = BatonRay(tmp_path, TOML.format(address=machines.address, more=more, port=port, node_port=node_port))
     done = baton.run("up", str(baton.file))
     assert done.returncode == 2 and "its `shared` is another package" in done.stderr, done.stdout + done.stderr

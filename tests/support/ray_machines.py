@@ -1,14 +1,15 @@
-"""A Ray cluster of simulated machines on 127.0.0.1, in a process of its own: Ray's threads and settings stay out of the
-tests' process. Run as a program it obeys lines on stdin:
+"""A Ray cluster of simulated machines on 127.0.0.2, 127.0.0.3, ..., in a process of its own: Ray's threads and settings
+stay out of the tests' process. Run as a program it obeys lines on stdin:
 
     kill RAY_NODE_ID      all processes of that machine at once, as if it lost power
-    add                   one more machine
+    add                   one more machine, at the next address
     (end of file)         all of it goes
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -33,7 +34,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Machines:
-    """Three of them at first."""
+    """Three of them at first, and one without cores, 127.0.0.1, which Ray itself can't lose."""
 
     def __init__(self, home: Path, cpus: int) -> None:
         command = [sys.executable, str(Path(__file__)), str(cpus)]
@@ -41,7 +42,7 @@ class Machines:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(home)
             )
-        self.address, self.head = self._answer().split()  # where Ray is, and the one machine that must not go
+        self.address = self._answer()
 
     def _answer(self) -> str:
         """Ray prints lines of its own."""
@@ -139,13 +140,14 @@ def serve(cpus: int) -> None:
     from ray.cluster_utils import Cluster
 
     settings = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=settings)
-    nodes = [cluster.add_node(**settings) for _ in range(2)]
-    print(f"> {cluster.address} {cluster.head_node.node_id}", flush=True)
+    cluster = Cluster(initialize_head=True, head_node_args={**settings, "num_cpus": 0})
+    addresses = (f"127.0.0.{number}" for number in itertools.count(2))
+    nodes = [cluster.add_node(node_ip_address=next(addresses), **settings) for _ in range(3)]
+    print(f"> {cluster.address}", flush=True)
     for line in sys.stdin:
         word, _, ray_node = line.strip().partition(" ")
         if word == "add":
-            nodes.append(cluster.add_node(**settings))
+            nodes.append(cluster.add_node(node_ip_address=next(addresses), **settings))
         else:
             node = next(node for node in nodes if node.node_id == ray_node)
             lose_power(node.all_processes["raylet"][0].process.pid)
