@@ -128,7 +128,14 @@ class Registry:
     def max_context(self) -> int | None:
         """What the largest node that is there can hold; None without nodes. Not the smallest: one that says little of
         itself would shut everybody else's requests out."""
-        return max((node.hello.max_context for node in self._nodes.values() if not node.is_silent), default=None)
+        return max(self._contexts(), default=None)
+
+    def common_context(self) -> int | None:
+        """What every node that is there can hold: who asks for no length gets one that ties it to no node."""
+        return min(self._contexts(), default=None)
+
+    def _contexts(self) -> list[int]:
+        return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def misfits(self) -> list[tuple[str, str, str]]:
         """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""

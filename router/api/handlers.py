@@ -56,8 +56,11 @@ class Handlers:
         self._detokenize = BodyParser(DetokenizeRequest)
 
     def max_context(self) -> int:
-        """The smallest of what was configured, what the model was trained for and what the nodes hold."""
-        limits = (self._max_context, self._tokenizer.facts.context_length, self._registry.max_context() or 0)
+        """The smallest of what was configured, what the model was trained for and what a node holds."""
+        return self._within(self._registry.max_context())
+
+    def _within(self, context: int | None) -> int:
+        limits = (self._max_context, self._tokenizer.facts.context_length, context or 0)
         return min(limit for limit in limits if limit)
 
     async def chat(self, connection: Connection) -> None:
@@ -65,7 +68,8 @@ class Handlers:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def plan() -> GenerationPlan:
-            return self._resolver.chat(cast(ChatRequest, self._chat.parse(raw)), self.max_context())
+            body, common = cast(ChatRequest, self._chat.parse(raw)), self._within(self._registry.common_context())
+            return self._resolver.chat(body, self.max_context(), common)
 
         async def work() -> None:
             ready = await in_time(raw, plan)

@@ -34,7 +34,9 @@ class Resolver:
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
             )
 
-    def chat(self, body: ChatRequest, max_context: int) -> GenerationPlan:
+    def chat(self, body: ChatRequest, max_context: int, common_context: int) -> GenerationPlan:
+        """`common_context`: what an answer of no given length keeps to, so that any node can run it; a prompt that is
+        longer may use all of `max_context`."""
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
             raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
         if body.top_logprobs is not None and not body.logprobs:
@@ -44,7 +46,8 @@ class Resolver:
         self._check_length(ids, "messages", max_context)
         wanted = body.max_completion_tokens or body.max_tokens
         field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        max_tokens = self._max_tokens(wanted, field, max_context - len(ids), default=max_context)
+        default = (common_context if common_context > len(ids) else max_context) - len(ids)
+        max_tokens = self._max_tokens(wanted, field, max_context - len(ids), default=default)
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
         return self._plan(body, [(ids, "")], max_tokens, num_logprobs)
 

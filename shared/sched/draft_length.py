@@ -109,6 +109,7 @@ class StepCosts:
         self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=SAMPLES))
         self._measured: dict[tuple[int, int], int] = {}  # when last, in steps
         self._typical: dict[tuple[int, int], float] = {}  # where there are times enough
+        self._slopes: dict[int, float] = {}  # by decode rows, as last measured: of one more draft
         self._steps = 0
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
@@ -127,29 +128,32 @@ class StepCosts:
         """Time of a step of each width against that of a plain one with as many rows; from other numbers of rows until
         measured."""
         self._typical = {cell: seconds for cell, seconds in self._typical.items() if self._is_fresh(cell)}
-        plain, slope = self._typical.get((num_rows, 1)), _slope(self._typical, num_rows)
+        self._slopes |= _slopes(self._typical)
+        plain, slope = self._typical.get((num_rows, 1)), self._slope(num_rows)
         found = [self._typical.get((num_rows, width)) for width in widths]
         return [
             1 + (width - 1) * slope if plain is None or seconds is None else seconds / plain
             for width, seconds in zip(widths, found, strict=True)
         ]
 
+    def _slope(self, num_rows: int) -> float:
+        if not self._slopes:
+            return GUESSED_COST
+        return self._slopes[min(self._slopes, key=lambda rows: abs(rows - num_rows))]
+
     def _is_fresh(self, cell: tuple[int, int]) -> bool:
         age = self._steps - self._measured.get(cell, self._steps)
         return age <= (STALE_PLAIN if cell[1] == 1 else STALE)
 
 
-def _slope(known: Mapping[tuple[int, int], float], num_rows: int) -> float:
-    """Cost of one more draft relative to a plain step, where both were measured, with about as many rows."""
-    slopes: dict[int, list[float]] = defaultdict(list)
-    for (rows, width), seconds in known.items():
-        plain = known.get((rows, 1))
+def _slopes(typical: Mapping[tuple[int, int], float]) -> dict[int, float]:
+    """By decode rows: what one more draft costs relative to a plain step, where both were measured."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for (rows, width), seconds in typical.items():
+        plain = typical.get((rows, 1))
         if width > 1 and plain is not None:
-            slopes[rows].append((seconds / plain - 1) / (width - 1))
-    if not slopes:
-        return GUESSED_COST
-    nearest = min(slopes, key=lambda rows: abs(rows - num_rows))
-    return max(0.0, statistics.fmean(slopes[nearest]))
+            found[rows].append((seconds / plain - 1) / (width - 1))
+    return {rows: max(0.0, statistics.fmean(slopes)) for rows, slopes in found.items()}
 
 
 class DraftLength:

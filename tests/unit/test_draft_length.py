@@ -135,6 +135,16 @@ def test_a_machine_that_others_use_now_and_then_is_forgotten(rate: float, seed: 
         assert (machine.tokens - before) / seconds > 0.88 * best, f"{np.unique(widths, return_counts=True)}"
 
 
+@pytest.mark.parametrize("cost", [0.5, 0.7, 1.0])
+def test_plain_decoding_remembers_why_it_is_plain(cost: float) -> None:
+    """Where drafting always loses it is tried ever more seldom, though what was measured of it gets old."""
+    machine = Machine(
+        DraftLength((1, 2, 3, 4), depth=3), rate=0.35, num_rows=4, seconds_of=lambda rows, width: 1 + cost * (width - 1)
+    )
+    machine.run(600)
+    assert np.mean([width > 1 for width in machine.run(1500)]) < 0.06
+
+
 def test_more_rows_mean_fewer_drafts() -> None:
     """The same acceptance: what pays for one row is dear for 32, and back."""
     machine = Machine(adaptive(), rate=0.6)

@@ -232,7 +232,7 @@ def run(kind: type, body: dict[str, Any]) -> GenerationPlan | None:
     """What the server does with a body before any node hears of it."""
     parsed: Any = PARSERS[kind].parse(json.dumps(body).encode())
     if kind is ChatRequest:
-        return RESOLVER.chat(parsed, CONTEXT)
+        return RESOLVER.chat(parsed, CONTEXT, CONTEXT)
     if kind is CompletionRequest:
         return RESOLVER.completion(parsed, CONTEXT)
     RESOLVER.check_model(parsed.model)
@@ -240,6 +240,16 @@ def run(kind: type, body: dict[str, Any]) -> GenerationPlan | None:
         RESOLVER.check_ids(parsed.tokens, "tokens")
         return None
     return None if RESOLVER.tokenize(parsed) is not None else None
+
+
+def test_an_answer_of_no_given_length_fits_every_node() -> None:
+    """Nodes hold different lengths; who asks for none must not be tied to the largest."""
+    said = {"model": "hashlm", "messages": [{"role": "user", "content": "hi"}]}
+    body: Any = PARSERS[ChatRequest].parse(json.dumps(said).encode())
+    plan = RESOLVER.chat(body, 2000, 1000)
+    (prompt,) = plan.jobs
+    assert len(prompt.ids) + plan.sampling.max_tokens == 1000
+    assert len(prompt.ids) + RESOLVER.chat(body, 2000, len(prompt.ids)).sampling.max_tokens == 2000
 
 
 def short(value: Any) -> str:

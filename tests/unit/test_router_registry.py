@@ -83,10 +83,10 @@ def test_a_draining_node_gets_nothing_new() -> None:
 
 def test_the_context_is_what_the_largest_node_holds_and_long_requests_go_there() -> None:
     registry = Registry(5.0)
-    assert registry.max_context() is None
+    assert registry.max_context() is None and registry.common_context() is None
     registry.hello("a@1", hello("decode", "a", context=200), 0.0)
     registry.hello("b@1", hello("prefill", "b", context=100), 0.0)
-    assert registry.max_context() == 200
+    assert registry.max_context() == 200 and registry.common_context() == 100
     registry.hello("c@1", hello("prefill", "c", context=200), 0.0)
     placer = Placer(registry, LeastLoad(), 0)
     for _ in range(3):
