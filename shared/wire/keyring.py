@@ -53,10 +53,9 @@ class KeyRing:
         self.now = self._read()
         self._life = new_pair()
 
-    @property
-    def listener(self) -> KeyPair:
-        """The pair that a bound socket has."""
-        return self.now.own if self.kind == ROUTER else self._life
+    def listener(self, keys: Keys) -> KeyPair:
+        """The pair that a bound socket has, by that reading."""
+        return keys.own if self.kind == ROUTER else self._life
 
     def node_of(self, public: bytes) -> str | None:
         """Which node this key proves its holder to be; None when it is nobody's any more, or a router's."""

@@ -18,7 +18,7 @@ from shared.observe.metric_names import REFUSED_IDENTITY
 from shared.wire.admission import Admission
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.connections import Connections
-from shared.wire.key_files import ROUTER
+from shared.wire.key_files import ROUTER, KeyPair
 from shared.wire.keyring import KeyRing
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
@@ -115,9 +115,8 @@ def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
         return None
 
 
-def serve_curve(socket: zmq.Socket[bytes], ring: KeyRing) -> None:
+def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
     """Let in whom the authenticator allows, and nobody should there be no authenticator."""
-    pair = ring.listener
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
@@ -125,10 +124,10 @@ def serve_curve(socket: zmq.Socket[bytes], ring: KeyRing) -> None:
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
 
-def dial_curve(socket: zmq.Socket[bytes], ring: KeyRing, server: bytes) -> None:
+def dial_curve(socket: zmq.Socket[bytes], own: KeyPair, server: bytes) -> None:
     """As ourselves, to whoever holds the secret of `server`."""
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, ring.now.own.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, ring.now.own.secret)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
     socket.setsockopt(zmq.CURVE_SERVERKEY, server)
 
 
@@ -165,32 +164,39 @@ class RouterSocket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
         check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         self.stats = WireStats()
-        self._limits = options.limits
+        self._context = context
+        self._options = options
         self._ring = options.ring
         self._keys = options.ring.now if options.ring is not None else None
         self._admission = Admission(options.ring)
-        self.socket = open_socket(context, zmq.ROUTER, options)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        if self._ring is not None:
-            serve_curve(self.socket, self._ring)
-        self.monitor = self.socket.get_monitor_socket(ROUTER_EVENTS)
-        self._connections = Connections(self._drain)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         self._key_of: dict[str, bytes] = {}  # peer -> its key, with keys
-        self._is_bound, self._bind_tries = True, 0
+        self._bind_tries = 0
+        self._make_socket()
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
+        self._is_bound = True
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
+
+    def _make_socket(self) -> None:
+        """Not bound yet. The caller has closed the one before, whose connections end with it."""
+        self.socket = open_socket(self._context, zmq.ROUTER, self._options)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if self._ring is not None and self._keys is not None:
+            serve_curve(self.socket, self._ring.listener(self._keys))
+        self.monitor = self.socket.get_monitor_socket(ROUTER_EVENTS)
+        self._connections = Connections(self._drain)
+        self._is_bound = False
 
     @property
     def address(self) -> str:
         """The endpoint and, for a node with keys, the key it listens under: what peers must be told to dial it."""
-        if self._ring is None or self._ring.kind == ROUTER:
+        if self._ring is None or self._keys is None or self._ring.kind == ROUTER:
             return self.endpoint
-        return f"{self.endpoint}{KEY_MARK}{self._ring.listener.public.hex()}"
+        return f"{self.endpoint}{KEY_MARK}{self._ring.listener(self._keys).public.hex()}"
 
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
@@ -230,7 +236,7 @@ class RouterSocket:
             self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
             self._connections.seen(int(parts[-1].get(zmq.SRCFD)), parts[0].bytes, name)
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
-            message, frames = decode_parts([part.buffer for part in parts[1:]], self._limits)
+            message, frames = decode_parts([part.buffer for part in parts[1:]], self._options.limits)
             check_sender(name, message)
         except WireError as error:
             self.stats.dropped(name, error)
@@ -256,17 +262,19 @@ class RouterSocket:
     # ---- keys that change
 
     def _follow_keys(self) -> list[str]:
-        """Peers whose key is no longer allowed: nothing of theirs is listened to from now on, nothing goes to them."""
+        """Peers whose key is no longer allowed: nothing of theirs is listened to from now on, nothing goes to them.
+        After a change of a router's own key, all of them: their connections have ended."""
         ring = self._ring
         if ring is None or self._keys is (now := ring.now):
             self._bind_again()
             return []
         before, self._keys = self._keys, now
         if ring.kind == ROUTER and before is not None and before.own != now.own:
-            self.socket.unbind(self.endpoint)  # its connections break: the nodes come back under the new key
-            serve_curve(self.socket, ring)
-            self._is_bound = False
-        out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
+            self.close()  # unbound, it could still bring messages of connections that no event tells the end of
+            self._make_socket()
+            out = list(self._routes)  # the nodes come back under the new key
+        else:
+            out = [peer for peer, key in self._key_of.items() if ring.node_of(key) is None]
         for peer in out:
             self._forget(peer)
         return out
@@ -327,8 +335,8 @@ class DealerSocket:
         self.socket = open_socket(self._context, zmq.DEALER, self._options)
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
         self.own = ring.now.own if ring is not None else None  # what the peer sees
-        if ring is not None:
-            dial_curve(self.socket, ring, self.server)
+        if self.own is not None:
+            dial_curve(self.socket, self.own, self.server)
         self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
         try:
             self.socket.connect(self.endpoint)

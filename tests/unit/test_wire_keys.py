@@ -20,11 +20,11 @@ from shared.core.keys import RequestKey
 from shared.wire.codec import encode, to_wire
 from shared.wire.dialling import PAUSE_S
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
-from shared.wire.keyring import KeyRing
+from shared.wire.keyring import KeyRing, Keys
 from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
-from shared.wire.sockets import LinkOptions, property_of
+from shared.wire.sockets import DealerSocket, LinkOptions, RouterSocket, property_of
 
 DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
@@ -431,6 +431,60 @@ def test_a_router_s_key_is_rotated_under_its_nodes(folder: Path) -> None:
         node.close(), link.close()
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+def rotate(folder: Path, ring: KeyRing, name: str) -> None:
+    """Until the ring has taken the new key."""
+    new = add_key(folder, ROUTER, name)
+    use_key(folder, name)
+    until(lambda: ring.now.own.public == new.public, what="the new key is taken")
+
+
+def test_a_router_s_key_may_change_again_before_it_listens_again(folder: Path) -> None:
+    """And whoever it heard before is gone at once: libzmq tells nothing of connections that end with a bind."""
+    settings = options(folder, "router", ROUTER)
+    context, authenticator, router = open_router("tcp://127.0.0.1:*", settings)
+    node = NodeLinks("d", 1, options=options(folder, "d"))
+    node.dial(router.endpoint, router.endpoint)
+    node.send(router.endpoint, Goodbye("d", 1))
+    heard: list[Inbound] = []
+    until(lambda: heard.extend(router.receive()) or heard, node)
+    assert settings.ring is not None
+    rotate(folder, settings.ring, "router")
+    assert router.receive() == [PeerClosed("d@1")]
+    rotate(folder, settings.ring, "router")
+    assert router.receive() == []
+    until(lambda: router.receive() or router._is_bound, what="listens again")
+    until(lambda: node.poll(0.01) and node._dealers[router.endpoint].state == "up", what="a node is back")
+    node.send(router.endpoint, Goodbye("d", 1))
+    until(lambda: Received("d@1", Goodbye("d", 1)) in router.receive(), node)
+    node.close(), close_router(context, authenticator, router)
+
+
+class Restless(KeyRing):
+    """Its files change whenever anybody looks."""
+
+    reads = 0
+
+    @property
+    def now(self) -> Keys:
+        self.reads += 1
+        return Keys(new_pair(), self._allowed)
+
+    @now.setter
+    def now(self, keys: Keys) -> None:
+        self._allowed = keys.allowed
+
+
+@pytest.mark.parametrize(("kind", "name"), [(ROUTER, "router"), (NODE, "d")])
+def test_a_socket_has_one_reading_of_its_keys(folder: Path, kind: str, name: str) -> None:
+    """A public key with the secret of another opens nothing."""
+    ring, context = Restless(folder, kind, name), zmq.Context()
+    router = RouterSocket(context, "tcp://127.0.0.1:0", LinkOptions(ring=ring))
+    assert ring.reads == 1
+    dealer = DealerSocket(context, "x", router.endpoint, "d@1", LinkOptions(ring=ring), router.stats, bytes(32))
+    assert ring.reads == 2
+    dealer.close(), router.close(), context.term()
 
 
 async def collect(link: RouterLink, into: list[Inbound]) -> None:
