@@ -9,6 +9,7 @@ SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 RESTING_PAGES = ("free", "cached")
 OPEN = "baton_open_requests"
+TOTAL = "baton_kv_pages_total"  # one sample per node
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,14 @@ def parse_page(text: str) -> Page:
     return Page(tuple(Sample(m[1], dict(LABEL.findall(m[2] or "")), float(m[3])) for m in found if m))
 
 
+def has_nodes(page: Page) -> bool:
+    return any(sample.name == TOTAL for sample in page.samples)
+
+
 def unrest(page: Page) -> list[str]:
     """What should not be so on a server without requests: pages in use, pages that are missing, rows in use."""
     found: list[str] = []
-    for total in (sample for sample in page.samples if sample.name == "baton_kv_pages_total"):
+    for total in (sample for sample in page.samples if sample.name == TOTAL):
         node = total.labels["node"]
         pages = states_of(page, "baton_kv_pages", node)
         rows = states_of(page, "baton_request_rows", node)

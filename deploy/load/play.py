@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import functools
 import math
@@ -36,6 +37,7 @@ from deploy.load.truth import (
     check_rest,
     check_stalls,
 )
+from shared.core.errors import ConfigError
 
 POLL_S = 0.5
 RESTED_POLLS = 3  # nodes report once a second at the latest: so long it must stay
@@ -122,14 +124,36 @@ def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: 
     """Those that only a Baton router's metrics allow."""
     if before is None:
         return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
+    after, waited_s = page_at_rest(plan.truth.rest_s, stage)
+    rest = check_rest(records, before, after, waited_s)
+    if after is None:
+        return [rest, Check("agreement", "skipped", "skipped: /metrics no longer answers")]
+    return [rest, check_agreement(records, before, after, lag)]
+
+
+def page_at_rest(rest_s: float, stage: Stage) -> tuple[Page | None, float]:
+    """(the last page, seconds until then): once all has been at rest for a while, or `rest_s` are over. None: the server
+    did not answer any more."""
     begin = time.monotonic()
-    after, num_rested = before, 0
-    while num_rested < RESTED_POLLS and time.monotonic() - begin <= plan.truth.rest_s:
+    num_rested = 0
+    while True:
         time.sleep(POLL_S)
-        after = metrics_of(stage) or after
-        is_resting = not unrest(after) and not after.total(OPEN)
-        num_rested = num_rested + 1 if is_resting else 0
-    return [check_rest(after, time.monotonic() - begin), check_agreement(records, before, after, lag)]
+        page = page_if_any(stage)
+        num_rested = num_rested + 1 if page is not None and is_at_rest(page) else 0
+        waited_s = time.monotonic() - begin
+        if num_rested == RESTED_POLLS or waited_s > rest_s:
+            return page, waited_s
+
+
+def is_at_rest(page: Page) -> bool:
+    return not unrest(page) and not page.total(OPEN)
+
+
+def page_if_any(stage: Stage) -> Page | None:
+    """A server that died under load is a finding, and no reason to lose the report."""
+    with contextlib.suppress(ConfigError):
+        return metrics_of(stage)
+    return None
 
 
 def metrics_of(stage: Stage) -> Page | None:

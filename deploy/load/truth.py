@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.load.check import Check
-from deploy.load.metrics_page import OPEN, Page, unrest
+from deploy.load.metrics_page import OPEN, Page, has_nodes, unrest
 from deploy.load.record import Record
 from deploy.load.summary import Lag
 
@@ -55,21 +55,42 @@ def check_stalls(records: Sequence[Record], bound_s: float) -> Check:
     )
 
 
-def check_rest(page: Page, waited_s: float) -> Check:
-    """`page`: the last one seen, at most `waited_s` after the load."""
-    found = unrest(page)
-    if page.total(OPEN):
-        text = f"skipped: {int(page.total(OPEN))} requests that are not ours are open, so nothing can be told"
-        return Check("leaks", "skipped", text)
+def check_rest(records: Sequence[Record], before: Page, after: Page | None, waited_s: float) -> Check:
+    """`before`: ahead of the load. `after`: the last answer of /metrics, asked `waited_s` after it; None: it gave none.
+
+    All of our requests are over by then, with us. What is open is somebody else's, or a request that never ends."""
+    if after is None:
+        return Check("leaks", "failed", f"/metrics no longer answers, {waited_s:.0f} s after the load")
+    num_open = int(after.total(OPEN))
+    if num_open and not is_all_ours(records, before, after):
+        text = f"{num_open} requests are open that may not be ours, so nothing can be told"
+        return Check("leaks", "doubtful", text)
+    found = unrest(after)
+    if num_open:
+        text = f"{waited_s:.0f} s after the load {num_open} of our requests, which are over, are still open there"
+        return Check("leaks", "failed", text, tuple(found[:MOST_DETAILS]))
     if found:
         text = f"{waited_s:.0f} s after the load not all memory is back"
         return Check("leaks", "failed", text, tuple(found[:MOST_DETAILS]))
+    if not has_nodes(after):
+        return Check("leaks", "failed", "after the load no node is connected, so no memory can be seen")
     return Check("leaks", "ok", "all pages and rows of all nodes are free or cached again")
+
+
+def is_all_ours(records: Sequence[Record], before: Page, after: Page) -> bool:
+    """The server met nobody's requests but ours: as many as got an answer, at most as many as were sent."""
+    met = ended_between(before, after) + after.total(OPEN)
+    num_answered = sum(bool(record.status) and not record.hung_up for record in records)
+    return not before.total(OPEN) and num_answered <= met <= len(records)
+
+
+def ended_between(before: Page, after: Page) -> float:
+    return after.total("baton_requests_total") - before.total("baton_requests_total")
 
 
 def check_agreement(records: Sequence[Record], before: Page, after: Page, lag: Lag) -> Check:
     """A client that was late itself may differ from the server by that: then it is doubtful who was right."""
-    ended = after.total("baton_requests_total") - before.total("baton_requests_total")
+    ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
     left = sum(record.hung_up for record in records)  # which the server may never have read
     if not len(answered) <= ended <= len(answered) + left:

@@ -144,16 +144,38 @@ class Server:
 )
 def test_every_kind_of_leak(changes, words):
     server = Server()
-    assert check_rest(server.page(), 5.0).verdict == "ok"
-    check = check_rest(server.page(**changes), 5.0)
+    before = server.page()
+    assert check_rest([], before, server.page(), 5.0).verdict == "ok"
+    check = check_rest([], before, server.page(**changes), 5.0)
     assert check.verdict == "failed" and words in check.details[0]
     assert unrest(server.page()) == []
 
 
 def test_others_requests_say_nothing_about_leaks():
     server = Server()
+    before = server.page()
     server.requests.started()
-    assert check_rest(server.page(pages={"free": 9, "active": 1}), 5.0).verdict == "skipped"
+    others = server.page(pages={"free": 9, "active": 1})
+    assert check_rest([], before, others, 5.0).verdict == "doubtful"
+    assert check_rest([record(0, hung_up=True)], others, server.page(), 5.0).verdict == "doubtful"  # open before
+
+
+def test_our_own_request_that_never_ends_there_is_a_leak():
+    server = Server()
+    before = server.page()
+    server.serve()
+    server.requests.started()
+    ours = [record(0), record(1, (), hung_up=True)]
+    check = check_rest(ours, before, server.page(), 5.0)
+    assert check.verdict == "failed" and "1 of our requests" in check.text
+    server.requests.started()
+    assert check_rest(ours, before, server.page(), 5.0).verdict == "doubtful"
+
+
+def test_no_page_and_no_node_are_no_memory_that_came_back():
+    before, empty = Server().page(), parse_page(render(Server().registry).decode())
+    assert "no longer answers" in check_rest([], before, None, 5.0).text
+    assert [check_rest([], before, page, 5.0).verdict for page in (None, empty)] == ["failed", "failed"]
 
 
 @pytest.mark.parametrize(
