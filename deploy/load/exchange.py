@@ -48,7 +48,7 @@ class Exchange:
     def end_of_stream(self, at: float) -> None:
         """The server closed the connection: an answer may end so, but not in its middle."""
         if self._is_answered:
-            self._finish(at)
+            self._answered(at)
         elif not self.is_over:
             self.was_cut_off = not self._has_begun
             self.fail("the connection was closed before the answer's end", at)
@@ -93,12 +93,22 @@ class Exchange:
     def on_message_complete(self) -> None:
         if self.record.status < 200:
             return  # 100 Continue and its like
+        was_over = self.is_over
         if self.record.status != 200:
             self.fail(f"{self.record.status} {refusal_text(self._refusal)}", self._at)
         elif not self._is_answered:
             self.fail("the stream ended without a finish reason", self._at)
-        self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not self.is_over
-        self._finish(self._at)
+        self._answered(self._at)
+        self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
+
+    def _answered(self, at: float) -> None:
+        """To its end; whether it is an answer, its tokens say. What is over already stays as it is."""
+        num_ids, reported = len(self.record.ids), self.record.reported_tokens
+        if not self.record.at:
+            self.fail("an answer without a token", at)
+        elif 0 < num_ids < reported:
+            self.fail(f"{num_ids} token ids came, the usage says {reported}", at)
+        self._finish(at)
 
     def _take(self, chunk: Chunk) -> None:
         if chunk.error is not None:

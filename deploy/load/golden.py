@@ -46,6 +46,10 @@ class Difference:
     wanted: str
     margin: float | None
 
+    def is_near_tie(self, bound: float) -> bool:
+        """A bound of 0 excuses nothing, not even a tie."""
+        return self.margin is not None and 0 < bound >= self.margin
+
     def __str__(self) -> str:
         near = "" if self.margin is None else f"; there the best two tokens were {self.margin:.4f} apart in logprob"
         where = f"request {self.number} (golden {self.probe}), {self.unit} {self.position}"
@@ -55,9 +59,9 @@ class Difference:
 def check_tokens(goldens: Sequence[Golden], records: Sequence[Record], near_tie: float) -> Check:
     if not goldens:
         return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
-    compared = [record for record in records if record.probe is not None and not record.error]
+    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # what brought something
     found = [one for record in compared if (one := first_difference(goldens[record.probe or 0], record)) is not None]
-    wrong = [one for one in found if one.margin is None or one.margin > near_tie]
+    wrong = [one for one in found if not one.is_near_tie(near_tie)]
     details = tuple(map(str, (wrong or found)[:MOST_DETAILS]))
     how = "token for token" if goldens[0].ids else "as text"
     if wrong:

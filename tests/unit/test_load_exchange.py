@@ -100,6 +100,9 @@ def test_an_answer_without_a_length_ends_with_its_connection():
     ("data", "words"),
     [
         (chunked(chunk("a")), "without a finish reason"),
+        (chunked(chunk("", [], "stop")), "without a token"),
+        (HEAD + b"\r\ndata: " + chunk("", reason="stop") + b"\n\n", "without a token"),
+        (chunked(chunk("ab", [1], "stop", usage=USAGE)), "1 token ids came, the usage says 3"),
         (chunked(b'{"error": {"message": "node lost"}}'), "node lost"),
         (chunked(b'{"error": "plain"}'), "plain"),
         (chunked(b"{"), "no sense"),
@@ -110,7 +113,12 @@ def test_an_answer_without_a_length_ends_with_its_connection():
 )
 def test_failures_in_the_servers_words(data, words):
     made = fed(data)
+    made.end_of_stream(99.0)
     assert made.is_over and words in made.record.error and not made.may_reuse and not made.record.is_whole
+
+
+def test_without_ids_the_usage_alone_says_how_many_tokens_there_were():
+    assert fed(chunked(chunk("abc", reason="stop", usage=USAGE))).record.error == ""
 
 
 def test_a_refusals_body_is_read_in_any_form():

@@ -79,7 +79,7 @@ def test_an_answer_that_was_left_is_judged_as_far_as_it_came():
 
 
 @pytest.mark.parametrize(
-    ("margin", "near", "verdict"), [(0.05, 0.1, "doubtful"), (0.2, 0.1, "failed"), (0.0, 0.0, "doubtful")]
+    ("margin", "near", "verdict"), [(0.05, 0.1, "doubtful"), (0.2, 0.1, "failed"), (0.0, 0.0, "failed")]
 )
 def test_near_ties(margin, near, verdict):
     answers = [record(0, ids=[1, 2, 3], probe=0), record(1, ids=[1, 7, 3], probe=0), record(2, ids=[9])]
@@ -91,6 +91,10 @@ def test_nothing_compared_is_no_proof():
     assert check_tokens([], [record()], 0.1).verdict == "skipped"
     assert check_tokens([gold([1])], [record()], 0.1).verdict == "doubtful"
     assert check_tokens([gold([1])], [record(probe=0, error="x")], 0.1).verdict == "doubtful"
+    left_before_its_first = record(1, (), probe=0, hung_up=True)
+    assert check_tokens([gold([1])], [left_before_its_first], 0.1).verdict == "doubtful"
+    both = [left_before_its_first, record(2, (1.0,), ids=[1], probe=0)]
+    assert "1 of 1 answers" in check_tokens([gold([1])], both, 0.1).text
 
 
 def test_golden_files(tmp_path):
