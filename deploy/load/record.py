@@ -81,6 +81,10 @@ class Record:
         """Between chunks: what a reader waits."""
         return [later - earlier for earlier, later in zip(self.at, self.at[1:], strict=False)]
 
+    def waits(self) -> list[float]:
+        """The gaps, and what passed from the last chunk until the answer was over: it may stand still there."""
+        return [*self.gaps(), self.end - self.at[-1]] if self.at and not math.isnan(self.end) else self.gaps()
+
     def token_gaps(self) -> list[tuple[float, int]]:
         """(wait per token, tokens) of each chunk after the first."""
         return [(gap / count, count) for gap, count in zip(self.gaps(), self.counts[1:], strict=True)]

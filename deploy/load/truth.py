@@ -37,22 +37,24 @@ def check_answers(records: Sequence[Record]) -> Check:
 
 
 def check_stalls(records: Sequence[Record], bound_s: float) -> Check:
-    """Between two chunks of one stream; how late we were ourselves is not in these times where the kernel stamps."""
-    longest = max((max(record.gaps(), default=0.0) for record in records), default=0.0)
-    if longest < bound_s:
+    """Between two chunks of one stream, and from its last one until it was over or left; how late we were ourselves is
+    not in the former where the kernel stamps."""
+    waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
+    stalls = [one for one in waits if one[0] >= bound_s]
+    if not stalls:
+        longest = max((wait for wait, _, _ in waits), default=0.0)
         return Check("stalls", "ok", f"no stream stood still for {bound_s:g} s; the longest wait was {longest:.3f} s")
-    stalls = [
-        (gap, record, position) for record in records for position, gap in enumerate(record.gaps(), 1) if gap >= bound_s
-    ]
     stalls.sort(key=lambda one: -one[0])
-    details = tuple(
-        f"request {record.number}: {gap:.2f} s before chunk {position}, at {record.at[position]:.1f} s"
-        for gap, record, position in stalls[:MOST_DETAILS]
-    )
+    details = tuple(stall_line(*one) for one in stalls[:MOST_DETAILS])
     num_streams = len({record.number for _, record, _ in stalls})
-    return Check(
-        "stalls", "failed", f"{len(stalls)} waits of {bound_s:g} s and more, in {num_streams} streams", details
-    )
+    text = f"{len(stalls)} waits of {bound_s:g} s and more, in {num_streams} streams"
+    return Check("stalls", "failed", text, details)
+
+
+def stall_line(wait: float, record: Record, position: int) -> str:
+    if position == len(record.at):
+        return f"request {record.number}: {wait:.2f} s after its last chunk, until {record.end:.1f} s"
+    return f"request {record.number}: {wait:.2f} s before chunk {position}, at {record.at[position]:.1f} s"
 
 
 def check_rest(records: Sequence[Record], before: Page, after: Page | None, waited_s: float) -> Check:

@@ -117,6 +117,14 @@ def test_stalls():
     assert check.details[0].startswith("request 2: 2.00 s before chunk 1")
 
 
+@pytest.mark.parametrize("how", [{}, {"hung_up": True}, {"error": "no end within 600 s"}])
+def test_a_stream_that_stands_still_to_its_end_is_a_stall(how):
+    stuck = record(3, **how)
+    stuck.end = stuck.at[-1] + 5.0
+    check = check_stalls([record(0), record(1, ()), stuck], 1.0)
+    assert check.verdict == "failed" and check.details == ("request 3: 5.00 s after its last chunk, until 6.2 s",)
+
+
 class Server:
     """Metrics as the router's own code writes them."""
 
