@@ -50,8 +50,8 @@ class Bootstrap:
         low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return Estimate(value, min(value, float(low)), max(value, float(high)))
 
-    def total(self, per_request: Sequence[float], divisor: float) -> Estimate:
-        """sum(per_request) / divisor: a rate over a fixed time, a share, a mean."""
+    def total(self, per_request: Sequence[float] | Floats, divisor: float) -> Estimate:
+        """sum(per_request) / divisor: a mean, or a rate over a fixed time where slices of time stand for requests."""
         values = np.asarray(per_request, dtype=np.float64)
         if not len(values) or divisor <= 0:
             return NOTHING

@@ -132,8 +132,8 @@ def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: 
 
 
 def page_at_rest(rest_s: float, stage: Stage) -> tuple[Page | None, float]:
-    """(the last page, seconds until then): once all has been at rest for a while, or `rest_s` are over. None: the server
-    did not answer any more."""
+    """(the last page, seconds until then): once all has been at rest for a while, or `rest_s` are over. None: the
+    server did not answer any more."""
     begin = time.monotonic()
     num_rested = 0
     while True:

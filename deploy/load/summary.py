@@ -15,10 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deploy.load.figures import NOTHING, Bootstrap, Estimate, Pooled, one_each, quantile
+import numpy as np
+
+from deploy.load.figures import NOTHING, Bootstrap, Estimate, Floats, Pooled, one_each, quantile
 from deploy.load.record import Record
 from deploy.load.slo import Slo
 
+LEAST_SLICES = 20
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -32,7 +35,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Requests due in [begin, end) are counted; rates are per second of it."""
+    """Requests due in [begin, end) are judged; rates are of what came from begin to end, per second of it."""
 
     begin: float
     end: float
@@ -43,6 +46,12 @@ class Window:
     @property
     def seconds(self) -> float:
         return self.end - self.begin
+
+    def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
+        """Sums by second (shorter ones in a short window). Times outside count nowhere; the end itself, where a closed
+        loop has its last answer, is inside."""
+        num_slices = max(LEAST_SLICES, round(self.seconds))
+        return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +91,15 @@ class Summary:
 
 
 def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reader, seed: int = 0) -> Summary:
-    """Of the requests due in the window, in order of arrival."""
+    """Latencies and shares: of the requests due in the window, in order of arrival. Answers and tokens per second: of
+    what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it."""
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     boot = Bootstrap(len(counted), seed)
     judged = [float(not record.hung_up) for record in counted]
     good = [float(slo.is_met(record)) for record in counted]
     failed = [record for record in counted if record.error]
+    whole = [record for record in records if record.is_whole]
+    due = [record.due for record in counted]
     return Summary(
         seconds=window.seconds,
         num_requests=len(counted),
@@ -98,15 +110,36 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
         cached_tokens=sum(record.cached_tokens for record in counted),
         output_tokens=sum(record.num_tokens for record in counted),
         latencies=latencies_of(counted, boot),
-        requests_per_s=boot.total([float(record.is_whole) for record in counted], window.seconds),
-        output_tokens_per_s=boot.total([float(record.num_tokens) for record in counted], window.seconds),
+        requests_per_s=rate([one.end for one in whole], [1.0] * len(whole), window, seed),
+        output_tokens_per_s=rate(*arrivals_of(records), window, seed),
         slo=str(slo),
         slo_share=boot.share(good, judged),
-        goodput=boot.total(good, window.seconds),
-        smooth_goodput=boot.total([worth(record, slo, reader) for record in counted], window.seconds),
+        goodput=rate(due, good, window, seed),
+        smooth_goodput=rate(due, [worth(record, slo, reader) for record in counted], window, seed),
         lag=lag_of(counted),
         errors=count_errors(failed),
     )
+
+
+def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
+    """Per second of the window, with an interval over its slices of time: how many requests there were is chance, too,
+    and that every one of them is worth the same says nothing of how evenly they came."""
+    if not window.seconds > 0:
+        return NOTHING
+    slices = window.per_slice(times, amounts)
+    return Bootstrap(len(slices), seed).total(slices, window.seconds)
+
+
+def arrivals_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """(when, how many tokens) of all chunks; where the server says how many there were in all, chunks share them."""
+    times = [at for record in records for at in record.at]
+    amounts = [
+        count * record.num_tokens / total
+        for record in records
+        for total in [sum(record.counts)]
+        for count in record.counts
+    ]
+    return times, amounts
 
 
 def latencies_of(counted: Sequence[Record], boot: Bootstrap) -> dict[str, dict[str, Estimate]]:
@@ -149,7 +182,10 @@ def pooled_gaps(whole: Sequence[Record | None]) -> Pooled:
 
 
 def worth(record: Record, slo: Slo, reader: Reader) -> float:
-    """Of one request, in tokens. One that we left is worth what it brought till then."""
+    """Of one request, in tokens. One that we left is worth what it brought till then, one that failed nothing: else
+    breaking a stream off before it gets late would pay."""
+    if record.error:
+        return 0.0
     start = slo.ttft if math.isfinite(slo.ttft) else record.ttft
     idle, num_before = 0.0, 0
     for at, count in zip(record.at, record.counts, strict=True):

@@ -14,7 +14,7 @@ from deploy.load.driver import Driver, HangUps, Limits
 from deploy.load.figures import NOTHING, Bootstrap, Pooled, draw_times, one_each, quantile
 from deploy.load.record import Record
 from deploy.load.slo import Slo, parse_slo
-from deploy.load.summary import Reader, Window, summarize, worth
+from deploy.load.summary import Reader, Window, rate, summarize, worth
 from shared.core.errors import ConfigError
 
 WINDOW = Window(0.0, 20.0)
@@ -86,9 +86,44 @@ def test_a_scripted_run_gives_the_script_back():
         for level in ("mean", "p50", "p99", "max"):
             assert summary.latencies[name][level].value == pytest.approx(value), (name, level)
     assert (summary.num_requests, summary.num_ok, summary.num_failed) == (100, 100, 0)
-    assert summary.requests_per_s.value == pytest.approx(5.0) == summary.goodput.value
-    assert summary.output_tokens_per_s.value == pytest.approx(55.0)
+    assert summary.goodput.value == pytest.approx(5.0)
     assert summary.slo_share.value == 1.0
+    steady = summarize(run(), Window(5.0, 20.0), Slo(), Reader())
+    assert steady.requests_per_s.value == pytest.approx(5.0)
+    assert steady.output_tokens_per_s.value == pytest.approx(55.0, rel=0.01)
+
+
+def test_what_comes_after_the_window_is_no_rate_of_it():
+    """A server that answers one request a second of two that are asked, and is drained for as long again."""
+    overloaded = run(lambda request: Script(ttft=2 * request.number - request.due, itl=0.05), seconds=20.0, rate=1.0)
+    summary = summarize(overloaded, WINDOW, Slo(), Reader())
+    assert summary.num_ok == 20 and summary.requests_per_s.value == pytest.approx(10 / 20)
+    assert summary.output_tokens_per_s.value == pytest.approx(10 * 11 / 20, rel=0.05)
+
+
+def test_what_was_asked_for_while_warming_up_and_comes_later_counts_as_come():
+    summary = summarize(run(lambda request: Script(ttft=5.0)), Window(10.0, 20.0), Slo(), Reader())
+    assert summary.requests_per_s.value == pytest.approx(5.0)
+
+
+def test_where_chunks_are_not_tokens_the_servers_count_is_spread_over_them():
+    one = record(1.0, 2.0, 30.0, 31.0)
+    one.reported_tokens = 12
+    assert summarize([one], WINDOW, Slo(), Reader()).output_tokens_per_s.value == pytest.approx(6 / 20)
+
+
+def poisson(seed, per_s=8.0, seconds=60.0):
+    """The rate of requests that are all alike, and its interval."""
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / per_s, round(2 * per_s * seconds)))
+    return rate(list(times), [1.0] * len(times), Window(1.0, seconds), seed)
+
+
+def test_a_rate_is_as_uncertain_as_the_arrivals_are_even_where_all_requests_are_alike():
+    found = [poisson(seed) for seed in range(60)]
+    assert sum(one.low <= 8.0 <= one.high for one in found) >= 50
+    summary = summarize(run(), Window(0.1, 20.0), Slo(), Reader())
+    assert summary.requests_per_s.low < summary.requests_per_s.value < summary.requests_per_s.high
 
 
 def test_a_tenth_that_is_slow_shows_in_the_tail_and_in_goodput():
@@ -134,10 +169,10 @@ def test_a_share_and_its_interval_stay_shares(pairs):
 
 
 def record(*times, counts=None, sent=0.0, end=None):
-    made = Record(0, 0, 0, sent, 100, sent=sent)
+    made = Record(0, 0, 0, sent, 100, sent=sent, finish_reason="length")
     for position, at in enumerate(times):
         made.token(at, 0.0, counts[position] if counts else 1)
-    made.end = times[-1] if end is None else end
+    made.end = end if end is not None else times[-1] if times else sent
     return made
 
 
@@ -188,5 +223,6 @@ def test_neither_giving_up_nor_holding_back_pays(gaps, position, pause):
     assert 0 <= whole <= len(times)
     held_back = [max(at, times[min(position, len(times) - 1)] + pause) for at in times]
     assert worth(record(*held_back), SMOOTH, READER) <= whole + 1e-9
-    given_up = Record(0, 0, 0, 0.0, 100, sent=0.0, end=0.0, error="too late")
-    assert worth(given_up, SMOOTH, READER) <= whole
+    broken_off = record(*times[:position])
+    broken_off.error = "too late"
+    assert worth(broken_off, SMOOTH, READER) <= whole
