@@ -68,7 +68,8 @@ class Bootstrap:
 
     def quantiles(self, pooled: Pooled, levels: Sequence[float]) -> list[Estimate]:
         values = pooled.quantiles(levels, None)
-        resampled = [pooled.quantiles(levels, times) for times in self.times]
+        thin = pooled.thinned()
+        resampled = [thin.quantiles(levels, times) for times in self.times]
         return [self.interval(value, [row[i] for row in resampled]) for i, value in enumerate(values)]
 
 
@@ -87,16 +88,22 @@ class Pooled:
 
     def __init__(self, values: Sequence[float], owners: Sequence[int], weights: Sequence[int]) -> None:
         """`owners[i]`: the position, in order of arrival, of the request that value i belongs to."""
-        every = -(-len(values) // MAX_POOLED) or 1
-        sample = np.asarray(values, dtype=np.float64)[::every]
-        order = np.argsort(sample, kind="stable")
-        self.values: Floats = sample[order]
-        self._owners: Counts = np.asarray(owners, dtype=np.int64)[::every][order]
-        self._weights: Counts = np.asarray(weights, dtype=np.int64)[::every][order]
+        unordered = np.asarray(values, dtype=np.float64)
+        order = np.argsort(unordered, kind="stable")
+        self.values: Floats = unordered[order]
+        self._owners: Counts = np.asarray(owners, dtype=np.int64)[order]
+        self._weights: Counts = np.asarray(weights, dtype=np.int64)[order]
 
     def mean(self) -> float:
         total = float(self._weights.sum())
         return float((self.values * self._weights).sum()) / total if total else math.nan
+
+    def thinned(self) -> Pooled:
+        """Every so manieth in order of size: enough for an interval, and never for a figure."""
+        every = slice(None, None, -(-len(self.values) // MAX_POOLED) or 1)
+        thin = Pooled([], [], [])
+        thin.values, thin._owners, thin._weights = self.values[every], self._owners[every], self._weights[every]
+        return thin
 
     def quantiles(self, levels: Sequence[float], times: Counts | None) -> list[float]:
         """The smallest value that at least this share (by weight) does not exceed, each request `times` as often."""

@@ -119,9 +119,12 @@ def read_report(path: Path) -> Report:
     file = path / REPORT if path.is_dir() else path
     try:
         raw = msgspec.json.decode(file.read_bytes())
-        return msgspec.convert(with_nan(raw, ""), Report)
+        found = msgspec.convert(with_nan(raw, ""), Report)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is no report of baton load: {error}") from None
+    if found.format != FORMAT:
+        raise ConfigError(f"{file} has format {found.format}; this baton reads format {FORMAT}")
+    return found
 
 
 NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", "best_rate", "gap_p50", "gap_p99"}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_load import Script, always, play, single_turns
 
+from deploy.load import figures
 from deploy.load.driver import Driver, HangUps, Limits
 from deploy.load.figures import NOTHING, Bootstrap, Pooled, draw_times, one_each, quantile
 from deploy.load.record import Record
@@ -34,6 +35,14 @@ def test_a_weight_counts_as_so_many_values(pairs):
     repeated = [value for value, weight in pairs for _ in range(weight)]
     assert weighted.quantiles([0.5, 0.99], None) == [quantile(repeated, 0.5), quantile(repeated, 0.99)]
     assert weighted.mean() == pytest.approx(sum(repeated) / len(repeated))
+
+
+def test_only_intervals_are_made_of_fewer_values(monkeypatch):
+    monkeypatch.setattr(figures, "MAX_POOLED", 10)
+    pooled = Pooled([float(i) for i in range(99, -1, -1)], range(100), [1] * 100)
+    median, top = Bootstrap(100, resamples=60).quantiles(pooled, [0.5, 1.0])
+    assert (median.value, top.value, pooled.values[-1], pooled.mean()) == (49.0, 99.0, 99.0, 49.5)
+    assert median.low < 49.0 < median.high and len(pooled.thinned().values) == 10
 
 
 @given(st.integers(1, 300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import types
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from deploy.load.check import Check
 from deploy.load.compare import Line, bad, lines_of, remarks
 from deploy.load.driver import Driver, Limits
 from deploy.load.figures import Estimate
+from deploy.load.harness import failed_elsewhere
 from deploy.load.live import glance_at
 from deploy.load.options import add_arguments
 from deploy.load.outcome import Report, encode, is_open, read_report, row_of, series_of
@@ -61,6 +63,23 @@ def test_what_is_no_report_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match="no report"):
         read_report(path)
+
+
+def test_a_report_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(encode(report(format=2)))
+    with pytest.raises(ConfigError, match="has format 2; this baton reads format 1"):
+        read_report(path)
+
+
+def test_in_a_sweep_overload_may_stall_but_never_lie():
+    failed = [Check(name, "failed", "") for name in ("answers", "tokens", "stalls", "leaks", "agreement")]
+    good, bad_run = (types.SimpleNamespace(checks=checks) for checks in ([], failed))
+    beyond = failed_elsewhere({1.0: good, 2.0: bad_run}, good, 1.0)
+    assert [check.name for check in beyond] == ["tokens", "leaks"]
+    below = failed_elsewhere({0.5: bad_run, 1.0: good}, good, 1.0)
+    assert [check.name for check in below] == ["tokens", "stalls", "leaks", "agreement"]
+    assert failed_elsewhere({2.0: bad_run}, bad_run, 0.0) == []
 
 
 def test_series_count_what_came_in_each_second():
