@@ -92,14 +92,17 @@ class Summary:
 
 def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reader, seed: int = 0) -> Summary:
     """Latencies and shares: of the requests due in the window, in order of arrival. Answers and tokens per second: of
-    what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it."""
+    what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it.
+
+    Golden probes are asked again and again, and a cache answers them sooner: latencies, shares and goodput are without
+    them. They are load like any other: counts, answers and tokens per second, and the client's lag are with them."""
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
-    boot = Bootstrap(len(counted), seed)
-    judged = [float(not record.hung_up) for record in counted]
-    good = [float(slo.is_met(record)) for record in counted]
+    judged = [record for record in counted if record.probe is None]
+    boot = Bootstrap(len(judged), seed)
+    good = [float(slo.is_met(record)) for record in judged]
+    due = [record.due for record in judged]
     failed = [record for record in counted if record.error]
     whole = [record for record in records if record.is_whole]
-    due = [record.due for record in counted]
     return Summary(
         seconds=window.seconds,
         num_requests=len(counted),
@@ -109,13 +112,13 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
         prompt_tokens=sum(record.prompt_tokens for record in counted),
         cached_tokens=sum(record.cached_tokens for record in counted),
         output_tokens=sum(record.num_tokens for record in counted),
-        latencies=latencies_of(counted, boot),
+        latencies=latencies_of(judged, boot),
         requests_per_s=rate([one.end for one in whole], [1.0] * len(whole), window, seed),
         output_tokens_per_s=rate(*arrivals_of(records), window, seed),
         slo=str(slo),
-        slo_share=boot.share(good, judged),
+        slo_share=boot.share(good, [float(not record.hung_up) for record in judged]),
         goodput=rate(due, good, window, seed),
-        smooth_goodput=rate(due, [worth(record, slo, reader) for record in counted], window, seed),
+        smooth_goodput=rate(due, [worth(record, slo, reader) for record in judged], window, seed),
         lag=lag_of(counted),
         errors=count_errors(failed),
     )

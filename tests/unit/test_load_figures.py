@@ -163,6 +163,18 @@ def test_what_failed_is_counted_by_its_cause_and_never_good():
     assert summary.latencies["e2e"]["max"].value == pytest.approx(0.2)
 
 
+def test_golden_probes_are_load_but_no_figure_of_it():
+    """They are answered from a cache."""
+    records = run(lambda request: Script(ttft=0.01 if request.number % 4 == 0 else 2.0))
+    for one in records[::4]:
+        one.probe = 0
+    summary = summarize(records, Window(0.0, 30.0), parse_slo("ttft<1s"), Reader())
+    assert summary.latencies["ttft"]["p50"].value == summary.latencies["ttft"]["mean"].value == pytest.approx(2.0)
+    assert summary.slo_share.value == summary.goodput.value == 0.0 and summary.smooth_goodput.value < 75 * 11 / 30
+    assert summary.num_requests == 100 and summary.output_tokens == 1100
+    assert summary.output_tokens_per_s.value == pytest.approx(1100 / 30)
+
+
 def test_who_hangs_up_is_no_failure_of_the_server():
     summary = summarize(run(hang_ups=HangUps(0.5, 1)), WINDOW, Slo(), Reader())
     assert summary.num_failed == 0 and 30 < summary.num_hung_up < 70
