@@ -46,7 +46,7 @@ class Member:
     report: Report | None = None
     here: bool = False  # its newest call was answered
     place: Place | None = None
-    ran: bool = False  # its daemon was seen running in this life
+    ran: bool = False  # its daemon was started in this life, seen running or not
     restarts: int = 0
     start_at: float | None = 0.0  # None: never again
     cores: tuple[int, ...] = ()  # dealt to its daemon
@@ -152,23 +152,27 @@ class Fleet:
         state = member.state
         if member.leaving:
             return Stop() if state == RUNNING else None
-        if state == RUNNING and self._must_move(member, routers):
+        if state == RUNNING and self._must_move(member, routers, now):
             return Stop()
         if state not in (IDLE, STOPPED) or member.start_at is None or now < member.start_at:
             return None
         return self._start(member, routers)
 
-    def _must_move(self, member: Member, routers: tuple[str, ...]) -> bool:
-        """Whether it dials routers that are elsewhere now. One node after another, unless it serves nobody anyway."""
-        assert member.report is not None
-        if role_of(member.name) == ROUTER or not routers or set(member.report.routers) == set(routers):
+    def _must_move(self, member: Member, routers: tuple[str, ...], now: float) -> bool:
+        """Whether routers are where it does not dial. One node after another, unless it serves nobody anyway; those
+        that will not run again are not waited for."""
+        if role_of(member.name) == ROUTER or not misses(member, routers):
             return False
+        assert member.report is not None
         if not set(member.report.routers) & set(routers):
             return True
-        nodes = [other for other in self.members.values() if role_of(other.name) != ROUTER]
+        nodes = [o for o in self.members.values() if role_of(o.name) != ROUTER and not self._is_out(o, now)]
         others_run = all(other.state == RUNNING for other in nodes)
-        first = min((o.name for o in nodes if o.report and set(o.report.routers) != set(routers)), default="")
-        return others_run and first == member.name
+        return others_run and member.name == min(other.name for other in nodes if misses(other, routers))
+
+    @staticmethod
+    def _is_out(member: Member, now: float) -> bool:
+        return member.state in (DRAINED, FAILED) or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
 
     def _start(self, member: Member, routers: tuple[str, ...]) -> Start | None:
         place = member.place
@@ -178,6 +182,7 @@ class Fleet:
             return None
         cores = plan.deal_cores(plan.cpus(self.config, role), place.cores, self._taken(member))
         member.cores = cores.cpus
+        member.ran = True  # it may be dead before it is heard of
         if role == ROUTER:
             return Start(plan.router_config(self.config, member.name, place, cores))
         return Start(plan.node_config(self.config, member.name, place, routers, cores))
@@ -207,6 +212,11 @@ class Fleet:
         state = "leaving" if member.leaving else member.state
         words = self.problem(member) or report.words or gave_up(member, place)
         return Row(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
+
+
+def misses(member: Member, routers: tuple[str, ...]) -> bool:
+    """One that it dials and that is not known of now may come back."""
+    return member.report is not None and not set(routers) <= set(member.report.routers)
 
 
 def gave_up(member: Member, place: Place) -> str:

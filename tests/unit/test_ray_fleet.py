@@ -143,6 +143,20 @@ def test_an_actor_whose_daemon_never_ran_is_not_punished():
     assert story.fleet.members["decode-0"].policy.deaths and len(story.fleet.members["decode-0"].policy.deaths) == 1
 
 
+def test_a_daemon_that_dies_before_anybody_saw_it_run_is_no_different():
+    story = running(config(max_restarts=3))
+    story.fleet = Fleet(story.fleet.config, story.fleet.names, story.now)
+    story.place("router-0")
+    story.place("decode-0")
+    begin, starts = story.now, []
+    while story.now < begin + 60:
+        story.now += 0.25
+        if "decode-0" in story.fleet.orders(story.now):
+            starts.append(story.now - begin)
+            story.place("decode-0", life=f"after {len(starts)}")
+    assert starts == [0.25, 0.75, 1.75, 3.75] and story.state("decode-0") == FAILED
+
+
 @pytest.mark.parametrize("state", [DRAINED, FAILED])
 def test_what_was_drained_or_can_not_work_stays_down(state):
     story = running(config())
@@ -180,6 +194,45 @@ def test_when_one_of_two_routers_moves_nodes_follow_one_by_one():
         assert before and story.now < 120
     story.tick()
     assert all(report.state == RUNNING for report in story.reports.values())
+
+
+@pytest.mark.parametrize("end", [DRAINED, FAILED, "given up", "lost"])
+def test_whoever_will_not_run_again_keeps_nobody_from_following(end):
+    story = running(config(security=KEYS, routers=2, decode=3))
+    out = story.fleet.members["decode-0"]
+    if end == "given up":
+        story.reports["decode-0"] = replace(story.reports["decode-0"], state=IDLE)
+        out.start_at = None
+    elif end == "lost":
+        del story.reports["decode-0"]
+        story.fleet.miss("decode-0", story.now)
+        story.now += LOST_AFTER_S
+    else:
+        story.reports["decode-0"] = replace(story.reports["decode-0"], state=end)
+    story.tick()
+    story.place("router-1", THERE, life="2")
+    for _ in range(10):
+        story.tick()
+    moved = {story.reports[name].routers for name in ("prefill-0", "decode-1", "decode-2")}
+    assert moved == {("tcp://10.0.0.1:7001", "tcp://10.0.0.2:7002")}
+
+
+def test_whoever_is_away_for_a_moment_is_waited_for():
+    story = running(config(security=KEYS, routers=2, decode=2))
+    story.fleet.miss("decode-0", story.now)
+    story.place("router-1", THERE, life="2")
+    assert list(story.fleet.orders(story.now + LOST_AFTER_S)) == ["router-1"]
+
+
+def test_a_router_that_is_missing_for_a_while_moves_nobody():
+    """A manager that was started again knows of no place where a router is that it can't ask."""
+    story = running(config(routers=2))
+    story.fleet = Fleet(story.fleet.config, story.fleet.names, story.now)
+    missing = story.reports.pop("router-1")
+    story.tick()
+    assert story.tick(ROUTERS_WITHIN_S) == {}
+    story.reports["router-1"] = missing
+    assert story.tick() == {} and story.tick() == {}
 
 
 def test_a_router_that_comes_back_where_it_was_moves_nobody():
