@@ -7,11 +7,11 @@ machine or its process dies, or when its daemon does, for then it ends itself.
 
 from __future__ import annotations
 
-import functools
 import http.client
 import os
 import secrets
 import socket
+import sys
 from typing import Any
 
 import ray
@@ -39,7 +39,7 @@ class DaemonActor:
         self._name = name
         self._life = secrets.token_hex(8)
         self._keeper = Keeper(
-            functools.partial(print, flush=True),
+            log,
             lambda status: end_actor(f"its daemon did, {describe_end(status)}"),
             stop_timeout_s,
         )
@@ -82,9 +82,14 @@ class DaemonActor:
         return get(router.router.host, router.router.port, path)
 
 
+def log(line: str) -> None:
+    """To where Ray keeps what this process says; a full disk there is no reason to end."""
+    local.write_line(line, sys.stdout)
+
+
 def end_actor(why: object) -> None:
     """Ray starts it again. Not by an exception, which would only fail one call."""
-    print(f"this actor ends: {why}", flush=True)
+    log(f"this actor ends: {why}")
     os._exit(1)
 
 

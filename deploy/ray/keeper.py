@@ -2,18 +2,23 @@
 
 The daemon is forked by a thread that lives as long as this process: on Linux the kernel ends it when that *thread*
 ends (deploy.orphan_guard), so an actor that is killed takes its daemon along. The other way round the caller decides:
-it is told when the daemon ends without having been asked to.
+it is told when the daemon ends without having been asked to. A thread that fails ends the process: without it nobody
+would watch a daemon that the kernel ends anyway.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 
+from deploy import local
 from deploy.child import Child, ChildSpec, describe_end
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from deploy.restarts import EXIT_CONFIG, RestartPolicy
@@ -61,6 +66,14 @@ class Keeper:
     # ---- the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                local.write_line(traceback.format_exc())
+            os._exit(1)
+
+    def _serve(self) -> None:
         while True:
             spec = self._take_next()
             if spec is None:

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from deploy.load.metrics_page import Page, parse_page
 from deploy.ray import plan
-from deploy.ray.actors import end_actor, find, find_group, find_or_make, names_here
+from deploy.ray.actors import end_actor, find, find_group, find_or_make, log, names_here
 from deploy.ray.fleet import Fleet
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, Order, Report, Row, role_of
 from deploy.ray.scaling import RoleScaler
@@ -68,14 +68,14 @@ class Manager:
                 self._tick_or_skip(begin)
                 self._resting.wait(max(0.0, begin + TICK_S - time.monotonic()))
         except Exception:
-            traceback.print_exc()
+            log(traceback.format_exc())
             end_actor("its thread failed")
 
     def _tick_or_skip(self, now: float) -> None:
         try:
             self._tick(now)
         except RayError as error:  # one of its actors, or Ray itself, is being started again
-            print(f"tick failed: {error}", flush=True)
+            log(f"tick failed: {error}")
 
     def _tick(self, now: float) -> None:
         self._ask(self._fleet.orders(now))
@@ -113,7 +113,7 @@ class Manager:
         self._fleet.hear(report, now)
 
     def _remove(self, name: str) -> None:
-        print(f"{name} has stopped and leaves", flush=True)
+        log(f"{name} has stopped and leaves")
         self._fleet.forget(name)
         self._asked.pop(name, None)
         remove(name, self._handles.pop(name))
@@ -129,7 +129,7 @@ class Manager:
             steady = load is not None and self._fleet.is_steady(role, load.nodes)
             step = scaler.decide(now, load if steady else None)
             if step:
-                print(f"{role}: {step:+d} node at {load}", flush=True)
+                log(f"{role}: {step:+d} node at {load}")
                 self._change(role, step, now)
         self._pages, self._pages_at = pages, now
 

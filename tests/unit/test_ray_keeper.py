@@ -125,6 +125,36 @@ def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
         child.wait(60)
 
 
+NO_SUCH_PROGRAM = 'ChildSpec("child", ("/no/such/program",))'
+SPEAKS = 'ChildSpec("child", (sys.executable, "-I", "-S", "-c", "print(1, flush=True); import time; time.sleep(600)"))'
+
+
+@pytest.mark.parametrize(("spec", "words"), [(NO_SUCH_PROGRAM, "/no/such/program"), (SPEAKS, "line can't be written")])
+def test_a_keeper_that_fails_ends_its_process(spec, words):
+    """An actor without its thread would say forever that its daemon runs. Ray sees that a process has ended."""
+    code = f"""
+        import sys, threading
+        from deploy.child import ChildSpec
+        from deploy.ray.keeper import Keeper
+        def write(line): raise ValueError("line can't be written")
+        Keeper(write, print, 5.0).start({spec})
+        threading.Event().wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and words in done.stderr
+
+
+def test_an_actor_whose_log_is_full_keeps_its_daemon_and_can_end():
+    actors = pytest.importorskip("deploy.ray.actors", reason="Ray is not installed")
+    code = "import sys; from deploy.ray import actors; actors.log('a line'); actors.end_actor('of a test')"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert actors and done.returncode == 1 and "Traceback" not in done.stderr
+
+
 # ---- the command without a cluster
 
 
