@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy import local
@@ -102,8 +102,9 @@ def reach(config: RayClusterConfig) -> Record:
 
 def launch(config: RayClusterConfig, record: Record) -> list[Row]:
     """Returns when everything is ready, and leaves nothing behind when it does not get so far."""
+    runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
-        raise ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
+        raise runs_already
     machines = alive_machines()
     plan.check_machines(config, [node["NodeManagerAddress"] for node in machines])
     check_resources(config)
@@ -112,6 +113,8 @@ def launch(config: RayClusterConfig, record: Record) -> list[Row]:
     try:
         make_manager(config)
         wait_ready(config, time.monotonic() + config.ray.start_timeout_s)
+    except ActorAlreadyExistsError:  # somebody else's, of this moment
+        raise runs_already from None
     except BaseException:
         say("taking down what was started")
         take_down()

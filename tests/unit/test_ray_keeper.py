@@ -21,6 +21,7 @@ from deploy.ray.head import Record
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from deploy.restarts import EXIT_CONFIG
+from shared.config.processes import RayClusterConfig
 from shared.core.exit_codes import EXIT_DRAINED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +188,45 @@ def test_a_missing_ray_is_said(home, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["ray", "status"]) == 2
     assert "baton[ray]" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_ray_starts_leaves_no_ray(home, monkeypatch):
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def sleeper(command: list[str], **options) -> subprocess.Popen[bytes]:
+        started.append(popen(["sleep", "600"], **options))
+        return started[0]
+
+    def interrupted(process: subprocess.Popen[bytes], log: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(head.subprocess, "Popen", sleeper)
+    monkeypatch.setattr(head, "wait_for_start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        head.start("baton", 1.0)
+    assert not psutil.pid_exists(started[0].pid) and head.read_record() is None
+    started[0].wait()
+
+
+def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):
+    """Both saw no manager; Ray makes one of them."""
+    session = pytest.importorskip("deploy.ray.session", reason="Ray is not installed")
+    from ray.exceptions import ActorAlreadyExistsError
+
+    def taken(config: RayClusterConfig) -> None:
+        raise ActorAlreadyExistsError("manager")
+
+    monkeypatch.setattr(session, "find_manager", lambda: None)
+    monkeypatch.setattr(session, "alive_machines", list)
+    for check in ("check_resources", "check_installations"):
+        monkeypatch.setattr(session, check, lambda *args: None)
+    monkeypatch.setattr(session, "make_manager", taken)
+    downs: list[str] = []
+    monkeypatch.setattr(session, "take_down", lambda: downs.append("down"))
+    with pytest.raises(cli.ConfigError, match="'baton' runs already"):
+        session.launch(RayClusterConfig(), Record("10.0.0.1:6379", "baton"))
+    assert downs == []
 
 
 def test_what_is_shipped_is_our_packages_alone(tmp_path):
