@@ -24,6 +24,7 @@ from deploy.load.golden import Golden
 from deploy.load.live import shown
 from deploy.load.metrics_page import OPEN, Page, parse_page, unrest
 from deploy.load.plan import LoadPlan, golden_prompts
+from deploy.load.pulse import Pulse, beating
 from deploy.load.record import Record
 from deploy.load.runner import Runner, no_collector
 from deploy.load.summary import Lag, Summary, summarize
@@ -61,6 +62,7 @@ class Sent:
     seconds: float
     drill: float | BaseException
     interrupted_at: float  # infinite: it was not
+    pulse: Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,11 @@ def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
         sent = uvloop.run(send(plan, stage, goldens, action))
     records = sent.records
     window = plan.window(records, sent.interrupted_at)
-    summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed)
+    summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed, sent.pulse.samples())
     checks = [
         check_answers(records),
         golden.check_tokens(goldens, records, plan.truth.near_tie),
-        check_stalls(records, plan.truth.stall_s),
+        check_stalls(records, plan.truth.stall_s, sent.pulse),
         *own_checks(plan, stage, records, before, summary.lag),
         *drill_checks(plan, sent),
         check_client(summary.lag),
@@ -110,14 +112,15 @@ async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: 
     if threading.current_thread() is threading.main_thread():
         loop.add_signal_handler(signal.SIGINT, runner.interrupt)
     async with shown(runner, stage.console, quiet=stage.quiet):
-        records = await runner.run()
+        with beating(client.now) as pulse:
+            records = await runner.run()
     client.close()
     seconds = client.now()
     drill: float | BaseException = math.nan
     if drilled:
         (drill,) = await asyncio.gather(*drilled, return_exceptions=True)
     at = runner.interrupted_at
-    return Sent(records, seconds, drill, math.inf if at is None else at)
+    return Sent(records, seconds, drill, math.inf if at is None else at, pulse)
 
 
 def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None, lag: Lag) -> list[Check]:

@@ -56,8 +56,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How late the client itself was, in seconds: sending, and handling what had arrived (NaN where the system gives
-    no arrival times; then times of tokens include it)."""
+    """How late the client itself was, in seconds: sending, and handling what had arrived: by its chunks or by the pulse
+    of its loop, whichever was later. Where the system gives no arrival times, times of tokens include it."""
 
     send_p50: float = math.nan
     send_p99: float = math.nan
@@ -90,12 +90,21 @@ class Summary:
     errors: dict[str, int] = field(default_factory=dict)
 
 
-def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reader, seed: int = 0) -> Summary:
+def summarize(
+    records: Sequence[Record],
+    window: Window,
+    slo: Slo,
+    reader: Reader,
+    seed: int = 0,
+    beats: Sequence[float] = (),
+) -> Summary:
     """Latencies and shares: of the requests due in the window, in order of arrival. Answers and tokens per second: of
     what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it.
 
     Golden probes are asked again and again, and a cache answers them sooner: latencies, shares and goodput are without
-    them. They are load like any other: counts, answers and tokens per second, and the client's lag are with them."""
+    them. They are load like any other: counts, answers and tokens per second, and the client's lag are with them.
+
+    `beats`: how late the client's loop was, at regular times."""
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
     boot = Bootstrap(len(judged), seed)
@@ -119,7 +128,7 @@ def summarize(records: Sequence[Record], window: Window, slo: Slo, reader: Reade
         slo_share=boot.share(good, [float(not record.hung_up) for record in judged]),
         goodput=rate(due, good, window, seed),
         smooth_goodput=rate(due, [worth(record, slo, reader) for record in judged], window, seed),
-        lag=lag_of(counted),
+        lag=lag_of(counted, beats),
         errors=count_errors(failed),
     )
 
@@ -197,17 +206,22 @@ def worth(record: Record, slo: Slo, reader: Reader) -> float:
     return max(0.0, record.num_tokens - reader.idle_weight * reader.reading_tps * idle)
 
 
-def lag_of(counted: Sequence[Record]) -> Lag:
+def lag_of(counted: Sequence[Record], beats: Sequence[float]) -> Lag:
     sends = [record.send_lag for record in counted if not math.isnan(record.sent)]
     handled = [late for record in counted for late in record.late if not math.isnan(late)]
     return Lag(
         quantile(sends, 0.5),
         quantile(sends, 0.99),
         max(sends, default=math.nan),
-        quantile(handled, 0.5),
-        quantile(handled, 0.99),
-        max(handled, default=math.nan),
+        later(quantile(handled, 0.5), quantile(beats, 0.5)),
+        later(quantile(handled, 0.99), quantile(beats, 0.99)),
+        later(max(handled, default=math.nan), max(beats, default=math.nan)),
     )
+
+
+def later(one: float, other: float) -> float:
+    """NaN only when both are."""
+    return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 
 def count_errors(failed: Sequence[Record]) -> dict[str, int]:

@@ -52,7 +52,7 @@ def test_a_true_server_passes_every_check(capsys, api):
 # a fault, the check that must find it, and words that it must say
 FAULTS = [
     (Behaviour(wrong_at=(2, 5)), [], "tokens", "1 of 20 answers to golden prompts differ"),
-    (Behaviour(stall_at=(20, 3), stall_s=1.5), ["--stall", "1.4"], "stalls", "before chunk 3"),
+    (Behaviour(stall_at=(20, 3), stall_s=1.5), ["--stall", "0.9"], "stalls", "before chunk 3"),
     (Behaviour(leak_after=30), [], "leaks", "decode-0: 1 pages held"),
     (Behaviour(metrics_shift_s=60.0), [], "agreement", "there"),
     (Behaviour(break_at=(25, 4)), [], "answers", "1 of 60 requests failed"),
@@ -89,6 +89,17 @@ def test_hang_ups_and_storms_leak_nothing_here_and_something_there(capsys):
     assert mock.num_gone > 5
     status, marks, _, _ = run(capsys, Behaviour(itl_s=0.002, leak_after=10), *trouble)
     assert (status, marks["leaks"]) == (1, "FAILED")
+
+
+def test_a_server_that_forgets_to_end_what_clients_left_is_found(capsys):
+    status, marks, text, _ = run(capsys, Behaviour(itl_s=0.002, gone_stay_open=True), "--hang-up", "0.5")
+    assert (status, marks["leaks"]) == (1, "FAILED") and "are still open there" in text
+
+
+def test_a_server_that_dies_under_load_leaves_a_report(capsys, tmp_path):
+    status, marks, text, _ = run(capsys, Behaviour(metrics_until=30), "--rest", "0", "--out", str(tmp_path))
+    assert (status, marks["leaks"], marks["agreement"]) == (1, "FAILED", "-")
+    assert "/metrics no longer answers" in text and (tmp_path / "report.json").exists()
 
 
 def test_golden_answers_outlive_the_run(capsys, tmp_path):

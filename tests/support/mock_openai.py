@@ -45,6 +45,8 @@ class Behaviour:
     stall_s: float = 0.0
     break_at: tuple[int, int] | None = None
     leak_after: int | None = None  # this request leaves a page behind
+    gone_stay_open: bool = False  # requests whose clients left never end
+    metrics_until: int | None = None  # from this request on nobody answers at /metrics
     closes: bool = False  # every connection after its answer
 
 
@@ -75,6 +77,11 @@ class Mock:
             return None
         self.num_repeated += 1
         return self.num_repeated - 1
+
+    @property
+    def has_died(self) -> bool:
+        until = self.behaviour.metrics_until
+        return until is not None and len(self.seen) > until
 
     def page(self) -> bytes:
         leaked = self.behaviour.leak_after is not None and len(self.seen) > self.behaviour.leak_after
@@ -123,6 +130,8 @@ class Peer(asyncio.Protocol):
         if path == "/v1/models":
             owner = "baton" if self.mock.behaviour.ours else "somebody"
             self.plain(200, json.dumps({"data": [{"id": MODEL, "owned_by": owner}]}).encode())
+        elif path == "/metrics" and self.mock.has_died:
+            self.transport.abort()
         elif path == "/metrics" and self.mock.behaviour.ours:
             self.plain(200, self.mock.page())
         elif path.endswith("/completions"):
@@ -254,7 +263,8 @@ class Answer:
         self.is_over = True
         self.peer.answer = None
         self.peer.mock.num_open -= 1
-        self.metrics.ended(outcome, self.loop.time() - self.start)
+        if outcome != "abort" or not self.behaviour.gone_stay_open:
+            self.metrics.ended(outcome, self.loop.time() - self.start)
 
 
 @contextlib.asynccontextmanager

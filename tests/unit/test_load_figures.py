@@ -197,6 +197,13 @@ def record(*times, counts=None, sent=0.0, end=None):
     return made
 
 
+def test_the_clients_lag_is_its_loops_where_chunks_tell_less():
+    lag = summarize([record(1.0, 2.0)], WINDOW, Slo(), Reader(), beats=[0.0] * 9 + [0.5]).lag
+    assert (lag.handle_p50, lag.handle_p99, lag.handle_max) == (0.0, 0.5, 0.5)
+    assert summarize([record(1.0, 2.0)], WINDOW, Slo(), Reader()).lag.handle_max == 0.0
+    assert math.isnan(summarize([], WINDOW, Slo(), Reader()).lag.handle_max)
+
+
 def test_tokens_that_come_together_share_the_wait():
     got = record(1.0, 1.6, 1.9, counts=[2, 3, 1])
     assert [(pytest.approx(gap), count) for gap, count in [(0.2, 3), (0.3, 1)]] == got.token_gaps()

@@ -1,12 +1,15 @@
-"""What is asked of the server when the load is over: scripted /metrics, no load, no sockets."""
+"""What is asked of the server when the load is over: scripted /metrics, no load; and a real loop's pulse."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 import types
 
 import pytest
 
 from deploy.load import play
+from deploy.load.pulse import BEAT_S, beating
 from deploy.load.summary import Lag
 from shared.core.errors import ConfigError
 
@@ -71,3 +74,17 @@ def test_a_server_that_no_longer_answers_is_a_finding(answer):
 def test_a_server_that_comes_back_while_it_is_asked_is_believed():
     checks, _ = own_checks(60.0, GONE, (503, b""), RESTED)
     assert checks["leaks"].verdict == "ok"
+
+
+def test_a_loop_that_was_blocked_shows_in_its_pulse():
+    async def blocked():
+        loop = asyncio.get_running_loop()
+        with beating(loop.time) as pulse:
+            while not pulse.at:
+                await asyncio.sleep(BEAT_S)
+            begin = loop.time()
+            time.sleep(5 * BEAT_S)
+            await asyncio.sleep(2 * BEAT_S)
+            return pulse.worst_between(begin, loop.time())
+
+    assert asyncio.run(blocked()) >= 3.9 * BEAT_S

@@ -15,6 +15,7 @@ from deploy.load import golden
 from deploy.load.drills import find_process, has_node_id, is_node, parse_drill
 from deploy.load.golden import Golden, check_tokens, first_difference, parting
 from deploy.load.metrics_page import parse_page, unrest
+from deploy.load.pulse import Pulse
 from deploy.load.record import Record
 from deploy.load.summary import Lag
 from deploy.load.sweep import Sweep
@@ -109,10 +110,13 @@ def test_golden_files(tmp_path):
         golden.read(path, "m")
 
 
+ON_TIME = Pulse(0.0)
+
+
 def test_stalls():
     smooth = [record(0), record(1)]
-    assert check_stalls(smooth, 0.5).verdict == "ok"
-    check = check_stalls([*smooth, record(2, (1.0, 3.0, 3.1, 4.2))], 1.0)
+    assert check_stalls(smooth, 0.5, ON_TIME).verdict == "ok"
+    check = check_stalls([*smooth, record(2, (1.0, 3.0, 3.1, 4.2))], 1.0, ON_TIME)
     assert check.verdict == "failed" and "2 waits of 1 s and more, in 1 streams" in check.text
     assert check.details[0].startswith("request 2: 2.00 s before chunk 1")
 
@@ -121,8 +125,33 @@ def test_stalls():
 def test_a_stream_that_stands_still_to_its_end_is_a_stall(how):
     stuck = record(3, **how)
     stuck.end = stuck.at[-1] + 5.0
-    check = check_stalls([record(0), record(1, ()), stuck], 1.0)
+    check = check_stalls([record(0), record(1, ()), stuck], 1.0, ON_TIME)
     assert check.verdict == "failed" and check.details == ("request 3: 5.00 s after its last chunk, until 6.2 s",)
+
+
+def pulse_of(*beats):
+    pulse = Pulse(0.01)
+    for at in beats:
+        pulse.beat(at)
+    return pulse
+
+
+def test_a_pause_of_our_own_loop_is_met_by_whoever_comes_within_it():
+    pulse = pulse_of(0.01, 0.02, 0.53, 0.54)
+    assert [round(late, 3) for late in pulse.late] == [0.0, 0.0, 0.5, 0.0]
+    samples = pulse.samples()
+    assert len(samples) in (53, 54) and max(samples) == pytest.approx(0.5)
+    assert sum(late > 0.24 for late in samples) == pytest.approx(26, abs=1)
+    within, before, after, ends_in_it = ((0.0, 1.0), (0.0, 0.02), (0.53, 0.9), (0.0, 0.1))
+    assert [round(pulse.worst_between(*one), 3) for one in (within, before, after, ends_in_it)] == [0.5, 0.0, 0.0, 0.5]
+
+
+def test_a_stall_that_may_be_our_own_pause_is_doubtful():
+    stuck = record(0, (0.5, 2.0, 2.1))
+    assert check_stalls([stuck], 1.0, pulse_of(0.01, 1.7)).verdict == "doubtful"
+    assert check_stalls([stuck], 1.0, pulse_of(0.01, 0.3)).verdict == "failed"  # a pause of ours, but not then
+    surely = record(1, (0.5, 9.0, 9.1))
+    assert check_stalls([stuck, surely], 1.0, pulse_of(0.01, 1.7)).verdict == "failed"
 
 
 class Server:
