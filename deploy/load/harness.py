@@ -96,7 +96,13 @@ def run_sweep(plan: LoadPlan, stage: Stage, args: argparse.Namespace) -> Report:
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
     while (rate := sweep.next_rate()) is not None:
-        outcomes[rate] = run_at(rate, plan, stage, goldens)
+        try:
+            outcomes[rate] = run_at(rate, plan, stage, goldens)
+        except ConfigError as error:  # it died of the rate before: the runs so far are the finding
+            if not outcomes:
+                raise
+            stage.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)
+            break
         if outcomes[rate].was_interrupted:
             break
         share = outcomes[rate].summary.slo_share.value

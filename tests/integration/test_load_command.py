@@ -102,6 +102,13 @@ def test_a_server_that_dies_under_load_leaves_a_report(capsys, tmp_path):
     assert "/metrics no longer answers" in text and (tmp_path / "report.json").exists()
 
 
+def test_a_server_that_dies_in_a_sweep_leaves_a_report(capsys, tmp_path):
+    flags = ["--sweep", "--requests", "10", "--slo", "ttft<60s", "--rest", "0", "--out", str(tmp_path)]
+    status, marks, text, _ = run(capsys, Behaviour(metrics_until=20), *flags)
+    assert (status, marks["leaks"]) == (1, "FAILED") and "is a server running there" in text
+    assert (tmp_path / "report.json").exists()
+
+
 def test_golden_answers_outlive_the_run(capsys, tmp_path):
     file = tmp_path / "golden.json"
     _, _, _, first = run(capsys, Behaviour(), "--golden-file", str(file))
