@@ -51,9 +51,13 @@ class Member:
     start_at: float | None = 0.0  # None: never again
     cores: tuple[int, ...] = ()  # dealt to its daemon
     leaving: bool = False
+    make_at: float | None = 0.0  # when its actor is made, if there is none; None: never again
+    error: str = ""  # of its newest call, when that failed
 
     @property
     def state(self) -> str:
+        if self.make_at is None:
+            return FAILED
         if self.report is None or not self.here:
             return AWAY
         return FAILED if self.start_at is None and self.report.state == IDLE else self.report.state
@@ -120,6 +124,7 @@ class Fleet:
         if member.report is not None and member.report.life != report.life:
             self._begin_life(member, now)
         member.report, member.place, member.here = report, report.place, True
+        member.error = ""
         member.ran = member.ran or report.state == RUNNING
         member.cores = report.cores if report.state == RUNNING else member.cores
 
@@ -130,10 +135,23 @@ class Fleet:
         member.start_at = None if delay is None else now + delay
         member.ran = False
 
-    def miss(self, name: str, now: float) -> None:
+    def miss(self, name: str, now: float, error: str = "") -> None:
         member = self.members[name]
         member.away_since = now if member.here else member.away_since
         member.here = False
+        member.error = error or member.error
+
+    def lose(self, name: str, now: float, error: str) -> None:
+        """Its actor is dead for good, Ray does not start it again: it is made anew, ever later, and then no more."""
+        self.miss(name, now, error)
+        member = self.members[name]
+        delay = member.policy.delay_after_death(now, KILLED)
+        member.make_at = None if delay is None else now + delay
+        member.ran = False
+
+    def may_be_made(self, name: str, now: float) -> bool:
+        make_at = self.members[name].make_at
+        return make_at is not None and now >= make_at
 
     # ---- what is to be done
 
@@ -208,10 +226,19 @@ class Fleet:
     def _row(self, member: Member) -> Row:
         report, place = member.report, member.place
         if report is None or place is None:
-            return Row(member.name, AWAY)
+            return Row(member.name, member.state, words=self._absence(member))
         state = "leaving" if member.leaving else member.state
-        words = self.problem(member) or report.words or gave_up(member, place)
+        known = self.problem(member) or report.words or gave_up(member, place)
+        words = known if member.here else self._absence(member)
         return Row(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
+
+    def _absence(self, member: Member) -> str:
+        """Why nobody answers, as far as it is known."""
+        if member.make_at is None:
+            return f"its actor kept dying: {member.error}"
+        wanted = ", ".join(f"{number:g} {kind}" for kind, number in plan.resources(self.config, member.name).items())
+        error = f": {member.error}" if member.error else ""
+        return f"its actor does not answer; Ray places it where {wanted} are free{error}"
 
 
 def misses(member: Member, routers: tuple[str, ...]) -> bool:

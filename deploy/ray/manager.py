@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from deploy.load.metrics_page import Page, parse_page
 from deploy.ray import plan
@@ -78,7 +78,7 @@ class Manager:
             log(f"tick failed: {error}")
 
     def _tick(self, now: float) -> None:
-        self._ask(self._fleet.orders(now))
+        self._ask(self._fleet.orders(now), now)
         self._listen(now)
         for name in self._fleet.gone(now):
             self._remove(name)
@@ -86,18 +86,18 @@ class Manager:
             self._scale(now)
         self._rows = self._fleet.rows()
 
-    def _ask(self, orders: dict[str, Order]) -> None:
+    def _ask(self, orders: dict[str, Order], now: float) -> None:
         """One call at a time to each: an order that gets lost is given again."""
         for name in self._fleet.members:
-            if name not in self._handles:
+            if name not in self._handles and self._fleet.may_be_made(name, now):
                 self._handles[name] = find_or_make(self._config, name)
-            if name not in self._asked:
+            if name in self._handles and name not in self._asked:
                 self._asked[name] = self._handles[name].tend.remote(orders.get(name))
 
     def _listen(self, now: float) -> None:
         """Whoever does not answer in time is away, and its answer is still awaited."""
         waiting = list(self._asked.values())
-        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)
+        ready = ray.wait(waiting, num_returns=len(waiting), timeout=TICK_S)[0] if waiting else []
         for name in list(self._asked):
             if self._asked[name] in ready:
                 self._take(name, self._asked.pop(name), now)
@@ -107,16 +107,25 @@ class Manager:
     def _take(self, name: str, answer: Any, now: float) -> None:
         try:
             report: Report = ray.get(answer)
-        except RayError:
-            self._fleet.miss(name, now)
+        except RayError as error:
+            self._miss(name, error, now)
             return
         self._fleet.hear(report, now)
+
+    def _miss(self, name: str, error: RayError, now: float) -> None:
+        """Dead for good is who has no name any more."""
+        if not isinstance(error, ActorDiedError) or find(name) is not None:
+            self._fleet.miss(name, now, gist(error))
+            return
+        log(f"the actor of {name} is dead for good: {error}")
+        del self._handles[name]
+        self._fleet.lose(name, now, gist(error))
 
     def _remove(self, name: str) -> None:
         log(f"{name} has stopped and leaves")
         self._fleet.forget(name)
         self._asked.pop(name, None)
-        remove(name, self._handles.pop(name))
+        remove(name, self._handles.pop(name, None))
 
     # ---- scaling
 
@@ -169,9 +178,16 @@ def answers(ask: Callable[[str], Any], names: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def remove(name: str, handle: Any) -> None:
-    """An actor whose daemon has ended, and the group that was made for it alone."""
-    ray.kill(handle, no_restart=True)
+def gist(error: RayError) -> str:
+    """What happened, and in which way: its first line and its last."""
+    lines = str(error).strip().splitlines()
+    return "; ".join(dict.fromkeys(line.strip()[:200] for line in (*lines[:1], *lines[-1:])))
+
+
+def remove(name: str, handle: Any | None) -> None:
+    """An actor whose daemon has ended, if it is there, and the group that was made for it alone."""
+    if handle is not None:
+        ray.kill(handle, no_restart=True)
     group = find_group(name)
     if group is not None:
         ray.util.remove_placement_group(group)

@@ -173,7 +173,7 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
         if rows and all(row.state == RUNNING for row in rows) and routers_ready(config):
             return
         if time.monotonic() > deadline:
-            waiting = ", ".join(f"{row.name} ({row.state})" for row in rows)
+            waiting = ", ".join(f"{row.name} ({row.words or row.state})" for row in rows)
             raise ConfigError(f"not ready after {config.ray.start_timeout_s:g} s: {waiting or 'no manager'}")
         time.sleep(POLL_S)
 

@@ -7,6 +7,8 @@ import contextlib
 import ipaddress
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from key_folders import make_keys
 from listening import listening
 from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from mixed_clients import Client, make_client, stream_all
-from ray_machines import ROOT, BatonRay, Machines, Rows, all_run, pids_of, ray_machines
+from ray_machines import ROOT, BatonRay, Machines, Rows, all_run, environment, pids_of, ray_machines
 from router_process import eventually
 
 from deploy.local import bound
@@ -131,6 +133,7 @@ def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines)
     actor_and_daemon_die_together(baton, after)
     eventually(lambda: whole(url, NODES), 60)
     the_router_moves(baton, machines)
+    an_actor_that_ray_gives_up_is_made_again(baton, machines.address)
     eventually(lambda: whole(url, NODES), 60)
     family = baton.family()
     assert baton.run("down", str(baton.file)).returncode == 0
@@ -163,6 +166,20 @@ def test_without_keys_several_machines_are_refused(tmp_path: Path, machines: Mac
     baton = BatonRay(tmp_path, TOML.format(address=machines.address, more="", port=port, node_port=node_port))
     done = baton.run("up", str(baton.file))
     assert done.returncode == 2 and "baton keys create DIR --router router-0" in done.stderr, done.stderr
+
+
+GIVE_UP = """
+import ray, sys
+ray.init(sys.argv[1], namespace="baton-baton", log_to_driver=False)
+ray.kill(ray.get_actor(sys.argv[2]), no_restart=True)
+"""
+
+
+def an_actor_that_ray_gives_up_is_made_again(baton: BatonRay, address: str) -> None:
+    before = baton.until(all_run, "everyone runs")
+    command = [sys.executable, "-c", GIVE_UP, address, "decode-1"]
+    subprocess.run(command, env=environment(baton.home), check=True, timeout=300)
+    baton.until(lambda now: all_run(now) and changed(before, now) == {"decode-1"}, "it is back")
 
 
 # ---- a Ray of its own, the checkout shipped to it, roles that grow and shrink

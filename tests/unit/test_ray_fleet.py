@@ -9,7 +9,7 @@ import pytest
 
 from deploy.ray import plan
 from deploy.ray.fleet import LOST_AFTER_S, PLACED_WITHIN_S, ROUTERS_WITHIN_S, Fleet
-from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Start, Stop
+from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Row, Start, Stop
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, environment, is_local
@@ -170,6 +170,47 @@ def test_who_does_not_answer_is_away_and_gets_no_orders():
     story.fleet.miss("decode-0", story.now)
     assert story.state("decode-0") == AWAY and not story.fleet.is_steady("decode", 1)
     assert story.fleet.orders(story.now) == {}
+
+
+def test_an_actor_that_is_dead_for_good_is_made_again_ever_later_and_then_no_more():
+    story = running(config(max_restarts=3))
+    del story.reports["decode-0"]
+    waits = []
+    for _ in range(3):
+        story.fleet.lose("decode-0", story.now, "no such module")
+        assert story.state("decode-0") == AWAY
+        begin = story.now
+        while not story.fleet.may_be_made("decode-0", story.now):
+            story.now += 0.25
+        waits.append(story.now - begin)
+    assert waits == [0.5, 1.0, 2.0]
+    story.fleet.lose("decode-0", story.now, "no such module")
+    assert not story.fleet.may_be_made("decode-0", story.now + 1000) and story.state("decode-0") == FAILED
+    assert "no such module" in row_of(story, "decode-0").words and story.tick() == {}
+
+
+def test_an_actor_that_is_made_again_starts_its_daemon_at_once():
+    story = running(config())
+    del story.reports["decode-0"]
+    story.fleet.lose("decode-0", story.now, "killed by hand")
+    story.place("decode-0", life="2")
+    assert isinstance(story.tick(0.25)["decode-0"], Start), "its death was counted, and waited for, once"
+    assert row_of(story, "decode-0").words == "" and row_of(story, "decode-0").restarts == 1
+
+
+def test_whoever_is_away_is_listed_with_what_it_needs_and_why():
+    story = Story(config(decode_cpus=4.0, decode_gpus=1.0))
+    assert "4 CPU, 1 GPU" in row_of(story, "decode-0").words
+    story.place("decode-0")
+    assert row_of(story, "decode-0").words == ""
+    story.fleet.miss("decode-0", 1.0, "the machine is gone")
+    story.fleet.miss("decode-0", 2.0)
+    words = row_of(story, "decode-0").words
+    assert "4 CPU, 1 GPU" in words and "the machine is gone" in words, "the last error stays"
+
+
+def row_of(story: Story, name: str) -> Row:
+    return next(row for row in story.fleet.rows() if row.name == name)
 
 
 def test_when_the_only_router_moves_all_nodes_follow_at_once():
