@@ -190,12 +190,14 @@ class Node:
         message, from_router = received.message, received.peer in self.ctx.routers.peers
         if not from_router:
             self.side.receive(received, now)
-        elif isinstance(message, Abort):
-            self._abort(message, now)
         elif isinstance(message, Welcome):
             self._welcomed(received.peer, message)
         elif isinstance(message, Generate):
             self._generate(received.peer, message, now)
+        elif self.ctx.routers.life(received.peer) is None:
+            self.ctx.drop(received.peer, f"{type(message).__name__} of a router that has not said Welcome")
+        elif isinstance(message, Abort):
+            self._abort(message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
             self.ctx.draining, self.ctx.then = True, message.then
             self.next_heartbeat = now

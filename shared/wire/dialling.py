@@ -6,6 +6,7 @@ router's key may answer there, so each is tried in turn, the one that answered l
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from shared.wire.peers import parse_peer
 from shared.wire.sockets import DealerSocket
 
 PAUSE_S = 0.3  # after a handshake that failed
+logger = logging.getLogger(__name__)
 
 
 class Dialling:
@@ -29,8 +31,10 @@ class Dialling:
         self._answered: dict[str, bytes] = {}  # a router's endpoint -> the key that it answered under
         self._due: dict[str, float] = {}  # peer -> when to dial it again
 
-    def choose(self, peer: str, endpoint: str) -> tuple[str, bytes]:
-        """(address, key of whoever must be there); ConfigError for what must not be dialled."""
+    def choose(self, peer: str, endpoint: str) -> tuple[str, bytes | None]:
+        """(address, key of whoever must be there); None: a router, and no router's key is allowed, for now.
+
+        ConfigError for what must not be dialled."""
         address, mark, key = endpoint.partition(KEY_MARK)
         if self._ring is None:
             if mark:
@@ -41,8 +45,6 @@ class Dialling:
             return address, parse_key(key, f"the key behind {address[:200]}")
         if peer != endpoint:
             raise ConfigError(f"{peer} at {address[:200]} has no key, and this node has: all of a cluster, or none")
-        if not self._ring.router_keys():
-            raise ConfigError("no router's key is allowed: `baton keys show` tells what there is")
         return address, self._router_key(address, b"")
 
     def _require_node(self, peer: str) -> None:
@@ -54,25 +56,32 @@ class Dialling:
         if not self._ring.is_node(node_id):
             raise ConfigError(f"{node_id} is no node whose key is allowed")
 
-    def _router_key(self, address: str, after: bytes) -> bytes:
-        """The key to try after that one, which stays where no router is allowed any more."""
+    def _router_key(self, address: str, after: bytes) -> bytes | None:
+        """The key to try after that one; None while no router is allowed."""
         assert self._ring is not None
-        keys = self._ring.router_keys() or [after]
+        keys = self._ring.router_keys()
+        if not keys:
+            logger.warning("no router's key is allowed (`baton keys show`): %s waits for one", address[:200])
+            return None
         if not after and self._answered.get(address) in keys:
             return self._answered[address]
         return keys[(keys.index(after) + 1) % len(keys)] if after in keys else keys[0]
 
-    def next_key(self, dealer: DealerSocket) -> bytes:
-        """For a dealer that is opened again: the next router's key, or the same node's."""
+    def next_key(self, dealer: DealerSocket) -> bytes | None:
+        """For a dealer that is opened again: the next router's key, or the same node's. None when no such key is
+        allowed any more."""
         self._due.pop(dealer.name, None)
-        if self._ring is None or dealer.name != dealer.endpoint:
+        if self._ring is None:
             return dealer.server
+        if dealer.name != dealer.endpoint:
+            return dealer.server if self._ring.is_node(parse_peer(dealer.name)[0]) else None
         return self._router_key(dealer.endpoint, dealer.server)
 
     def note(self, dealer: DealerSocket) -> None:
         """How it fares, after its `receive`."""
         if dealer.state == "up":  # perhaps after a failure: libzmq goes on trying after some of them
-            self._answered[dealer.endpoint] = dealer.server
+            if dealer.name == dealer.endpoint:
+                self._answered[dealer.endpoint] = dealer.server
             self._due.pop(dealer.name, None)
         elif dealer.has_failed and dealer.name not in self._due:
             self._due[dealer.name] = self._clock() + PAUSE_S

@@ -40,6 +40,7 @@ class NodeLinks:
         self.identity = peer_name(node_id, epoch)
         self._options = options
         self._dealers: dict[str, DealerSocket] = {}
+        self._waiting: set[str] = set()  # routers that are not dialled until a router's key is allowed again
         self._dialling = Dialling(options.ring)
         self._context, self._authenticator, self._router = open_router(bind, options)
         self._stats = self._router.stats
@@ -61,10 +62,15 @@ class NodeLinks:
     def dial(self, peer: str, endpoint: str) -> None:
         """Start connecting; PeerUp or PeerClosed follows. Dialling the same peer again changes nothing.
 
-        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled."""
+        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled.
+        While no router's key is allowed, a router is dialled as soon as one is."""
         if peer in self._dealers:
             return
         address, server = self._dialling.choose(peer, endpoint)
+        if server is None:
+            self._waiting.add(peer)
+            return
+        self._waiting.discard(peer)
         dealer = DealerSocket(self._context, peer, address, self.identity, self._options, self._stats, server)
         self._dealers[peer] = dealer
         self._watch(dealer)
@@ -72,6 +78,7 @@ class NodeLinks:
     def hang_up(self, peer: str) -> None:
         """Close a dialled connection; what is still queued for it is lost, and no PeerClosed comes."""
         dealer = self._dealers.pop(peer, None)
+        self._waiting.discard(peer)
         self._dialling.forget(peer)
         if dealer is not None:
             self._unwatch(dealer)
@@ -94,7 +101,7 @@ class NodeLinks:
             if dealer.socket in ready or dealer.monitor in ready:
                 inbound.extend(dealer.receive())
                 self._dialling.note(dealer)
-        self._dial_again(self._dialling.due())
+        inbound.extend(self._dial_again(self._dialling.due()))
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
@@ -106,14 +113,27 @@ class NodeLinks:
         inbound.extend(PeerClosed(dealer.name) for dealer in stale if dealer.state == "up")
         for dealer in stale:
             dealer.state = "closed"
-        self._dial_again([dealer.name for dealer in stale])
+        inbound.extend(self._dial_again([dealer.name for dealer in stale]))
+        for peer in list(self._waiting):
+            self.dial(peer, peer)
         return inbound
 
-    def _dial_again(self, peers: Sequence[str]) -> None:
-        for dealer in (self._dealers[peer] for peer in peers if peer in self._dealers):
-            self._unwatch(dealer)
-            dealer.again(self._dialling.next_key(dealer))
-            self._watch(dealer)
+    def _dial_again(self, peers: Sequence[str]) -> list[Inbound]:
+        """PeerClosed for nodes that may not be dialled any more. Routers wait until there is a key."""
+        gone: list[Inbound] = []
+        for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
+            server = self._dialling.next_key(dealer)
+            if server is not None:
+                self._unwatch(dealer)
+                dealer.again(server)
+                self._watch(dealer)
+                continue
+            self.hang_up(dealer.name)
+            if dealer.name == dealer.endpoint:
+                self._waiting.add(dealer.name)
+            else:
+                gone.append(PeerClosed(dealer.name))
+        return gone
 
     def _watch(self, dealer: DealerSocket) -> None:
         self._poller.register(dealer.socket, zmq.POLLIN)

@@ -15,7 +15,8 @@ from shared.core.sampling_params import SamplingParams
 from shared.handoff.node import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
-from shared.wire.messages import Drain, Generate, Heartbeat, Hello, Message, Welcome
+from shared.wire.codec import key_of
+from shared.wire.messages import Abort, Drain, Generate, Heartbeat, Hello, Key, Message, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received, peer_name
 
 
@@ -114,6 +115,25 @@ def test_a_welcome_of_an_earlier_connection_is_none() -> None:
     net.to_node(name, Welcome("test", 1, connection=2))
     net.tick(name)
     assert node.ctx.routers.welcomed() == [ROUTER]
+
+
+def test_nobody_drains_or_aborts_without_having_said_welcome() -> None:
+    """Who said Welcome has proved under which name its key is allowed; whoever has not may be anybody's router."""
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = next(iter(net.nodes))
+    net.inboxes[name].clear()
+    net.inboxes[name].append(PeerUp(ROUTER))
+    abort = Abort(Key("r", 1, "x", 0, 0), True)
+    for message in (Drain("d", "stop"), abort):
+        net.to_node(name, message)
+    net.tick(name)
+    assert not node.ctx.draining and not node.ctx.tombstones.covers(key_of(abort.key))
+    net.to_node(name, Welcome("test", 1, connection=1))
+    for message in (Drain("d", "stop"), abort):
+        net.to_node(name, message)
+    net.tick(name)
+    assert node.ctx.draining and node.ctx.tombstones.covers(key_of(abort.key))
 
 
 def test_a_hello_without_welcome_is_said_again() -> None:

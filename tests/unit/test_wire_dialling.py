@@ -98,3 +98,20 @@ def test_a_router_s_key_that_is_gone_or_new(ring: KeyRing, tmp_path: Path) -> No
     edit_allowed(folder, [entry for entry in entries if entry.name != "d"])
     assert ring.refresh() and dialling.is_stale(to_node) and not dialling.is_stale(to_router)
     assert dialling.is_stale(Dealer(server=old, own=new_pair()))
+
+
+def test_without_a_router_s_key_nothing_is_dialled(ring: KeyRing, tmp_path: Path) -> None:
+    dialling, folder = Dialling(ring), tmp_path / "keys"
+    dealer = Dealer(server=ring.router_keys()[0], own=ring.now.own)
+    edit_allowed(folder, [entry for entry in read_allowed(folder).entries if entry.kind == NODE])
+    assert ring.refresh() and dialling.keys_changed() and dialling.is_stale(dealer)
+    assert dialling.next_key(dealer) is None
+    assert dialling.choose(ENDPOINT, ENDPOINT) == (ENDPOINT, None)
+
+
+def test_only_routers_keys_are_remembered(ring: KeyRing) -> None:
+    """Nodes come and go, each life at another endpoint."""
+    dialling = Dialling(ring)
+    dialling.note(Dealer("d@1", server=new_pair().public, state="up"))
+    assert dialling.choose(ENDPOINT, ENDPOINT) == (ENDPOINT, ring.router_keys()[0])
+    assert not dialling._answered

@@ -400,6 +400,41 @@ def test_a_node_that_comes_before_its_key_is_let_in_when_it_is_there(folder: Pat
     late.close(), decode.close()
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+def test_a_router_without_an_allowed_key_is_dialled_when_it_has_one_again(folder: Path, is_up: bool) -> None:
+    """Nobody dials the key that was taken away meanwhile, whether a connection had come about under it or not."""
+    everything = read_allowed(folder).entries
+    opened = open_router("tcp://127.0.0.1:*", options(folder, "router", ROUTER))
+    there = opened[2].endpoint
+    if not is_up:
+        close_router(*opened)
+    node = NodeLinks("d", 1, options=options(folder, "d"))
+    node.dial(there, there)
+    seen = until(lambda: node._dealers[there].state == "up", node) if is_up else []
+    edit_allowed(folder, [entry for entry in everything if entry.kind != ROUTER])
+    seen += until(lambda: there not in node._dealers, node, what="nobody is dialled")
+    assert PeerClosed(there) in seen or not is_up
+    node.hang_up(there), node.dial(there, there)  # as a node does that is told so
+    assert there not in node._dealers and not node.send(there, Goodbye("d", 1))
+    edit_allowed(folder, everything)
+    opened = opened if is_up else open_router(there, options(folder, "router", ROUTER))
+    until(lambda: node._dealers and any_up(node), node, what="dialled again")
+    node.send(there, Goodbye("d", 1))
+    until(lambda: Received("d@1", Goodbye("d", 1)) in opened[2].receive(), node)
+    node.close(), close_router(*opened)
+
+
+def test_a_node_whose_key_is_taken_away_is_dialled_no_more(folder: Path) -> None:
+    """Not even one that has not answered yet: what it would be sent is not for it any more."""
+    prefill = NodeLinks("p", 7, options=options(folder, "p"))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        prefill.dial("d@8", f"tcp://127.0.0.1:{mute.getsockname()[1]}#{new_pair().public.hex()}")
+        edit_allowed(folder, [entry for entry in read_allowed(folder).entries if entry.name != "d"])
+        assert next_of(prefill, PeerClosed, []).peer == "d@8"
+    assert not prefill._dealers and not prefill._waiting
+    prefill.close()
+
+
 def test_a_router_s_key_is_rotated_under_its_nodes(folder: Path) -> None:
     async def scenario() -> None:
         link, node = routers_of(folder), NodeLinks("d", 1, options=options(folder, "d"))
