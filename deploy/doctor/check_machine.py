@@ -19,7 +19,7 @@ HERE = "this machine"
 def check_machine(machine: Machine) -> list[Finding]:
     return [
         *or_well(
-            check_cpu(machine), "cpu", HERE, f"{len(machine.cores)} cores, load {machine.load:.1f}, none fought over"
+            check_cpu(machine), "cpu", HERE, f"{machine.num_cpus} cores, load {machine.load:.1f}, none fought over"
         ),
         *or_well(check_memory(machine), "memory", HERE, f"{machine.available_bytes // MIB} MiB available"),
         *or_well(check_disks(machine.disks), "disk", HERE, "room on all disks that are used"),
@@ -80,9 +80,9 @@ def say(daemon: Daemon) -> str:
 
 
 def check_load(machine: Machine) -> list[Finding]:
-    if machine.load <= BUSY_LOAD * len(machine.cores):
+    if machine.load <= BUSY_LOAD * machine.num_cpus:
         return []
-    what = f"load {machine.load:.1f} on {len(machine.cores)} cores"
+    what = f"load {machine.load:.1f} on {machine.num_cpus} cores"
     return [Finding("cpu", HERE, LOOK, what, "see `top` for what else runs here")]
 
 

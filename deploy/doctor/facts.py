@@ -102,9 +102,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Shares are of the time between the two looks. `governors`: (driver, governor) of the cores that have one."""
+    """Shares are of the time between the two looks. `governors`: (driver, governor) of the cores that have one.
+
+    `cores`: those that we may run on, of `num_cpus`, whose processes `load` counts.
+    """
 
     cores: tuple[int, ...]
+    num_cpus: int
     load: float
     steal_share: float
     throttled_share: float

@@ -56,6 +56,7 @@ def look_at_machine(before: Pulse, after: Pulse) -> Machine:
     total, available = within_limit(memory.total, memory.available)
     return Machine(
         cores=usable_cores(),
+        num_cpus=os.cpu_count() or 1,
         load=os.getloadavg()[0],
         steal_share=ratio(after.steal_s - before.steal_s, after.cpu_s - before.cpu_s),
         throttled_share=ratio(after.throttled - before.throttled, after.periods - before.periods),

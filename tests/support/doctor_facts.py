@@ -84,6 +84,7 @@ def cluster(*nodes: NodeFacts, **changes: Any) -> Cluster:
 def machine(*daemons: Daemon, **changes: Any) -> Machine:
     given = Machine(
         cores=(0, 1, 2, 3),
+        num_cpus=4,
         load=1.0,
         steal_share=0.0,
         throttled_share=0.0,

@@ -296,6 +296,7 @@ def test_cores_that_are_fought_over(daemons: tuple[Daemon, ...], expected: list[
     [
         ({"load": 5.9}, []),
         ({"load": 6.1}, [LOOK]),
+        ({"load": 6.1, "cores": (0,), "num_cpus": 64}, []),  # load is the whole machine's, whatever cores are ours
         ({"steal_share": 0.04}, []),
         ({"steal_share": 0.1}, [LOOK]),
         ({"steal_share": 0.3}, [BROKEN]),

@@ -121,7 +121,7 @@ def test_https_needs_a_readable_authority(tmp_path: Path) -> None:
 
 def test_this_machine_has_cores_memory_and_disks() -> None:
     found = look_at_machine(take_pulse(), take_pulse())
-    assert found.cores and 0 < found.available_bytes <= found.memory_bytes and found.open_files > 0
+    assert found.cores and found.num_cpus == os.cpu_count() and 0 < found.available_bytes <= found.memory_bytes and found.open_files > 0
     assert 0.0 <= found.steal_share <= 1.0 and 0.0 <= found.throttled_share <= 1.0
     assert found.disks and all(disk.free_bytes >= 0 for disk in found.disks)
 
