@@ -24,6 +24,7 @@ def check_machine(machine: Machine) -> list[Finding]:
         *or_well(check_memory(machine), "memory", HERE, f"{machine.available_bytes // MIB} MiB available"),
         *or_well(check_disks(machine.disks), "disk", HERE, "room on all disks that are used"),
         *check_files(machine),
+        *check_told(machine.daemons),
     ]
 
 
@@ -53,6 +54,14 @@ def check_daemons(daemons: tuple[Daemon, ...]) -> list[Finding]:
         if crowd:
             found.append(check_crowd(node, crowd, shared))
     return found
+
+
+def check_told(daemons: tuple[Daemon, ...]) -> list[Finding]:
+    return [
+        Finding("config", say(daemon), LOOK, f"not all that it was told is known: {daemon.problem}",
+                f"ask as root, or as uid {daemon.uid}; if they can't read it either, it would not start again")
+        for daemon in daemons if daemon.problem
+    ]  # fmt: skip
 
 
 def shared_cores(nodes: list[Daemon]) -> dict[int, float]:

@@ -17,7 +17,7 @@ def examine(facts: Facts) -> list[Finding]:
         *examine_cluster(facts),
         *check_dials(facts.dials),
         *check_machine(facts.machine),
-        *check_keys(facts),
+        *check_keys(facts.keys),
     ]
 
 

@@ -80,14 +80,19 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """A Baton process of this machine, by its flags. `threads`: compute threads, 0 when it was not told how many."""
+    """A Baton process of this machine, by its flags and its file. `threads`: 0 when it was not told how many.
+
+    `problem`: why that may not be all that it was told.
+    """
 
     pid: int
     command: str
+    uid: int
     cores: tuple[int, ...]
     threads: int
     spins: bool
     keys: str = ""
+    problem: str = ""
 
     @property
     def num_threads(self) -> int:
@@ -132,6 +137,18 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysFolder:
+    """`uid`: who is to use it. `secrets`: the folder and its files. `problem`: the words that a node of that user would
+    refuse to start with. `is_open`: whether we could look inside."""
+
+    path: str
+    uid: int
+    secrets: tuple[Secret, ...]
+    problem: str
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is judged. `cluster` is None, and `no_cluster` says why, where no router answered."""
 
@@ -141,6 +158,4 @@ class Facts:
     must_answer: bool
     dials: tuple[Dial, ...]
     machine: Machine
-    secrets: tuple[Secret, ...]
-    own_uid: int
-    keys_problem: str = ""
+    keys: tuple[KeysFolder, ...] = ()

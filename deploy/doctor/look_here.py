@@ -1,4 +1,4 @@
-"""Looks at the machine it runs on: processes, cores, memory, disks, secrets; and knocks at ports. Judges nothing."""
+"""Looks at the machine it runs on: cores, memory, disks, secrets; and knocks at ports. Judges nothing."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from deploy.doctor.facts import Daemon, Dial, Disk, Machine, Secret
+from deploy.doctor.facts import Dial, Disk, KeysFolder, Machine, Secret
+from deploy.doctor.look_daemons import find_daemons
 from shared.config.core_plan import usable_cores
 from shared.core.errors import ConfigError
 from shared.wire.key_files import ALLOWED, NEXT, SECRET, names_with_secret, read_allowed, read_pair
 
 CGROUP = Path("/sys/fs/cgroup")
 CPUFREQ = "/sys/devices/system/cpu"
-WORDS = ("router", "prefill", "decode")
 DIAL_TIMEOUT_S = 3.0
 
 
@@ -107,59 +107,30 @@ def look_at_disks(paths: Iterable[Path]) -> Iterable[Disk]:
             yield Disk(str(path), psutil.disk_usage(str(path)).free)
 
 
-def find_daemons() -> Iterable[Daemon]:
-    for process in psutil.process_iter(["cmdline"]):
-        argv: list[str] = process.info["cmdline"] or []
-        command = command_of(argv)
-        if command:
-            with contextlib.suppress(psutil.Error):
-                yield read_daemon(process.pid, command, argv, cores_of(process), folder_of(process))
-
-
-def command_of(argv: Sequence[str]) -> str:
-    """`router`, `prefill` or `decode` when this is one of our daemons, however it was started."""
-    pairs = zip(argv, argv[1:], strict=False)
-    return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
-
-
-def cores_of(process: psutil.Process) -> tuple[int, ...]:
-    """Those that it may run on; none where the system does not say."""
-    return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
-
-
-def folder_of(process: psutil.Process) -> Path:
+def look_at_keys(folder: Path, uid: int) -> KeysFolder:
+    """As `uid` would, who is to use it."""
+    whole = look_at_secret(folder)
     try:
-        return Path(process.cwd())
-    except psutil.Error:  # another user's
-        return Path("/")
-
-
-def read_daemon(pid: int, command: str, argv: Sequence[str], cores: tuple[int, ...], folder: Path) -> Daemon:
-    threads, keys = flag(argv, "--threads"), flag(argv, "--keys")
-    return Daemon(
-        pid=pid,
-        command=command,
-        cores=cores,
-        threads=int(threads) if threads.isdigit() else 0,
-        spins=flag(argv, "--wait-policy") == "active",
-        keys=str(folder / Path(keys).expanduser()) if keys else "",
-    )
-
-
-def flag(argv: Sequence[str], name: str) -> str:
-    """The last value given, as `--name value` or `--name=value`."""
-    joined = [word.removeprefix(f"{name}=") for word in argv if word.startswith(f"{name}=")]
-    apart = [value for word, value in zip(argv, argv[1:], strict=False) if word == name]
-    return (joined + apart or [""])[-1]
-
-
-def look_at_secrets(folder: Path) -> tuple[list[Secret], str]:
-    """(the folder and each file in it, what keeps it from being used)."""
-    found = [look_at_secret(folder)]
-    if not found[0].error:
+        with as_user(uid):
+            problem = keys_problem(folder)
+    except OSError:  # we are neither that user nor root
+        return KeysFolder(str(folder), uid, () if whole.error else (whole,), "", is_open=False)
+    files: list[Secret] = []
+    if not whole.error:
         names = [ALLOWED, *(path.name for suffix in (SECRET, NEXT) for path in sorted(folder.glob(f"*{suffix}")))]
-        found += [look_at_secret(folder / name) for name in names]
-    return found, keys_problem(folder)
+        files = [look_at_secret(folder / name) for name in names]
+    return KeysFolder(str(folder), uid, (whole, *files), problem)
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Files are open, and one's own, as they are for that user's processes. OSError where we may not."""
+    own = os.geteuid()
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
 
 
 def look_at_secret(path: Path) -> Secret:

@@ -13,7 +13,8 @@ baton doctor: what is wrong with a cluster, and with the machine that this runs 
   baton doctor                                  the cluster of `baton up`, and this machine
   baton doctor --url URL --admin-key-file FILE  another router; without its admin key nodes can't be compared
   baton doctor --dial tcp://10.0.0.1:7001       on a node's machine: does the router's port answer from here?
-  baton doctor --keys DIR                       whether nodes would take this keys folder
+  baton doctor --keys DIR                       whether nodes would take this keys folder: those of the user whose
+                                                daemons use it; before there are any, yours, or for root its owner's
   baton doctor --json                           for programs
 
 Each line says how bad it is (ok, look, BROKEN), where, what, and what to do. Compares nodes field by field; looks for

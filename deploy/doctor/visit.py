@@ -11,13 +11,14 @@ from deploy.admin import DEFAULT_URL, read_key
 from deploy.doctor.examine import examine
 from deploy.doctor.facts import Cluster, Dial, Facts, Machine
 from deploy.doctor.finding import BROKEN, worst
-from deploy.doctor.look_here import dial, look_at_machine, look_at_secrets, take_pulse
+from deploy.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.doctor.look_router import NoRouterError, look_at_router
 from deploy.doctor.report import as_json, as_text
 from deploy.router_http import RouterHttp
 from shared.config.endpoints import check_endpoint, is_loopback
 from shared.core.errors import ConfigError
 
+ROOT = 0
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 600.0
 
 
@@ -44,7 +45,6 @@ def gather(args: argparse.Namespace) -> Facts:
     if cluster is None:
         time.sleep(args.interval)  # the machine is looked at twice all the same
     machine = look_at_machine(before, take_pulse())
-    looked = [look_at_secrets(folder) for folder in key_folders(args.keys, machine)]
     return Facts(
         url=url,
         cluster=cluster,
@@ -52,9 +52,7 @@ def gather(args: argparse.Namespace) -> Facts:
         must_answer=args.url is not None,
         dials=tuple(dial_all(cluster, http.host, args.dial)),
         machine=machine,
-        secrets=tuple(secret for secrets, _ in looked for secret in secrets),
-        own_uid=os.geteuid(),
-        keys_problem=next((problem for _, problem in looked if problem), ""),
+        keys=tuple(look_at_keys(folder, uid) for folder, uid in key_folders(args.keys, machine)),
     )
 
 
@@ -65,10 +63,25 @@ def look_at_cluster(http: RouterHttp, url: str, interval_s: float) -> tuple[Clus
         return None, str(error)
 
 
-def key_folders(given: Path | None, machine: Machine) -> list[Path]:
-    if given is not None:
-        return [given.expanduser()]
-    return [Path(folder) for folder in sorted({daemon.keys for daemon in machine.daemons if daemon.keys})]
+def key_folders(given: Path | None, machine: Machine) -> list[tuple[Path, int]]:
+    """(folder, uid of who is to use it): of the daemons that do, as far as there are any."""
+    used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
+    if given is None:
+        return used
+    folder = given.expanduser()
+    users = [uid for keys, uid in used if keys.resolve() == folder.resolve()]
+    return [(folder, uid) for uid in users or [user_of(folder)]]
+
+
+def user_of(folder: Path) -> int:
+    """Of a folder that nobody uses yet: who asks; where root asks, its owner, for nodes seldom run as root."""
+    own = os.geteuid()
+    if own != ROOT:
+        return own
+    try:
+        return folder.stat().st_uid
+    except OSError:
+        return own
 
 
 def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[Dial]:

@@ -15,7 +15,7 @@ from deploy.doctor.check_machine import check_machine
 from deploy.doctor.check_nodes import ADVICE, check_nodes, differs
 from deploy.doctor.check_pages import check_pages
 from deploy.doctor.examine import examine
-from deploy.doctor.facts import Daemon, Dial, Disk, Facts, Misfit, Ready, Secret
+from deploy.doctor.facts import Daemon, Dial, Disk, Facts, KeysFolder, Misfit, Ready, Secret
 from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
@@ -31,7 +31,7 @@ def bad(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def facts(**changes: object) -> Facts:
-    given = Facts("http://r", cluster(), "", False, (), machine(), (), own_uid=1000)
+    given = Facts("http://r", cluster(), "", False, (), machine())
     return replace(given, **changes)  # type: ignore[arg-type]
 
 
@@ -271,7 +271,7 @@ def test_a_node_s_clock_by_its_epoch(epoch_s: float, known_s: float, level: str)
 def daemon(
     pid: int, cores: tuple[int, ...], threads: int = 0, *, command: str = "decode", spins: bool = False
 ) -> Daemon:
-    return Daemon(pid, command, cores, threads, spins)
+    return Daemon(pid, command, 1000, cores, threads, spins)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_the_machine(changed: dict[str, object], expected: list[str]) -> None:
     ("secret", "expected"),
     [
         (Secret("/k", True, 1000, 0o700), ""),
-        (Secret("/k/allowed", False, 0, 0o600), ""),
+        (Secret("/k/allowed", False, 0, 0o600), "chown 1000 /k/allowed"),  # which a node of uid 1000 can't open
         (Secret("/k", True, 1000, 0o750), "chmod 700 /k"),
         (Secret("/k/a.secret", False, 1000, 0o644), "chmod 600 /k/a.secret"),
         (Secret("/k", True, 1001, 0o700), "chown 1000 /k"),
@@ -325,16 +325,26 @@ def test_the_machine(changed: dict[str, object], expected: list[str]) -> None:
     ],
 )
 def test_secrets(secret: Secret, expected: str) -> None:
-    found = check_keys(facts(secrets=(secret,)))
+    found = check_keys([KeysFolder("/k", 1000, (secret,), "")])
     assert [finding.advice for finding in found] == [expected]
     assert worst(found) == (BROKEN if expected else OK)
 
 
 def test_keys_that_a_node_would_refuse() -> None:
     own = Secret("/k", True, 1000, 0o700)
-    found = check_keys(facts(secrets=(own,), keys_problem="allowed does not list the key of p"))
-    assert bad(found) == [(BROKEN, "this machine")]
-    assert check_keys(facts()) == []
+    found = check_keys([KeysFolder("/k", 1000, (own,), "allowed does not list the key of p")])
+    assert bad(found) == [(BROKEN, "/k")]
+    assert check_keys([]) == []
+
+
+def test_a_folder_that_is_closed_to_who_asks_is_not_judged() -> None:
+    closed = KeysFolder("/k", 1000, (Secret("/k", True, 1000, 0o700),), "", is_open=False)
+    assert bad(check_keys([closed])) == [(LOOK, "/k")]
+
+
+def test_a_daemon_of_which_not_all_is_known() -> None:
+    found = check_machine(machine(replace(daemon(7, (0, 1)), problem="--config /x: Permission denied")))
+    assert bad(found) == [(LOOK, "decode (pid 7)")] and "uid 1000" in found[-1].advice
 
 
 @pytest.mark.parametrize(("must_answer", "level"), [(False, LOOK), (True, BROKEN)])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,21 +19,21 @@ from doctor_facts import PAIR, cluster, machine
 from key_folders import make_keys
 
 from deploy import cli
+from deploy.doctor.check_keys import check_keys
+from deploy.doctor.facts import Daemon, KeysFolder
 from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, worst
+from deploy.doctor.look_daemons import command_of, find_daemons, read_daemon
 from deploy.doctor.look_here import (
-    command_of,
     dial,
-    find_daemons,
     governors,
+    look_at_keys,
     look_at_machine,
-    look_at_secrets,
-    read_daemon,
     read_pairs,
     take_pulse,
 )
 from deploy.doctor.look_router import NoRouterError, look_at_router
 from deploy.doctor.report import as_json, as_text
-from deploy.doctor.visit import dial_all, key_folders
+from deploy.doctor.visit import dial_all, key_folders, user_of
 from deploy.router_http import RouterHttp
 from shared.core.errors import ConfigError
 
@@ -121,7 +123,12 @@ def test_https_needs_a_readable_authority(tmp_path: Path) -> None:
 
 def test_this_machine_has_cores_memory_and_disks() -> None:
     found = look_at_machine(take_pulse(), take_pulse())
-    assert found.cores and found.num_cpus == os.cpu_count() and 0 < found.available_bytes <= found.memory_bytes and found.open_files > 0
+    assert (
+        found.cores
+        and found.num_cpus == os.cpu_count()
+        and 0 < found.available_bytes <= found.memory_bytes
+        and found.open_files > 0
+    )
     assert 0.0 <= found.steal_share <= 1.0 and 0.0 <= found.throttled_share <= 1.0
     assert found.disks and all(disk.free_bytes >= 0 for disk in found.disks)
 
@@ -153,12 +160,47 @@ def test_daemons_are_known_by_their_command_line(argv: list[str], command: str) 
     assert command_of(argv) == command
 
 
+def told(argv: list[str], folder: Path | None = Path("/")) -> Daemon:
+    return read_daemon(7, "decode", argv, 1000, (0, 1, 2), folder)
+
+
 def test_flags_of_a_daemon() -> None:
-    argv = ["baton", "decode", "--threads=2", "--wait-policy", "active", "--keys", "k"]
-    found = read_daemon(7, "decode", argv, (0, 1, 2), Path("/srv"))
-    assert (found.num_threads, found.spins, found.keys) == (2, True, "/srv/k")
-    bare = read_daemon(7, "decode", ["baton", "decode"], (0, 1, 2), Path("/"))
-    assert (bare.num_threads, bare.spins, bare.keys) == (3, False, "")
+    argv = ["baton", "decode", "--threads=2", "--wait-policy", "active", "--router", "tcp://r:1", "--keys", "k"]
+    found = told(argv, Path("/srv"))
+    assert (found.num_threads, found.spins, found.keys, found.uid) == (2, True, "/srv/k", 1000)
+    bare = told(["baton", "decode"])
+    assert (bare.num_threads, bare.spins, bare.keys, bare.problem) == (3, False, "", "")
+
+
+def test_a_daemon_s_file_is_read_as_it_reads_it(tmp_path: Path) -> None:
+    """Our systemd units give nothing but --config."""
+    text = '[cores]\nthreads = 2\nwait_policy = "active"\n[security]\nkeys = "k"\n[router]\nport = 1\n'
+    (tmp_path / "baton.toml").write_text(text)
+    found = told(["baton", "decode", "--config", "baton.toml", "--threads=1"], tmp_path)
+    assert (found.threads, found.spins, found.keys, found.problem) == (1, True, str(tmp_path / "k"), "")
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "says"),
+    [
+        (["--config=/none/b.toml"], Path("/"), "there is no such file"),
+        (["--config=b.toml"], None, "b.toml is relative"),
+        (["--keys=k"], None, "k is relative"),
+        (["--cpus=x"], Path("/"), "--cpus"),
+    ],
+)
+def test_what_a_daemon_was_told_and_can_t_be_known_is_told(words: list[str], folder: Path | None, says: str) -> None:
+    found = told(["baton", "decode", "--threads=2", *words], folder)
+    assert says in found.problem and found.keys == ""
+    assert found.threads == (2 if "--cpus=x" not in words else 0)
+
+
+def test_a_home_is_the_daemon_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/asks")
+    assert read_daemon(7, "decode", ["--keys=~/k"], os.geteuid(), (0,), None).keys == "/home/asks/k"
+    other = next(one for one in pwd.getpwall() if one.pw_uid != os.geteuid() and one.pw_dir.startswith("/"))
+    found = read_daemon(7, "decode", ["--keys=~/k"], other.pw_uid, (0,), None)
+    assert found.keys == f"{pwd.getpwuid(other.pw_uid).pw_dir.rstrip('/')}/k"
 
 
 def test_daemons_that_run_are_found_with_their_cores() -> None:
@@ -167,22 +209,62 @@ def test_daemons_that_run_are_found_with_their_cores() -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as process:
         found = next(one for one in find_daemons() if one.pid == process.pid)
         process.communicate(b"\n")
-    assert (found.command, found.threads, found.cores) == ("decode", 3, tuple(sorted(os.sched_getaffinity(0))))
+    assert (found.command, found.threads, found.uid) == ("decode", 3, os.geteuid())
+    assert found.cores == tuple(sorted(os.sched_getaffinity(0)))
+
+
+def seen(folder: Path, uid: int | None = None) -> KeysFolder:
+    return look_at_keys(folder, os.geteuid() if uid is None else uid)
+
+
+def modes(found: KeysFolder) -> set[int]:
+    return {secret.mode for secret in found.secrets}
 
 
 def test_secrets_that_nodes_would_take_and_would_not(tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys")
-    secrets, problem = look_at_secrets(folder)
-    assert problem == "" and {Path(secret.path).name for secret in secrets} >= {"keys", "allowed", "p.secret"}
-    assert {secret.mode for secret in secrets} == {0o700, 0o600}
+    found = seen(folder)
+    assert found.problem == "" and {Path(one.path).name for one in found.secrets} >= {"keys", "allowed", "p.secret"}
+    assert found.is_open and modes(found) == {0o700, 0o600}
     (folder / "p.secret").chmod(0o640)
-    secrets, problem = look_at_secrets(folder)
-    assert "chmod 600" in problem and {secret.mode for secret in secrets} == {0o700, 0o600, 0o640}
+    found = seen(folder)
+    assert "chmod 600" in found.problem and modes(found) == {0o700, 0o600, 0o640}
     (folder / "p.secret").chmod(0o600)
     (folder / "allowed").write_text("")
-    assert "does not list the key of" in look_at_secrets(folder)[1]
-    secrets, problem = look_at_secrets(tmp_path / "none")
-    assert len(secrets) == 1 and secrets[0].error and problem
+    assert "does not list the key of" in seen(folder).problem
+    found = seen(tmp_path / "none")
+    assert len(found.secrets) == 1 and found.secrets[0].error and found.problem
+
+
+SOMEBODY = 54321
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at other users' keys")
+def test_root_judges_a_service_s_keys_as_the_service_would() -> None:
+    """Not under pytest's own folder: that is closed to others."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        folder = make_keys(Path(top) / "keys")
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, SOMEBODY, SOMEBODY)
+        assert user_of(folder) == SOMEBODY and key_folders(folder, machine()) == [(folder, SOMEBODY)]
+        assert worst(check_keys([seen(folder, SOMEBODY)])) == OK
+        others = {folder / "p.secret": 0, folder / "allowed": SOMEBODY + 1}
+        for path, uid in others.items():
+            os.chown(path, uid, uid)
+        found = check_keys([seen(folder, SOMEBODY)])
+        assert {one.advice for one in found} == {f"chown {SOMEBODY} {path}" for path in others}
+        assert os.geteuid() == 0
+
+
+def test_other_users_keys_are_closed_to_who_is_not_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uid: int) -> None:
+        if uid != os.geteuid():
+            raise PermissionError
+
+    monkeypatch.setattr(os, "seteuid", refuse)
+    found = seen(make_keys(tmp_path / "keys"), SOMEBODY)
+    assert not found.is_open and len(found.secrets) == 1
 
 
 @pytest.fixture
@@ -209,9 +291,10 @@ def test_only_ports_that_mean_something_here_are_knocked_at() -> None:
 
 
 def test_keys_folders_are_the_given_one_or_those_in_use() -> None:
-    used = machine(*(read_daemon(i, "decode", ["--keys=/k"], (0,), Path("/")) for i in (1, 2)))
-    assert key_folders(Path("/mine"), used) == [Path("/mine")]
-    assert key_folders(None, used) == [Path("/k")] and key_folders(None, machine()) == []
+    used = machine(*(read_daemon(i, "decode", ["--keys=/k"], uid, (0,), None) for i, uid in enumerate((7, 7, 8))))
+    assert key_folders(Path("/mine"), used) == [(Path("/mine"), os.geteuid())]
+    assert key_folders(Path("/k/../k"), used) == [(Path("/k/../k"), 7), (Path("/k/../k"), 8)]
+    assert key_folders(None, used) == [(Path("/k"), 7), (Path("/k"), 8)] and key_folders(None, machine()) == []
 
 
 FINDINGS = [
