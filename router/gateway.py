@@ -14,7 +14,7 @@ from typing import Protocol
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
-from router.registry import Node, Registry
+from router.registry import ROLES, Node, Registry
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -157,7 +157,7 @@ class Gateway:
             if isinstance(message, Tokens):
                 self._apply(self._dispatcher.tokens(message, now))
             elif isinstance(message, Heartbeat):
-                self._on_heartbeat(message, now)
+                self._on_heartbeat(inbound.peer, message, now)
             elif isinstance(message, Hello):
                 self._on_hello(inbound.peer, message, now)
             elif isinstance(message, Goodbye):
@@ -170,7 +170,8 @@ class Gateway:
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
         node, replaced = self._registry.hello(peer, hello, now)
         if node is None:
-            self._metrics.count(self._identity[0], f"{REFUSED_PREFIX}{REFUSED_EPOCH}", 1)
+            if hello.role in ROLES:
+                self._metrics.count(self._identity[0], f"{REFUSED_PREFIX}{REFUSED_EPOCH}", 1)
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
         # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
@@ -181,9 +182,11 @@ class Gateway:
         for first, second, name in self._registry.misfits():
             self._log_once.warning((first, second), "nodes do not fit together", a=first, b=second, differs=name)
 
-    def _on_heartbeat(self, beat: Heartbeat, now: float) -> None:
+    def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
-        if node is not None:
+        if node is None:  # its key was away from the list for a while: it does not know that we gave it up
+            self._link.send(peer, Welcome(*self._identity, connection=0))
+        else:
             self._metrics.update(report_of(node, beat))
             if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
                 self._link.send(node.peer, node.drain)

@@ -81,6 +81,7 @@ class Node:
         self._runs: dict[str, list[TokenRun]] = {}
         self._ends: dict[str, list[SequenceEnd]] = {}
         self._hello_due: dict[str, float] = {}  # routers that are up and have not said Welcome
+        self._hello_said: dict[str, float] = {}  # routers that are up -> when they were last told
         self._connections: Counter[str] = Counter()  # to each router, so far
         self._wire = WireTotals()
 
@@ -206,7 +207,7 @@ class Node:
 
     def _say_hello(self, peer: str, now: float) -> None:
         facts = self.ctx.facts
-        self._hello_due[peer] = now + HELLO_AGAIN_S
+        self._hello_said[peer], self._hello_due[peer] = now, now + HELLO_AGAIN_S
         self.ctx.outbox.send(
             peer,
             Hello(
@@ -224,8 +225,10 @@ class Node:
         )
 
     def _welcomed(self, peer: str, message: Welcome) -> None:
-        if message.connection != self._connections[peer]:  # on this one the router has not heard us yet
-            self.ctx.drop(peer, "Welcome to an earlier connection")
+        if message.connection != self._connections[peer]:  # on this one the router has not heard us, or not any more
+            self.ctx.drop(peer, "Welcome to another connection")
+            if peer in self._hello_said:
+                self._hello_due.setdefault(peer, self._hello_said[peer] + HELLO_AGAIN_S)
             return
         self._hello_due.pop(peer, None)
         for over in self.ctx.routers.welcome(peer, RouterLife(message.router_id, message.router_epoch)):
@@ -245,6 +248,7 @@ class Node:
     def _router_closed(self, peer: str) -> None:
         life = self.ctx.routers.closed(peer)
         self._hello_due.pop(peer, None)
+        self._hello_said.pop(peer, None)
         if life is None:
             return  # it was not up yet; the link keeps trying
         self._router_over(life)

@@ -121,7 +121,7 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
-    connection: Count  # the Hello's: one that was under way while the connection broke answers nobody
+    connection: Count  # the Hello's: one that was under way while the connection broke answers nobody; 0: "say Hello"
 
 
 class Heartbeat(Message, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from pair import ROUTER, Net, assert_clean, make_node
 from prometheus_client import CollectorRegistry
 from rig import CoreKnobs, Job
@@ -134,6 +135,52 @@ def test_nobody_drains_or_aborts_without_having_said_welcome() -> None:
         net.to_node(name, message)
     net.tick(name)
     assert node.ctx.draining and node.ctx.tombstones.covers(key_of(abort.key))
+
+
+def test_a_node_that_its_router_has_lost_is_asked_for_its_hello() -> None:
+    """Its key left the list and came back: it is heard again, and its connection never broke."""
+    gateway, link = gateway_of(RouterRig())
+    peer = peer_name("d", 1)
+    gateway.handle(Received(peer, Heartbeat("d", 1, load(), False)))
+    assert link.sent == [(peer, Welcome("r", 9, connection=0))]
+    say_hello(gateway, 1)
+    gateway.handle(Received(peer, Heartbeat("d", 1, load(), False)))
+    assert link.sent[1:] == [(peer, Welcome("r", 9, connection=1))]
+
+
+def test_a_node_that_is_asked_says_hello_and_not_too_often() -> None:
+    node = make_node("decode", "d", CoreKnobs())
+    net = Net([node])
+    name = next(iter(net.nodes))
+    net.inboxes[name].clear()
+    net.inboxes[name].append(PeerUp(ROUTER))
+    net.to_node(name, Welcome("test", 1, connection=1))
+    net.tick(name)
+    said = []
+    for i in range(41):
+        net.now = i * HELLO_AGAIN_S / 10
+        net.to_node(name, Welcome("test", 1, connection=0))
+        net.tick(name)
+        said.append(len(net.messages(Hello)))
+    assert said[9] == 1 and said[15] == 2 and said[-1] <= 1 + 40 // 10
+    assert {hello.connection for hello in net.messages(Hello)} == {1}
+    assert node.ctx.routers.welcomed() == [ROUTER]
+    net.inboxes[name].append(PeerClosed(ROUTER))
+    net.to_node(name, Welcome("test", 1, connection=0))
+    net.at(10 * HELLO_AGAIN_S)
+    net.tick(name)
+    assert len(net.messages(Hello)) == said[-1], "nobody is there"
+
+
+def test_a_hello_of_no_role_is_not_one_of_an_old_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[str, str, float]] = []
+    monkeypatch.setattr(ClusterMetrics, "count", lambda metrics, *what: counted.append(what))
+    gateway, link = gateway_of(RouterRig())
+    gateway.handle(Received(peer_name("d", 1), hello("cook", "d", 1)))
+    assert not counted
+    say_hello(gateway, 2)
+    say_hello(gateway, 1)
+    assert counted == [("r", "refused.epoch", 1)]
 
 
 def test_a_hello_without_welcome_is_said_again() -> None:
