@@ -63,12 +63,13 @@ def entries_of(folder: Path, name: str) -> list[Entry]:
 
 def prepare(folder: Path, name: str) -> None:
     found = entries_of(folder, name)
-    if len(found) > 1 or (folder / (name + NEXT)).exists():
+    if len(found) > 1:
         raise ConfigError(f"{name}'s key is being rotated already: --use or --drop-old is next, see `show`")
-    pair = new_pair()
-    write_pair(folder, name, pair, NEXT)
-    print(f"{name} has two keys now, both allowed; it goes on with the old one.")
+    if not (folder / (name + NEXT)).exists():  # else it was made, and could not be listed
+        write_pair(folder, name, new_pair(), NEXT)
+    pair = read_pair(folder, name, NEXT)
     write_list(folder, [*read_allowed(folder).entries, Entry(found[0].kind, name, pair.public)])
+    print(f"{name} has two keys now, both allowed; it goes on with the old one.")
     print(
         f"When it is there, and {folder / (name + NEXT)} on {name}'s machine: baton keys rotate {folder} {name} --use"
     )
@@ -91,16 +92,16 @@ def drop_old(folder: Path, name: str) -> None:
         raise ConfigError(f"{name} has one key only: there is nothing to drop")
     if read_pair(folder, name).public != found[-1].public:
         raise ConfigError(f"{name} does not use its new key yet: baton keys rotate {folder} {name} --use comes first")
-    print(f"{name}'s old key is no longer allowed: what was opened with it is cut off.")
     write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found[:-1]])
+    print(f"{name}'s old key is no longer allowed: what comes by connections opened with it is ignored.")
 
 
 def remove(folder: Path, name: str) -> None:
     found = entries_of(folder, name)
+    write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found])
     for suffix in (SECRET, NEXT):
         (folder / (name + suffix)).unlink(missing_ok=True)
-    print(f"{name} is no longer allowed: it is cut off wherever the list arrives.")
-    write_list(folder, [entry for entry in read_allowed(folder).entries if entry not in found])
+    print(f"{name} is no longer allowed: nobody listens to it wherever the list arrives.")
 
 
 def shown(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
+from deploy import cli, key_steps
 from shared.core.errors import ConfigError
 from shared.wire.key_files import NODE, ROUTER, parse_allowed, read_allowed, read_pair
 from shared.wire.keyring import KeyRing, ring_of_node, ring_of_router
@@ -101,6 +101,31 @@ def test_a_new_key_is_not_used_before_it_is_allowed(folder: Path) -> None:
     (folder / "allowed").write_text(before)
     assert keys("rotate", folder, "d0", "--use") == 2
     assert (folder / "d0.next").exists()
+
+
+def test_a_list_that_can_not_be_written_changes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is said to have happened, no secret is lost, and the step can be taken again."""
+
+    def fails(folder: Path, entries: object) -> None:
+        raise ConfigError("the disk is full")
+
+    def failing(*step: str) -> None:
+        before = {path.name for path in folder.glob("*.secret")}
+        capsys.readouterr()
+        with monkeypatch.context() as patched:
+            patched.setattr(key_steps, "write_list", fails)
+            assert keys(step[0], folder, *step[1:]) == 2
+        assert not capsys.readouterr().out and {path.name for path in folder.glob("*.secret")} == before
+        assert keys(step[0], folder, *step[1:]) == 0
+
+    failing("rotate", "d0")
+    assert read_pair(folder, "d0", ".next").public == read_allowed(folder).of_name("d0")[-1].public
+    assert keys("rotate", folder, "d0", "--use") == 0
+    failing("rotate", "d0", "--drop-old")
+    failing("remove", "d0")
+    assert not (folder / "d0.secret").exists()
 
 
 def test_remove(folder: Path) -> None:
