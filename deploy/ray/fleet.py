@@ -236,7 +236,7 @@ class Fleet:
         """Why nobody answers, as far as it is known."""
         if member.make_at is None:
             return f"its actor kept dying: {member.error}"
-        wanted = ", ".join(f"{number:g} {kind}" for kind, number in plan.resources(self.config, member.name).items())
+        wanted = plan.bundle_text(self.config, member.name)
         error = f": {member.error}" if member.error else ""
         return f"its actor does not answer; Ray places it where {wanted} are free{error}"
 

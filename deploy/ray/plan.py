@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, Place, index_of, role_of
@@ -42,6 +42,18 @@ def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
     gpus = {ROUTER: 0.0, PREFILL: config.ray.prefill_gpus, DECODE: config.ray.decode_gpus}[role]
     wanted = {"CPU": cpus(config, role), "GPU": gpus}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
+
+
+def bundle_text(config: RayClusterConfig, name: str) -> str:
+    return ", ".join(f"{number:g} {kind}" for kind, number in resources(config, name).items())
+
+
+def check_bundles(config: RayClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
+    """`machines`: what each has. Every router and node finds one that could hold it, were it empty."""
+    for name in names_at_start(config):
+        wanted = resources(config, name).items()
+        if not any(all(there.get(kind, 0.0) >= number for kind, number in wanted) for there in machines):
+            raise ConfigError(f"{name} wants {bundle_text(config, name)} on one machine, and none here has as much")
 
 
 def most_cpus(config: RayClusterConfig) -> float:

@@ -108,6 +108,7 @@ def launch(config: RayClusterConfig, record: Record) -> list[Row]:
     machines = alive_machines()
     plan.check_machines(config, [node["NodeManagerAddress"] for node in machines])
     check_resources(config)
+    plan.check_bundles(config, [node["Resources"] for node in machines])
     check_installations(machines)
     config = plan.with_memory_share(config, len(machines))
     try:

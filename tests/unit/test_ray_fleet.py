@@ -357,6 +357,13 @@ def test_several_machines_need_keys_and_the_refusal_says_which():
     plan.check_machines(replace(settings, security=KEYS), ["10.0.0.1", "10.0.0.2"])
 
 
+def test_a_bundle_that_no_machine_could_hold_is_refused_by_name():
+    settings = config(decode=2, decode_cpus=4.0, decode_gpus=1.0)
+    plan.check_bundles(settings, [{"CPU": 8.0}, {"CPU": 4.0, "GPU": 1.0}])
+    with pytest.raises(ConfigError, match="decode-0 wants 4 CPU, 1 GPU on one machine"):
+        plan.check_bundles(settings, [{"CPU": 8.0}, {"CPU": 3.0, "GPU": 4.0}])
+
+
 def test_resources_of_a_bundle():
     settings = config(router_cpus=0.0, decode_cpus=4.0, decode_gpus=1.0)
     assert plan.resources(settings, "router-0") == {"CPU": 0.001}

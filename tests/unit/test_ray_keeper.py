@@ -218,7 +218,8 @@ def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):
         raise ActorAlreadyExistsError("manager")
 
     monkeypatch.setattr(session, "find_manager", lambda: None)
-    monkeypatch.setattr(session, "alive_machines", list)
+    machine = {"NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 8.0}}
+    monkeypatch.setattr(session, "alive_machines", lambda: [machine])
     for check in ("check_resources", "check_installations"):
         monkeypatch.setattr(session, check, lambda *args: None)
     monkeypatch.setattr(session, "make_manager", taken)
