@@ -125,6 +125,8 @@ async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: 
 
 def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None, lag: Lag) -> list[Check]:
     """Those that only a Baton router's metrics allow."""
+    if before is None and stage.asking.target.is_ours:
+        return [Check(name, "doubtful", "/metrics gave no page ahead of the load") for name in ("leaks", "agreement")]
     if before is None:
         return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
     after, waited_s = page_at_rest(plan.truth.rest_s, stage)

@@ -71,6 +71,13 @@ def test_a_server_that_no_longer_answers_is_a_finding(answer):
     assert checks["agreement"].verdict == "skipped"
 
 
+def test_a_router_that_shows_no_metrics_is_not_called_another_server():
+    stage = stage_of((503, b""))
+    plan = types.SimpleNamespace(truth=types.SimpleNamespace(rest_s=0.0))
+    checks = play.own_checks(plan, stage, [], play.metrics_of(stage), Lag())
+    assert [(one.verdict, "ahead of the load" in one.text) for one in checks] == [("doubtful", True)] * 2
+
+
 def test_a_server_that_comes_back_while_it_is_asked_is_believed():
     checks, _ = own_checks(60.0, GONE, (503, b""), RESTED)
     assert checks["leaks"].verdict == "ok"

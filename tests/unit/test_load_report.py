@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import random
 import types
 
 import msgspec
@@ -21,7 +23,7 @@ from deploy.load.outcome import Report, encode, is_open, read_report, row_of, se
 from deploy.load.page import page_of
 from deploy.load.plan import golden_prompts, plan_of
 from deploy.load.slo import Slo
-from deploy.load.summary import Reader, Window, summarize
+from deploy.load.summary import Reader, Window, rate, summarize
 from deploy.load.workload import with_probes
 from shared.core.errors import ConfigError
 
@@ -131,6 +133,19 @@ def test_a_run_is_like_itself_and_a_slow_one_is_worse():
     slow = report(always(Script(ttft=2.0, itl=0.3)))
     verdicts = {one.name: one.verdict for one in lines_of(report(), slow)}
     assert verdicts["TTFT p50 ms"] == "worse" and verdicts["goodput /s"] == "worse"
+
+
+def test_a_rate_that_chance_alone_moved_is_no_change():
+    """Arrivals at random, all requests alike: neither run is better, however alike the requests are."""
+
+    def answered(seed):
+        rng = random.Random(seed)
+        times = list(itertools.accumulate(rng.expovariate(8.0) for _ in range(480)))
+        return rate(times, [1.0] * 480, Window(0.0, 55.0), seed)
+
+    first, second = answered(1), answered(2)
+    assert first.value != second.value
+    assert Line("requests answered /s", first, second, False).verdict == "same"
 
 
 def test_remarks_name_what_makes_two_runs_incomparable():
