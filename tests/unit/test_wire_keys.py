@@ -387,6 +387,25 @@ def test_a_key_that_is_taken_away_ends_what_it_opened(pair: tuple[NodeLinks, Nod
     until(lambda: decode.counts["wire_refused.identity"], decode, what="a message on the open connection is refused")
 
 
+def test_a_key_that_comes_back_is_heard_on_the_connection_that_it_opened(
+    pair: tuple[NodeLinks, NodeLinks], folder: Path
+) -> None:
+    """Answers find it there, and its end is told as any other's."""
+    prefill, decode = pair
+    seen: list[Inbound] = []
+    everything = read_allowed(folder).entries
+    exchange(prefill, decode, seen)
+    edit_allowed(folder, [entry for entry in everything if entry.name != "p"])
+    assert next_of(decode, PeerClosed, seen).peer == "p@7"
+    edit_allowed(folder, everything)
+    until(lambda: len(decode._options.ring.now.allowed.entries) == 3, decode)
+    exchange(prefill, decode, seen)
+    assert decode.send("p@7", Abort(KEY, False))
+    assert next_of(prefill, Received, []) == Received("d@8", Abort(KEY, False))
+    prefill.hang_up("d@8")
+    assert next_of(decode, PeerClosed, seen).peer == "p@7"
+
+
 def test_a_node_that_comes_before_its_key_is_let_in_when_it_is_there(folder: Path) -> None:
     everything = read_allowed(folder).entries
     decode = NodeLinks("d", 8, options=options(folder, "d"))
