@@ -19,13 +19,14 @@ routers and nodes, each beside an actor of its own; no request passes through it
   baton ray status                who runs where; exit status 0 when everyone does
   baton ray down                  stops all of it, streams get their time to end
 
-cluster.toml has the tables of `baton up`, and two more, [ray] and [scaling]:
+cluster.toml has the tables of `baton up`, and three more, [ray], [share] and [scaling]:
 
   [ray]
   address = "10.0.0.1:6379"       # empty or left out: a fresh Ray on this machine, on 127.0.0.1
   routers = 1
   prefill = 2
   decode = 2
+  [share]
   decode_cpus = 4                 # cores reserved, and threads; prefill_cpus, router_cpus, decode_gpus, prefill_gpus
   [scaling]
   max_decode = 6                  # grows while full, shrinks (drained first) while a node less would do

@@ -32,14 +32,14 @@ def most(config: RayClusterConfig, role: str) -> int:
 
 
 def cpus(config: RayClusterConfig, role: str) -> float:
-    ray = config.ray
-    return {ROUTER: ray.router_cpus, PREFILL: ray.prefill_cpus, DECODE: ray.decode_cpus}[role]
+    share = config.share
+    return {ROUTER: share.router_cpus, PREFILL: share.prefill_cpus, DECODE: share.decode_cpus}[role]
 
 
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
     """One bundle of a placement group. Ray refuses zeros, and a bundle of nothing."""
     role = role_of(name)
-    gpus = {ROUTER: 0.0, PREFILL: config.ray.prefill_gpus, DECODE: config.ray.decode_gpus}[role]
+    gpus = {ROUTER: 0.0, PREFILL: config.share.prefill_gpus, DECODE: config.share.decode_gpus}[role]
     wanted = {"CPU": cpus(config, role), "GPU": gpus}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.config.ray_settings import RayConfig, ScalingConfig
+from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.settings import (
     CorePlan,
     LimitsConfig,
@@ -88,6 +88,7 @@ class RayClusterConfig:
     """`baton ray up`: as ClusterConfig, on the machines of a Ray cluster. Addresses are dealt out where nodes land."""
 
     ray: RayConfig = field(default_factory=RayConfig)
+    share: ShareConfig = field(default_factory=ShareConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)

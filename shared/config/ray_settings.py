@@ -15,7 +15,7 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # off: Ray keeps 127.0.0.1,
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """Where Ray is, and how many routers and nodes it starts with which share of a machine."""
+    """Where Ray is, and how many routers and nodes it starts."""
 
     address: str = option(
         "", "GCS address of a running Ray cluster, as 10.0.0.1:6379, or auto; empty: a fresh one on this machine only"
@@ -27,11 +27,6 @@ class RayConfig:
     routers: int = option(1, "routers over the same nodes, on --port, --port + 1, ...", low=1, high=16)
     prefill: int = option(1, "prefill nodes at the start, and never fewer", low=0, high=1024)
     decode: int = option(1, "decode nodes at the start, and never fewer", low=0, high=1024)
-    router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
-    prefill_cpus: float = option(1.0, "cores that a prefill node reserves: its threads, and cores to stay on", low=0.1)
-    decode_cpus: float = option(1.0, "cores that a decode node reserves: its threads, and cores to stay on", low=0.1)
-    prefill_gpus: float = option(0.0, "GPUs that a prefill node reserves", low=0.0)
-    decode_gpus: float = option(0.0, "GPUs that a decode node reserves", low=0.0)
     start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
     max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)
 
@@ -41,6 +36,20 @@ class RayConfig:
             raise ConfigError("[ray] prefill = 0 and decode = 0 leave no node; start at least one")
         if not self.cluster.replace("-", "").replace("_", "").isalnum() or len(self.cluster) > 48:
             raise ConfigError(f"[ray] cluster is {self.cluster!r}; letters, digits, - and _, at most 48")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConfig:
+    """What each router and node reserves of a machine."""
+
+    router_cpus: float = option(1.0, "cores that a router reserves", low=0.0, high=1024.0)
+    prefill_cpus: float = option(1.0, "cores that a prefill node reserves: its threads, and cores to stay on", low=0.1)
+    decode_cpus: float = option(1.0, "cores that a decode node reserves: its threads, and cores to stay on", low=0.1)
+    prefill_gpus: float = option(0.0, "GPUs that a prefill node reserves", low=0.0)
+    decode_gpus: float = option(0.0, "GPUs that a decode node reserves", low=0.0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

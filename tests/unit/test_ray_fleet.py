@@ -12,7 +12,7 @@ from deploy.ray.fleet import LOST_AFTER_S, PLACED_WITHIN_S, ROUTERS_WITHIN_S, Fl
 from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Row, Start, Stop
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
-from shared.config.ray_settings import RayConfig, ScalingConfig, environment, is_local
+from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
 from shared.config.settings import MemoryConfig, NodeConfig, RouterConfig, SecurityConfig
 from shared.core.errors import ConfigError
 
@@ -23,7 +23,8 @@ KEYS = SecurityConfig(keys="/keys")
 
 def config(**fields) -> RayClusterConfig:
     ray = {name: fields.pop(name) for name in list(fields) if name in RayConfig.__slots__}
-    return RayClusterConfig(ray=RayConfig(**ray), **fields)
+    share = {name: fields.pop(name) for name in list(fields) if name in ShareConfig.__slots__}
+    return RayClusterConfig(ray=RayConfig(**ray), share=ShareConfig(**share), **fields)
 
 
 class Story:
