@@ -17,7 +17,7 @@ from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, error_of_end, given_up, is_node_fault
 from router.journal import Journal, OpenRequest, SequenceJournal
 from router.occupancy import occupy, prompt_done, release
-from router.placement import Placer
+from router.placement import NODES_AWAY_S, Placer
 from router.registry import Node, Registry
 from router.told_to_stop import ToldToStop
 from shared.core.errors import (
@@ -155,6 +155,7 @@ class Dispatcher:
     def tick(self, now: float) -> Effects:
         """Deadlines, drains that take too long, requests that wait for a node. Called a few times a second."""
         effects = Effects(now)
+        self._placer.is_possible(now)  # it remembers when
         for request in self._journal.overdue(now):
             self._fail(request, DeadlineExceeded("the request took longer than this server allows"), effects)
         for node in self._registry:
@@ -185,15 +186,15 @@ class Dispatcher:
         )
 
     def _start_attempt(self, request: OpenRequest, now: float, effects: Effects) -> None:
-        """Raises nothing: a broken request that can't be placed now waits a while, a new one fails."""
+        """Raises nothing: a request that can't be placed now waits a while, a new one only while nodes dial anew."""
         emitted = max(len(sequence.ids) for sequence in request.sequences)
         try:
             prompt = len(request.prompt_ids)
             most = prompt + request.sampling.max_tokens
             placement = self._placer.place(prompt + emitted, now, request.avoid, most)
         except NoNodes as error:
-            if request.parked_until is None and request.attempt:
-                request.parked_until = now + self._limits.resume_wait_s
+            if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
+                request.parked_until = now + (self._limits.resume_wait_s if request.attempt else NODES_AWAY_S)
             if request.parked_until is None or now >= request.parked_until:
                 self._fail(request, error, effects)
             return

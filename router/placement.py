@@ -14,6 +14,8 @@ from router.policy.interface import Policy
 from router.registry import Node, Registry, fitting
 from shared.core.errors import NoNodes
 
+NODES_AWAY_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -28,6 +30,7 @@ class Placer:
         self._registry = registry
         self._policy = policy
         self._local_tokens = local_tokens
+        self._had_nodes_at = -float("inf")
 
     def place(self, num_tokens: int, now: float, avoid: Collection[str] = (), most_tokens: int = 0) -> Placement:
         """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
@@ -46,4 +49,7 @@ class Placer:
         return Placement(prefill=self._policy.pick(partners) if partners else None, decode=decode)
 
     def is_possible(self, now: float) -> bool:
-        return bool(self._registry.usable(now))
+        """There are nodes, or were just now: when a router's own key changes all of them dial it anew."""
+        if self._registry.usable(now):
+            self._had_nodes_at = now
+        return now - self._had_nodes_at < NODES_AWAY_S

@@ -44,7 +44,7 @@ BATCH_TOKENS = 64
 KIND_TOKENS = 96
 ALL = "all"
 OFF = "off"
-TREE_TOPK, TREE_STEPS, TREE_WIDTH = 2, 3, 6
+TREE_TOPK, TREE_STEPS, TREE_WIDTH = 3, 2, 6
 
 
 def contenders(width: int, head: str) -> dict[str, Callable[[], SpecConfig]]:

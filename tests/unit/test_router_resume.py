@@ -7,7 +7,9 @@ from router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 from router.dispatch import NewRequest
 from router.effects import Effects, Failure, Update
+from router.placement import NODES_AWAY_S
 from router.registry import Node
+from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key
 
@@ -173,6 +175,25 @@ def test_without_a_node_it_waits_for_one() -> None:
     assert again.output_ids == [[1]]
     assert not generates(rig.dispatcher.tick(rig.now))
     assert ids_of(rig.run(back, again.key, 1, [2])) == [2]
+
+
+def test_a_new_request_waits_a_moment_while_all_nodes_dial_anew() -> None:
+    """The router's own key has changed; where there was no node before it fails at once."""
+    rig = RouterRig()
+    with pytest.raises(NoNodes):
+        rig.open()
+    decode = rig.join("decode", "d")
+    rig.dispatcher.tick(0.0)
+    assert not lose(rig, decode).news
+    rig.now = 1.0
+    assert not rig.open(), "parked"
+    back = rig.join("decode", "d", epoch=2)
+    again = only(rig.dispatcher.tick(rig.now))
+    assert ids_of(rig.run(back, again.key, 0, [1])) == [1]
+    lose(rig, back)
+    rig.now = 1.0 + NODES_AWAY_S
+    with pytest.raises(NoNodes):
+        rig.open()
 
 
 def test_but_not_for_ever() -> None:
