@@ -39,6 +39,7 @@ NODE_FLAGS = ("--silence-s", "1.5", "--chunk-size", "128", "--kv-bytes", "2MiB",
 
 class FuzzCluster:
     def __init__(self, folder: Path) -> None:
+        self._others = set(psutil.Process().children(recursive=True))  # of tests before this one
         self.keys = make_keys(folder / "keys", nodes=(*NODES, FUZZER), routers=("router",))
         common = ("--keys", str(self.keys), f"--parent-pid={os.getpid()}")
         times = ("--node-silence-s", "1.5", "--request-timeout-s", str(REQUEST_TIMEOUT_S))
@@ -134,7 +135,8 @@ class FuzzCluster:
         try:
             statuses = [process.wait(PATIENCE_S) for process in processes] + [self.routers[0].stop()]
             assert not any(statuses), f"{statuses}\n{self.last_words()}"
-            assert not psutil.Process().children(recursive=True), "a process was left behind"
+            left = set(psutil.Process().children(recursive=True)) - self._others
+            assert not left, f"left behind: {left}"
         finally:
             for node in self.nodes.values():
                 node.close()
