@@ -18,7 +18,7 @@ from shared.transfer.choose import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.messages import MAX_TEXT, Offer, Refuse, Wait
 
-MOST_OF_ONE_SOURCE = 0.5  # of the offers that may wait here
+MOST_OF_ONE_SOURCE = 0.75  # of the offers that may wait here
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def test_one_node_does_not_take_all_places_of_offers_that_wait(net: Net) -> None
         net.to_node(name_of(d), offer(net, f"s{i}", key=Key("elsewhere", 1, f"s{i}", 0, 0)), STRANGER)
     key = net.generate(p, JOB, d)
     net.run()
-    assert len(d.side.outside()) == 4, "half of the places"
+    assert len(d.side.outside()) == 6, "three quarters of the places"
     assert net.router.streams[key] == expected(JOB)
 
 
