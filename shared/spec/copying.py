@@ -11,12 +11,12 @@ import torch
 
 from shared.engine.drafter import Drafter
 from shared.engine.forward_batch import ForwardBatch
-from shared.engine.future_map import FutureIndices, FutureMap
+from shared.engine.future_map import FutureMap
 from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
-from shared.spec.ngram import lookup
+from shared.spec.ngram import copies_of
 
 
 class CopyingDrafter:
@@ -37,10 +37,7 @@ class CopyingDrafter:
         return self._head.kv_planes(page_size)
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        first = fb.plan.num_prefill
-        rows = FutureIndices(fb.future.indices[first:])
-        tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
-        copies, matched = lookup(tokens, fb.committed[first:], fb.plan.width - 1)
+        copies, matched = copies_of(fb, future_map)
         stood = matched >= self._shortest
         if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU the host would wait for the answer
             return Drafts(copies)

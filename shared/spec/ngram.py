@@ -36,15 +36,20 @@ class NgramWorkerV2:
         return ()
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        first = fb.plan.num_prefill
-        rows = FutureIndices(fb.future.indices[first:])
-        tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
-        return Drafts(lookup(tokens, fb.committed[first:], fb.plan.width - 1)[0])
+        return Drafts(copies_of(fb, future_map)[0])
 
     def extend(
         self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
     ) -> dict[str, torch.Tensor]:
         return {}
+
+
+def copies_of(fb: ForwardBatch, future_map: FutureMap) -> tuple[torch.Tensor, torch.Tensor]:
+    """`lookup` for the D decode rows of a step, in their histories: drafts (D, width - 1), matched (D,)."""
+    first = fb.plan.num_prefill
+    rows = FutureIndices(fb.future.indices[first:])
+    tokens = future_map.history_tokens(rows, fb.plan.max_seq_len)
+    return lookup(tokens, fb.committed[first:], fb.plan.width - 1)
 
 
 def lookup(tokens: torch.Tensor, last: torch.Tensor, num_drafts: int) -> tuple[torch.Tensor, torch.Tensor]:
