@@ -24,7 +24,7 @@ EXPECTED_ROUTER = steps(
     *(f"{place} streaming -> over, retry" for place in ("P+D", "D", "P")),
     "P+D streaming -> P+D handed over",
     "P+D handed over -> over, retry",
-    "parked -> P+D queued, D queued, P queued, P+D streaming, D streaming, P streaming, retry, over",
+    "parked -> P+D queued, D queued, P queued, P+D streaming, D streaming, P streaming, over",
 )
 EXPECTED_SOURCE = steps(
     "source",
