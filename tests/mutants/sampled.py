@@ -92,7 +92,8 @@ AREAS = {
         wanted=35,
         files=_files(
             "shared/sched",
-            *("scheduler", "admission", "memory", "chunking", "mirror", "batch", "freeze", "output", "prebuilt"),
+            *("scheduler", "queues", "room", "results", "admission", "memory", "chunking"),
+            *("mirror", "batch", "freeze", "output", "prebuilt"),
         ),
         quick=(
             "sched_scheduler",

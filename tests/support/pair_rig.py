@@ -149,7 +149,7 @@ def _abort_quietly(core: NodeCore, key: RequestKey) -> None:
     """One side's end of a hand-off that is not the request's end."""
     core.scheduler.abort(key)
     kept = [event for event in core.scheduler.take_events() if not (isinstance(event, Ended) and event.key == key)]
-    core.scheduler._events.extend(kept)
+    core.scheduler.queues.events.extend(kept)
 
 
 def make_pair(knobs: CoreKnobs, prefill_pages: int = 600, worlds: tuple[World, World] | None = None) -> CorePair:

@@ -276,15 +276,15 @@ def break_and_run(change: Callable[..., None]) -> str:
 
 def test_a_row_of_somebody_else_in_a_plan() -> None:
     def change(core) -> None:  # noqa: ANN001
-        admit = core.scheduler._admit_waiting
+        admit = core.scheduler.room.admit_waiting
 
-        def swapped() -> None:
-            admit()
+        def swapped(oldest_offer: int | None) -> None:
+            admit(oldest_offer)
             reqs = [chunk.request for chunk in core.scheduler.prefilling]
             if len(reqs) == 2:
                 reqs[0].row, reqs[1].row = reqs[1].row, reqs[0].row
 
-        core.scheduler._admit_waiting = swapped
+        core.scheduler.room.admit_waiting = swapped
 
     text = break_and_run(change)
     assert "'s, not " in text and "r0" in text and "r1" in text

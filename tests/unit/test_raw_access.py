@@ -28,6 +28,7 @@ ALLOWED = {
     "shared/kv/prefix_cache.py": HOST,
     "shared/sched/draft_length.py": HOST,
     "shared/sched/output.py": HOST,
+    "shared/sched/results.py": HOST,
     "shared/sched/scheduler.py": HOST,
     "prefill_node/bootstrap.py": HOST,
     "shared/engine/engine.py": "copies of results, on the copy stream behind the step",

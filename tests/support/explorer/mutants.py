@@ -155,7 +155,8 @@ def in_place_seq_lens(site: Site) -> None:
 def lengths_on_another_stream(site: Site) -> None:
     """Row lengths are made on the copy stream, which the forward stream does not wait for."""
     scheduler, copy = site.core.scheduler, site.core.streams.copy
-    scheduler._schedule = scheduler.running._schedule = scheduler.running.seq_lens._schedule = copy
+    for user in (scheduler, scheduler.queues, scheduler.running, scheduler.running.seq_lens):
+        user._schedule = copy
 
 
 def stash_on_another_stream(site: Site) -> None:
@@ -275,7 +276,7 @@ def described_early(site: Site) -> None:
         advance(shares, step)
         for share in shares:
             if share.chunk.request.handoff_to is not None:
-                scheduler._events.append(ChunkReady(share.chunk.request, share.chunk.computed))
+                scheduler.queues.events.append(ChunkReady(share.chunk.request, share.chunk.computed))
 
     scheduler._advance_chunks = eager  # type: ignore[method-assign]
 

@@ -1,0 +1,115 @@
+"""All requests of a node by state, and the moves that several parts of the scheduler make: retract, end, leave.
+
+Owns no rule about who may run or who gives way; whoever decides that calls these. No device work but the batch's own.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+from shared.core.errors import BatonError
+from shared.core.keys import RequestKey
+from shared.core.request import FinishReason, Request, RequestState
+from shared.device.stream import Stream
+from shared.engine.plan import RowId
+from shared.kv.manager import KVManager
+from shared.sched.batch import ScheduleBatch
+from shared.sched.chunking import ChunkedPrompt
+from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
+from shared.sched.memory import PageBudget
+from shared.sched.settings import SchedSettings
+
+S = RequestState
+
+
+class Queues:
+    """Each is named for the state of the requests in it. Lists are changed in place: others hold them."""
+
+    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream) -> None:
+        self._schedule = schedule
+        self._settings = settings
+        self.budget = PageBudget(kv, settings)
+        self.requests: dict[RequestKey, Request] = {}
+        self.waiting: list[Request] = []  # by arrival
+        self.prefilling: list[ChunkedPrompt] = []  # by arrival; all chunks planned: no longer here
+        self.running = ScheduleBatch(schedule, settings.device)
+        self.granted: dict[RequestKey, Request] = {}
+        self.handed_off: dict[RequestKey, Request] = {}
+        self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
+        self.counters = SchedCounters()
+        self.events: list[SchedEvent] = []
+
+    def await_memory(self, req: Request) -> None:
+        bisect.insort(self.waiting, req, key=lambda other: other.arrival)
+
+    def leave_prefilling(self, reqs: Iterable[Request]) -> None:
+        left = set(reqs)
+        self.prefilling[:] = [chunk for chunk in self.prefilling if chunk.request not in left]
+
+    def join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
+        """Rows in state RUNNING, whose KV is complete, enter the batch."""
+        batch = ScheduleBatch.of(reqs, committed, step, in_flight, self._schedule, self._settings.device)
+        self.running.merge_batch(batch)
+
+    def remember(self, req: Request) -> None:
+        """Only what a processed step computed: one that is in flight may fail yet."""
+        self.budget.remember(req, req.all_ids()[: req.computed])
+
+    def holders(self) -> Iterable[Request]:
+        """Who can be retracted. Prompts to hand over are not among them: they have all they need, and their pages
+        are promised to a peer."""
+        yield from (req for req in self.running.reqs if req.state is S.RUNNING)
+        yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
+        yield from self.granted.values()
+
+    def pins_handoffs(self) -> bool:
+        return bool(self.handed_off) or any(chunk.request.handoff_to is not None for chunk in self.prefilling)
+
+    def retract(self, req: Request) -> None:
+        """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
+        flight is dropped with its incarnation. On-stream order makes the pages reusable at once."""
+        self.counters.retractions += 1
+        if req.state is S.GRANTED:
+            self._revoke_grant(req, retracted=True)
+        else:
+            self.leave_prefilling([req])
+            self.remember(req)
+            self.budget.release(req)
+        req.incarnation += 1
+        req.computed, req.lacks_draft_state = 0, False
+        req.to(S.WAITING)
+        self.await_memory(req)
+
+    def _revoke_grant(self, req: Request, retracted: bool) -> None:
+        del self.granted[req.key]
+        self.events.append(GrantRevoked(req, self.budget.hold(req), retracted))
+
+    def living(self, row_ids: Sequence[RowId]) -> list[Request]:
+        """Whose life it still is: one that was retracted since has nothing to do with the step."""
+        found = [(self.requests.get(row_id.key), row_id.incarnation) for row_id in row_ids]
+        return [req for req, incarnation in found if req is not None and req.incarnation == incarnation]
+
+    def fail(self, key: RequestKey, error: BatonError) -> None:
+        req = self.requests.get(key)
+        if req is not None:
+            self.end(req, FinishReason.ERROR, error.code, error.message)
+
+    def end(self, req: Request, reason: FinishReason, code: str = "", message: str = "") -> None:
+        req.finish_reason = reason
+        self.requests.pop(req.key, None)
+        self.leave(req)
+        self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, code, message))
+
+    def leave(self, req: Request) -> None:
+        """Out of every queue; computed pages stay in the prefix cache, the others are free."""
+        self.waiting[:] = [other for other in self.waiting if other is not req]
+        self.leave_prefilling([req])
+        self.handed_off.pop(req.key, None)
+        self.ungranted.discard(req.key)
+        if req.state is S.GRANTED:
+            self._revoke_grant(req, retracted=False)
+        elif req.row:
+            self.remember(req)
+            self.budget.release(req)
+        req.to(S.FINISHED)
