@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from decode_node.handoff_in import HandoffIn, WaitingOffer
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
+from shared.engine.jobs import TransferJobs
 from shared.handoff.context import NodeContext
 from shared.handoff.convert import draft_state_of_bytes, drafts_within
-from shared.handoff.jobs import TransferJobs
 from shared.handoff.ranges import PageRanges
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import to_wire

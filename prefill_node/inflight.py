@@ -9,9 +9,9 @@ from functools import partial
 from prefill_node.handoff_out import HandoffOut
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
+from shared.engine.jobs import TransferJobs
 from shared.handoff.context import NodeContext
 from shared.handoff.convert import prebuilt_of
-from shared.handoff.jobs import TransferJobs
 from shared.kv.manager import page_count
 from shared.transfer.interface import PageSender, PageSet
 from shared.wire.codec import to_wire

@@ -7,7 +7,7 @@ from rig import assert_whole
 from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.request import Request
-from shared.handoff.jobs import TransferJobs
+from shared.engine.jobs import TransferJobs
 from shared.sched.scheduler import Arrival
 
 

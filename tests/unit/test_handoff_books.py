@@ -13,6 +13,7 @@ from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.jobs import TransferJobs
 from shared.handoff.convert import (
     draft_state_of_bytes,
     draft_state_to_bytes,
@@ -24,7 +25,6 @@ from shared.handoff.convert import (
     run_of,
 )
 from shared.handoff.fingerprint import difference, make_fingerprint
-from shared.handoff.jobs import TransferJobs
 from shared.handoff.ranges import PageRanges
 from shared.handoff.report import node_load
 from shared.handoff.routers import RouterLife, Routers

@@ -17,7 +17,7 @@ from script import Script, job
 
 from shared.core.errors import NodeLost
 from shared.core.request import FinishReason, Request, RequestState
-from shared.handoff.jobs import TransferJobs
+from shared.engine.jobs import TransferJobs
 from shared.sched.events import Emitted, Ended, GrantRevoked
 from shared.sched.scheduler import Arrival
 

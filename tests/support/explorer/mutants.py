@@ -19,9 +19,9 @@ from explorer.cases import Site
 from decode_node.handoff_in import HandoffIn
 from decode_node.loop import DecodeSide
 from shared.device.events import Event
+from shared.engine.jobs import JobDone, TransferJobs
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
-from shared.handoff.jobs import JobDone, TransferJobs
 from shared.sched.events import ChunkReady
 from shared.sched.loop import EngineLoop
 from shared.sched.mirror import LengthMirror

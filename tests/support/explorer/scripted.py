@@ -10,7 +10,7 @@ from rig import CoreKnobs, Job, make_core
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
-from shared.handoff.jobs import TransferJobs
+from shared.engine.jobs import TransferJobs
 from shared.sched.assemble import NodeCore
 
 
