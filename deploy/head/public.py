@@ -73,6 +73,16 @@ def rope_json(rope: RopeConfig) -> dict[str, Any] | None:
         return None
     if rope.kind == "linear":
         return {"rope_type": "linear", "factor": rope.factor}
+    if rope.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": rope.factor,
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "truncate": rope.truncate,
+            "attention_factor": rope.length,
+            "original_max_position_embeddings": rope.original_context,
+        }
     return {
         "rope_type": rope.kind,
         "factor": rope.factor,

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from shared.core.errors import ConfigError
 from shared.kernel.linear import pick_linear
+from shared.model.config import LayerStyle, LlamaConfig
 from shared.model.eagle_file import default_aux_layers
 from shared.model.weights import LayerWeights, TensorSource, load_weights
 
@@ -25,10 +27,19 @@ class Features:
     final: Tensor  # (N, H): after the last norm, what the target's own head reads
 
 
+def check_plain(config: LlamaConfig) -> None:
+    """The forward here knows neither windows nor experts, nor what is special in Gemma's layers."""
+    if config.windows or config.experts is not None or config.style != LayerStyle():
+        raise ConfigError(
+            f"heads can't be trained here for {config.name}: windows, experts or layers of {config.family}"
+        )
+
+
 class TargetNet:
     """Weights stay on the device; a call keeps nothing."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device, max_context: int) -> None:
+        check_plain(source.config)
         self.config = source.config
         self.dtype = dtype
         self.device = device
@@ -59,6 +70,7 @@ class TargetNet:
             if index in wanted:
                 aux.append(residual.to(self.dtype, copy=True))  # it is added to in place
             residual += layer.out(self._attend(layer, self._norm(residual, layer.attn_norm), cos, sin, lengths))
+            assert layer.gate_up is not None and layer.down is not None
             gate, up = layer.gate_up(self._norm(residual, layer.mlp_norm)).chunk(2, dim=-1)
             residual += layer.down(F.silu(gate).mul_(up))
         return Features(torch.cat(aux, dim=-1), self._norm(residual, self._weights.norm))

@@ -28,9 +28,8 @@ from deploy.head.start import first_weights, head_config
 from deploy.head.store import FeatureStore, Trace
 from deploy.head.target import TargetNet
 from shared.core.errors import ConfigError
-from shared.kernel.rope import rope_tables
 from shared.model.eagle_file import HeadConfig
-from shared.model.weights import TensorSource, frequencies_of
+from shared.model.weights import TensorSource, rope_tables_of
 
 Tensor = torch.Tensor
 SHARD = 100
@@ -158,7 +157,7 @@ class Run:
 
 def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
     """With the head's own rotary tables, as its config.json gives them to whoever runs it."""
-    cos, sin = rope_tables(frequencies_of(config.layer), len(target.rope[0]))
+    cos, sin = rope_tables_of(config.layer.head_dim, config.layer.rope, len(target.rope[0]))
     return HeadNet(config.layer, target.embed, (cos.to(target.device), sin.to(target.device)), target.dtype)
 
 

@@ -4,7 +4,8 @@
 
 Row b of a step owns tokens [cu_q_lens[b], cu_q_lens[b+1]); the token at position p reads positions 0..p of its row.
 In a window of alternatives (a tree of drafts) several tokens have one position, each with a slot of its own: a token
-then reads all slots before the window, and in it its ancestors' and its own.
+then reads all slots before the window, and in it its ancestors' and its own. A layer with a sliding window reads the
+last of these only, as many as it has positions.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
 
 
@@ -23,6 +25,18 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     eps: float  # of the norms on each head of q and k, where a model has them
+    windows: tuple[
+        int, ...
+    ] = ()  # per layer, how many positions a token reads, its own too; 0: all. (): all, everywhere
+    scale: float = 0.0  # of scores; 0: head_dim ** -0.5
+
+    @property
+    def score_scale(self) -> float:
+        return self.scale or self.head_dim**-0.5
+
+    def window(self, layer: int) -> int:
+        """0: a token reads everything."""
+        return self.windows[layer] if self.windows else 0
 
 
 @dataclass(slots=True)
@@ -67,9 +81,10 @@ class AttentionBackend(Protocol):
 class TorchAttention:
     """Reference: gathers each row's pages and multiplies under a mask; scores and softmax in float32."""
 
-    def __init__(self, shape: AttentionShape, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
+        """`local_tables` are of the layers with a window, where theirs are others."""
         self._shape = shape
-        self._cos, self._sin = tables
+        self._tables, self._local_tables = tables, local_tables
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
         self._inputs, self._kv = inputs, kv
@@ -82,7 +97,9 @@ class TorchAttention:
         slots = inputs.key_slots
         self._write_page = inputs.page_table[self._row, slots // page_size].long()
         self._write_slot = slots % page_size
-        self._turn = (self._cos[inputs.positions][:, None], self._sin[inputs.positions][:, None])
+        self._turn = turn_of(self._tables, inputs.positions)
+        local = self._local_tables
+        self._local_turn = self._turn if local is None else turn_of(local, inputs.positions)
         self._num_pages = -(-inputs.max_seq_len // page_size)
 
     def attend(
@@ -90,20 +107,21 @@ class TorchAttention:
     ) -> torch.Tensor:
         heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
-        q, k = self._rotate(q, q_norm), self._rotate(k, k_norm)
+        turn = self._local_turn if self._shape.window(layer) else self._turn
+        q, k = self._rotate(q, q_norm, turn), self._rotate(k, k_norm, turn)
         self._kv[self._write_page, layer, 0, :, self._write_slot] = k
         self._kv[self._write_page, layer, 1, :, self._write_slot] = v
         if self._inputs.max_q_len <= PADDED_MAX_Q:
             return self._padded(layer, q).flatten(1)
         return self._row_by_row(layer, q).flatten(1)
 
-    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
         """(T, heads, D), the two halves of a head turned against each other; computed in float32."""
         wide = x.float()
         if norm is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._shape.eps) * norm
         left, right = wide.chunk(2, dim=-1)
-        cos, sin = self._turn
+        cos, sin = turn
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -117,7 +135,7 @@ class TorchAttention:
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
             visible[self._row, self._nth] = self._inputs.visible
-        out = self._masked(padded, slots, visible, *self._gather(layer, table))
+        out = self._masked(layer, padded, slots, visible, *self._gather(layer, table))
         return out[self._row, self._nth]
 
     def _row_by_row(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -133,7 +151,7 @@ class TorchAttention:
             visible = torch.full_like(slots, -1)
             if self._inputs.visible is not None:
                 visible = self._inputs.visible[None, start:stop]
-            parts.append(self._masked(q[None, start:stop], slots, visible, *self._gather(layer, table))[0])
+            parts.append(self._masked(layer, q[None, start:stop], slots, visible, *self._gather(layer, table))[0])
         return torch.cat(parts) if parts else q
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,16 +161,16 @@ class TorchAttention:
         return keys, values
 
     def _masked(
-        self, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, layer: int, q: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """q (B, Q, heads, D), slots and visible (B, Q), k and v (B, kv_heads, S, D) -> (B, Q, heads, D)."""
         group = self._shape.num_heads // self._shape.num_kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         keys = torch.arange(k.shape[2], device=q.device)
-        hidden = hidden_keys(keys, slots, visible)
+        hidden = outside_window(hidden_keys(keys, slots, visible), self._shape.window(layer))
         # Slots that none reads hold what an earlier owner left, maybe NaN, and 0 * NaN is NaN: zero them.
         v = v.masked_fill(hidden.all(dim=1)[:, None, :, None], 0)
-        scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.head_dim**-0.5
+        scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.score_scale
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
         return torch.matmul(weights, v.float()).transpose(1, 2).to(q.dtype)
 
@@ -164,3 +182,17 @@ def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) 
     is_set = (visible[:, :, None] >> bit.clamp(0, 62)) & 1 > 0
     in_window = (visible[:, :, None] >= 0) & (bit >= 0)
     return (keys[None, None] > slots[:, :, None]) | (in_window & ~is_set)
+
+
+def outside_window(hidden: torch.Tensor, window: int) -> torch.Tensor:
+    """(B, Q, S) bool: hides of the keys that each query reads all but the last `window` (0: none). The n-th key that is
+    read is that of position n, also where siblings lie between them."""
+    if window == 0:
+        return hidden
+    nth = (~hidden).cumsum(dim=-1)
+    return hidden | (nth <= nth[..., -1:] - window)
+
+
+def turn_of(tables: RopeTables, positions: torch.Tensor) -> RopeTables:
+    """cos and sin of some tokens, (T, 1, D // 2)."""
+    return tables[0][positions][:, None], tables[1][positions][:, None]

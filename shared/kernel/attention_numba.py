@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.attention import AttentionInputs, AttentionShape
+from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
@@ -41,12 +41,12 @@ FETCH_AHEAD = 64  # keys
 _f32 = np.float32
 
 # The words of a task's arguments; NUM_ROWS counts tokens.
-STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT = range(2, 9)
-NUM_WORDS = 9
+STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT, COS, SIN, WINDOW = range(2, 12)
+NUM_WORDS = 12
 # The words that all layers of a step share, at the address STEP.
-ROWS, POSITIONS, TABLE, TABLE_STRIDE, COS, SIN, PAGE_BYTES, PAGE_SIZE = range(8)
-QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR, SLOTS, VISIBLE = range(8, 15)
-NUM_STEP_WORDS = 15
+ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
+QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR, SLOTS, VISIBLE = range(6, 13)
+NUM_STEP_WORDS = 13
 
 
 def supports(shape: AttentionShape) -> bool:
@@ -56,9 +56,13 @@ def supports(shape: AttentionShape) -> bool:
 class AttentionStep:
     """What all layers of one step share, as addresses. Buffers grow to the largest step seen, and belong to it."""
 
-    def __init__(self, shape: AttentionShape, tables: tuple[torch.Tensor, torch.Tensor], num_shares: int) -> None:
+    def __init__(
+        self, shape: AttentionShape, tables: RopeTables, num_shares: int, local_tables: RopeTables | None = None
+    ) -> None:
+        """`local_tables` are of the layers with a window, where theirs are others."""
         self._shape, self._num_shares = shape, num_shares
-        self._cos, self._sin = (table.contiguous() for table in tables)
+        self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
+        self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), torch.empty(0)
 
@@ -84,7 +88,6 @@ class AttentionStep:
         words[TABLE], words[TABLE_STRIDE] = self._table.data_ptr(), self._table.shape[1]
         words[SLOTS] = self._slots.data_ptr()
         words[VISIBLE] = 0 if self._visible is None else self._visible.data_ptr()
-        words[COS], words[SIN] = self._cos.data_ptr(), self._sin.data_ptr()
         words[PAGE_BYTES], words[PAGE_SIZE] = kv.stride(0) * kv.element_size(), kv.shape[4]
         words[QUERIES], words[SCRATCH] = self._queries.data_ptr(), self._scratch.data_ptr()
         words[SCRATCH_BYTES], words[SCORE_BYTES] = per_share * 4, row * 4
@@ -97,10 +100,15 @@ class AttentionStep:
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
         words[tasks, STEP] = self.words.ctypes.data
+        windows = self._windows[layers] if len(self._windows) else np.zeros(len(layers), np.int64)
+        cos, sin, local_cos, local_sin = (table.data_ptr() for table in self._tables)
+        words[tasks, WINDOW] = windows
+        words[tasks, COS] = np.where(windows > 0, local_cos, cos)
+        words[tasks, SIN] = np.where(windows > 0, local_sin, sin)
 
     def _check(self, inputs: AttentionInputs) -> None:
         """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
-        limit = min(inputs.max_seq_len, len(self._cos), self._table.shape[1] * self._kv.shape[4])
+        limit = min(inputs.max_seq_len, *map(len, self._tables), self._table.shape[1] * self._kv.shape[4])
         for name, places in (("positions", self._positions), ("slots", inputs.slots)):
             low, high = (0, 0) if places is None else (int(bound) for bound in places.aminmax())
             if low < 0 or high >= limit:
@@ -116,10 +124,15 @@ class NumbaAttention:
     """AttentionBackend for CPU tensors, float32 or bfloat16."""
 
     def __init__(
-        self, shape: AttentionShape, dtype: torch.dtype, tables: tuple[torch.Tensor, torch.Tensor], team: Team
+        self,
+        shape: AttentionShape,
+        dtype: torch.dtype,
+        tables: RopeTables,
+        team: Team,
+        local_tables: RopeTables | None = None,
     ) -> None:
         self._shape, self._dtype = shape, dtype
-        self._step = AttentionStep(shape, tables, team.size)
+        self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._program = Program(team, make_tasks(shape, dtype), np.zeros((2, NUM_WORDS), np.int64))
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
@@ -142,7 +155,7 @@ class NumbaAttention:
 def make_tasks(shape: AttentionShape, dtype: torch.dtype) -> tuple[Any, Any]:
     """Write, then attend: both of one layer, on the same words."""
     sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16)
-    return make_write(*sizes, shape.eps), make_attend(*sizes)
+    return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
 
 
 def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
@@ -164,7 +177,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
             place = longs_at(step[SLOTS])[token]
             page = np.int64(ints_at(step[TABLE] + row * step[TABLE_STRIDE] * 4)[place // page_size])
             slot = page * step[PAGE_BYTES] + place % page_size * head_bytes
-            cos, sin = step[COS] + position * head_dim * 2, step[SIN] + position * head_dim * 2
+            cos, sin = words[COS] + position * head_dim * 2, words[SIN] + position * head_dim * 2
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
                 target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
@@ -182,10 +195,10 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
 
 
 @functools.cache
-def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool) -> Any:
-    """softmax(q k / sqrt(D)) v of every token, (token, kv_head) pairs dealt out to the shares."""
-    lanes, item, group = block_lanes(head_dim), 2 if is_half else 4, num_heads // num_kv_heads
-    head_bytes, scale = head_dim * item, head_dim**-0.5
+def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, scale: float) -> Any:
+    """softmax(scale q k) v of every token, (token, kv_head) pairs dealt out to the shares. Keys before a layer's window
+    are not looked at: their pages may have other owners."""
+    lanes, group, head_bytes = block_lanes(head_dim), num_heads // num_kv_heads, head_dim * (2 if is_half else 4)
 
     def attend(words: Any, share: int) -> None:
         step, num_tokens = longs_at(words[STEP]), words[NUM_ROWS]
@@ -207,6 +220,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
             if step[VISIBLE] != 0 and longs_at(step[VISIBLE])[token] >= 0:
                 seen = longs_at(step[VISIBLE])[token]
                 window, num_keys = _window_of(seen, num_keys)
+            oldest = max(0, num_keys - words[WINDOW]) if words[WINDOW] != 0 else 0  # keys are counted as positions are
             keys = words[KEYS] + head * page_size * head_bytes
             values = words[VALUES] + head * page_size * head_bytes
             _fill(tops, group * lanes, _f32(-np.inf))
@@ -215,24 +229,25 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool)
             # A chunk's next token finds the row's pages in the cache; a new row's have to be asked for early.
             is_new = row_major or token == 0 or longs_at(step[ROWS])[token - 1] != longs_at(step[ROWS])[token]
             if is_new:
-                for start in range(0, FETCH_AHEAD, lanes):
+                for start in range(oldest, oldest + FETCH_AHEAD, lanes):
                     _fetch(keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
-            for start in range(0, num_keys, lanes):
+            for start in range(oldest, num_keys, lanes):
                 if is_new:
                     _fetch(keys, table, start + FETCH_AHEAD, num_keys, page_size, page_bytes, head_bytes, lanes)
                     _fetch(values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 _locate(addresses, keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 if seen != 0 and start + lanes > window:
                     _locate_seen(addresses, keys, table, start, window, seen, page_size, page_bytes, head_bytes, lanes)
-                score_block(group, head_dim, is_half, queries, addresses, scores + start * 4, score_bytes, tops)
-            _soften(scores, score_bytes // 4, tops, num_keys, group, lanes, scale)
-            for start in range(0, num_keys, lanes):
+                found = scores + (start - oldest) * 4
+                score_block(group, head_dim, is_half, queries, addresses, found, score_bytes, tops)
+            _soften(scores, score_bytes // 4, tops, num_keys - oldest, group, lanes, scale)
+            for start in range(oldest, num_keys, lanes):
                 _locate(addresses, values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
                 if seen != 0 and start + lanes > window:
                     _locate_seen(
                         addresses, values, table, start, window, seen, page_size, page_bytes, head_bytes, lanes
                     )
-                weigh_block(group, head_dim, is_half, scores + start * 4, score_bytes, addresses, sums)
+                weigh_block(group, head_dim, is_half, scores + (start - oldest) * 4, score_bytes, addresses, sums)
             for g in range(group):
                 share = floats_at(tops)[g * lanes]
                 for d in range(head_dim):

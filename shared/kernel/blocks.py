@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch.nn import functional
 
 
 class BlockKernels(Protocol):
@@ -18,13 +19,14 @@ class BlockKernels(Protocol):
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """(M, 2 * I) -> silu(first half) * second half, (M, I)."""
+        """(M, 2 * I) -> silu(first half) * second half, or gelu of it, (M, I); any I."""
         ...
 
 
 class TorchBlocks:
-    def __init__(self, eps: float, dtype: torch.dtype) -> None:
-        self._eps, self._dtype = eps, dtype
+    def __init__(self, eps: float, dtype: torch.dtype, is_gelu: bool = False) -> None:
+        """is_gelu: gelu in its tanh form, not silu."""
+        self._eps, self._dtype, self._is_gelu = eps, dtype, is_gelu
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         if delta is not None:
@@ -34,4 +36,5 @@ class TorchBlocks:
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
-        return (torch.nn.functional.silu(gate) * up).to(self._dtype)
+        bent = functional.gelu(gate, approximate="tanh") if self._is_gelu else functional.silu(gate)
+        return (bent * up).to(self._dtype)

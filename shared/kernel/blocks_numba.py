@@ -33,11 +33,17 @@ NUM_WORDS = 6
 class NumbaBlocks:
     """BlockKernels for CPU tensors."""
 
-    def __init__(self, hidden_size: int, inner_size: int, eps: float, dtype: torch.dtype, team: Team) -> None:
-        self._dtype, self._inner = dtype, inner_size
+    def __init__(
+        self, hidden_size: int, inner_sizes: tuple[int, ...], eps: float, dtype: torch.dtype, team: Team, is_gelu: bool
+    ) -> None:
+        """inner_sizes: every width that `gate` may be given the double of."""
+        self._dtype = dtype
         is_half = dtype == torch.bfloat16
         self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
-        self._gate = Program(team, [make_gate(inner_size, is_half)], np.zeros((1, NUM_WORDS), np.int64))
+        self._gates = {
+            inner: Program(team, [make_gate(inner, is_half, is_gelu)], np.zeros((1, NUM_WORDS), np.int64))
+            for inner in inner_sizes
+        }
 
     def add_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         out = torch.empty(residual.shape, dtype=self._dtype)
@@ -47,8 +53,9 @@ class NumbaBlocks:
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((len(gate_up), self._inner), dtype=self._dtype)
-        self._run(self._gate, gate_up, out)
+        inner = gate_up.shape[1] // 2
+        out = torch.empty((len(gate_up), inner), dtype=self._dtype)
+        self._run(self._gates[inner], gate_up, out)
         return out
 
     def _run(self, program: Program, source: torch.Tensor, out: torch.Tensor) -> None:
@@ -74,14 +81,18 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 
 @functools.cache
-def make_gate(inner_size: int, is_half: bool) -> Any:
-    """out = silu(first half) * second half."""
+def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
+    """out = silu(first half) * second half, or gelu of it."""
     item = 2 if is_half else 4
 
     def gate(words: Any, share: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[SOURCE] + row * 2 * inner_size * item
-            _gate_row(source, source + inner_size * item, words[OUT] + row * inner_size * item, inner_size, is_half)
+            up, out = source + inner_size * item, words[OUT] + row * inner_size * item
+            if is_gelu:
+                _gelu_row(source, up, out, inner_size, is_half)
+            else:
+                _gate_row(source, up, out, inner_size, is_half)
 
     return compile_task(gate)
 
@@ -163,3 +174,12 @@ def _gate_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
     for d in range(length):
         g = load(gate, d, is_half)
         store(out, d, g / (_f32(1.0) + exp32(min(-g, _f32(87.0)))) * load(up, d, is_half), is_half)
+
+
+@inlined
+def _gelu_row(gate: int, up: int, out: int, length: int, is_half: bool) -> None:
+    """gelu(g) = g / 2 (1 + tanh u) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3)."""
+    for d in range(length):
+        g = load(gate, d, is_half)
+        twice = _f32(1.5957691216) * (g + _f32(0.044715) * g * g * g)
+        store(out, d, g / (_f32(1.0) + exp32(min(-twice, _f32(87.0)))) * load(up, d, is_half), is_half)

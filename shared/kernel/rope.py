@@ -1,4 +1,4 @@
-"""Rotary position tables. Rotation itself is in the block kernels."""
+"""Rotary position tables. Rotation itself is in the attention kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,27 @@ def _stretch_low(inverse: torch.Tensor, factor: float, low: float, high: float, 
     return inverse * (blend + (1.0 - blend) / factor)
 
 
-def rope_tables(inverse: torch.Tensor, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of (num_positions, head_dim // 2), float32."""
+def yarn_frequencies(
+    head_dim: int, theta: float, factor: float, context: int, fast: float, slow: float, truncate: bool
+) -> torch.Tensor:
+    """(head_dim // 2,) float32. Dimensions that turn more than `fast` times within the context are kept, those that
+    turn less than `slow` times are slowed by `factor`, and between the two the change is linear in the dimension
+    (arXiv 2309.00071, section 3.2)."""
+    inverse = inverse_frequencies(head_dim, theta)
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(fast), dimension(slow)
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = last - first or 0.001
+    slowed = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / width).clamp(0.0, 1.0)
+    return inverse * (1.0 - slowed) + inverse / factor * slowed
+
+
+def rope_tables(inverse: torch.Tensor, num_positions: int, length: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of (num_positions, head_dim // 2), float32, times `length`."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.int64).float(), inverse)
-    return angles.cos(), angles.sin()
+    return angles.cos() * length, angles.sin() * length

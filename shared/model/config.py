@@ -1,4 +1,4 @@
-"""What a Llama-family network looks like, read from a GGUF header or a Hugging Face config.json. Holds no tensors."""
+"""What a Llama-family network looks like, and how to read it from a GGUF header. Holds no tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ from typing import Any
 from shared.core.errors import ConfigError
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-HF_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary embedding. `kind` is "default", "linear" (positions / factor) or "llama3" (low frequencies stretched)."""
+    """Rotary embedding. `kind` is "default", "linear" (positions / factor), "llama3" (low frequencies stretched) or
+    "yarn" (the same by dimension, and longer vectors)."""
 
     theta: float
     kind: str = "default"
@@ -29,12 +24,38 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    length: float = 1.0  # what rotated vectors are multiplied by
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """Layers whose middle is a choice of `top_k` out of `count` small networks for each token."""
+
+    count: int
+    top_k: int
+    intermediate_size: int
+    normalise: bool  # the chosen ones' weights add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers without a choice
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStyle:
+    """Where Gemma 3 differs from the rest of the family."""
+
+    gate: str = "silu"  # or gelu_tanh
+    norm_offset: float = 0.0  # files hold norm weights less this
+    post_norms: bool = False  # what a layer's halves add is normed too
+    embed_scale: float = 1.0  # rounded to the dtype
+    logit_cap: float = 0.0  # cap * tanh(logits / cap)
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
     name: str
-    family: str  # llama | mistral | qwen2 | qwen3
+    family: str  # llama | mistral | qwen2 | qwen3 | qwen3_moe | gemma3
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -47,10 +68,21 @@ class LlamaConfig:
     max_context: int
     tie_embeddings: bool
     eos_ids: tuple[int, ...]
+    windows: tuple[
+        int, ...
+    ] = ()  # per layer, how many positions a token reads, its own too; 0: all. (): all, everywhere
+    local_rope: RopeConfig | None = None  # of layers with a window, where theirs is another
+    score_scale: float = 0.0  # of query times key; 0: head_dim ** -0.5
+    experts: ExpertConfig | None = None
+    style: LayerStyle = LayerStyle()
+    biases: tuple[str, ...] = ()  # which of q, k, v, o have one; of a GGUF file, what is in it says so
 
     @property
     def qk_norm(self) -> bool:
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe", "gemma3")
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
 
     @property
     def q_size(self) -> int:
@@ -61,11 +93,17 @@ class LlamaConfig:
         return self.num_kv_heads * self.head_dim
 
     def num_parameters(self) -> int:
-        """Biases and per-head norms left out: they are below a thousandth."""
+        """Biases, per-head norms and what chooses experts left out: they are below a thousandth."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        inner = sum(self._inner_size(layer) for layer in range(self.num_layers))
+        layers = self.num_layers * (attention + 2 * self.hidden_size) + 3 * self.hidden_size * inner
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * layer + embeddings + self.hidden_size
+        return layers + embeddings + self.hidden_size
+
+    def _inner_size(self, layer: int) -> int:
+        if self.experts is None or not self.has_experts(layer):
+            return self.intermediate_size
+        return self.experts.count * self.experts.intermediate_size
 
 
 def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> LlamaConfig:
@@ -110,77 +148,6 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
         tie_embeddings=tied,
         eos_ids=tuple(sorted({int(i) for i in (eos, eot) if i is not None})),
     )
-
-
-def config_from_hf(folder: Path) -> LlamaConfig:
-    """Reads config.json (and generation_config.json for the ids that end an answer)."""
-    raw = read_json(folder / "config.json")
-    arch = (raw.get("architectures") or ["?"])[0]
-    if arch not in HF_ARCHITECTURES:
-        raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
-    if raw.get("hidden_act", "silu") != "silu" or raw.get("mlp_bias"):
-        raise ConfigError(f"{folder}: only SwiGLU layers without biases are supported")
-    if raw.get("quantization_config"):
-        raise ConfigError(f"{folder}: quantised folders are not supported; use the original one, or a GGUF file")
-    try:
-        return _from_hf(folder, raw, HF_ARCHITECTURES[arch])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: missing or wrong field {error}") from error
-
-
-def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
-    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-    generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
-    return LlamaConfig(
-        name=folder.resolve().name,
-        family=family,
-        vocab_size=int(raw["vocab_size"]),
-        hidden_size=hidden,
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
-        num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or hidden // heads),
-        rms_eps=float(raw["rms_norm_eps"]),
-        rope=rope_from_hf(folder, raw),
-        max_context=_context(raw),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_ids=_ids(raw.get("eos_token_id") if eos is None else eos),
-    )
-
-
-def _context(raw: Mapping[str, Any]) -> int:
-    """Attention here is never windowed, so a window bounds the context: inside it both are the same."""
-    context = int(raw["max_position_embeddings"])
-    windowed = raw.get("use_sliding_window", raw.get("model_type") == "mistral")
-    window = raw.get("sliding_window") if windowed else None
-    return min(context, int(window)) if window else context
-
-
-def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
-    """Older files have rope_theta and rope_scaling, newer ones a single rope_parameters."""
-    scaling: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    if kind not in ("default", "linear", "llama3"):
-        raise ConfigError(f"{folder}: rope scaling {kind!r} is not supported, only default, linear and llama3")
-    if float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ConfigError(f"{folder}: rotating only a part of each head is not supported")
-    return RopeConfig(
-        theta=theta,
-        kind=kind,
-        factor=float(scaling.get("factor", 1.0)),
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        original_context=int(scaling.get("original_max_position_embeddings", 8192)),
-    )
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)
 
 
 def read_json(path: Path) -> dict[str, Any]:

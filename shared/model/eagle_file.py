@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from shared.core.errors import ConfigError
-from shared.model.config import LlamaConfig, read_json, rope_from_hf
+from shared.model.config import LlamaConfig, read_json
+from shared.model.hf_rope import rope_from_hf
 from shared.model.safetensors_folder import TensorFiles
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"

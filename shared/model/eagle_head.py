@@ -18,13 +18,12 @@ import torch
 from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.blocks import BlockKernels
 from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
-from shared.kernel.rope import rope_tables
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.eagle_file import HeadConfig, HeadFolder
 from shared.model.interface import ModelSpec
-from shared.model.weights import frequencies_of
+from shared.model.weights import rope_tables_of
 
 EAGLE_PLANE = "eagle"
 
@@ -92,7 +91,7 @@ def load_eagle_weights(
 
 
 def _rope(layer: LlamaConfig, max_context: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    cos, sin = rope_tables(frequencies_of(layer), max_context)
+    cos, sin = rope_tables_of(layer.head_dim, layer.rope, max_context)
     return cos.to(device), sin.to(device)
 
 

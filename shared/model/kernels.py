@@ -9,20 +9,18 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionShape, TorchAttention
+from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.linear import FloatHead, Head, HeadFactory, Linear, LinearFactory, pick_linear
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
-
-RopeTables = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     make_linear: LinearFactory
     make_head: HeadFactory
-    make_attention: Callable[[RopeTables], AttentionBackend]
+    make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]  # of all layers, or of two kinds
     blocks: BlockKernels
     team: Team | None = None  # of the compiled ones
 
@@ -49,8 +47,8 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
     return Kernels(
         make_linear=pick_linear(device, dtype),
         make_head=lambda weight: FloatHead(make_float(weight.float(), None)),
-        make_attention=lambda rope: TorchAttention(attention_shape(config), rope),
-        blocks=TorchBlocks(config.rms_eps, dtype),
+        make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
+        blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
     )
 
 
@@ -71,12 +69,21 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team) -> Ker
         ours = product.supports(weight.shape[1], dtype)
         return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
 
-    def make_attention(rope: RopeTables) -> AttentionBackend:
-        return NumbaAttention(shape, dtype, rope, team) if supports(shape) else library.make_attention(rope)
+    def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
+        if supports(shape):
+            return NumbaAttention(shape, dtype, rope, team, local)
+        logging.getLogger(__name__).info("attention runs on plain torch: heads of %d have no kernel", shape.head_dim)
+        return library.make_attention(rope, local)
 
-    blocks = NumbaBlocks(config.hidden_size, config.intermediate_size, config.rms_eps, dtype, team)
+    inner = [config.intermediate_size] + ([] if config.experts is None else [config.experts.intermediate_size])
+    blocks = NumbaBlocks(config.hidden_size, tuple(inner), config.rms_eps, dtype, team, is_gelu(config))
     return Kernels(make_linear, make_head, make_attention, blocks, team)
 
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    return AttentionShape(*heads, config.rms_eps, config.windows, config.score_scale)
+
+
+def is_gelu(config: LlamaConfig) -> bool:
+    return config.style.gate == "gelu_tanh"

@@ -2,8 +2,10 @@
 
 residual (T, H) float32
   per layer:  norm -> qkv -> rotate -> write pages, attend -> out -> add
-              norm -> gate, up -> silu * -> down -> add
+              norm -> gate, up -> silu * -> down -> add          (or the experts that each token chooses)
 rows logits_idx:  norm -> head -> logits float32
+
+Gemma 3 scales the embedding and norms what each half of a layer adds.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class LlamaModel:
         self._blocks = blocks
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self._captured: tuple[int, ...] = ()
+        self._embed_scale = float(torch.tensor(config.style.embed_scale).to(weights.embed.dtype))
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
@@ -57,13 +60,13 @@ class LlamaModel:
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
         self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE))
-        residual = self._weights.embed[inputs.input_ids].float()
+        residual = self._weights.embed[inputs.input_ids].float() * self._embed_scale
         delta: torch.Tensor | None = None
         aux: list[torch.Tensor] = []
         *inner, last = self._weights.layers
         for index, layer in enumerate(inner):
             attended = self._attend(index, layer, residual, delta, aux)
-            delta = self._mlp(layer, residual, layer.out(attended))
+            delta = self._mlp(layer, residual, attended)
         attended = self._attend(len(inner), last, residual, delta, aux)
         output = self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
         output.aux = torch.cat(aux, dim=-1) if aux else None
@@ -74,9 +77,9 @@ class LlamaModel:
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
-        delta = self._mlp(last, residual, last.out(attended))
+        delta = self._mlp(last, residual, attended)
         hidden = self._blocks.add_norm(residual, delta, self._weights.norm)
-        return ModelOutput(logits=self._weights.head(hidden), hidden=hidden)
+        return ModelOutput(logits=capped(self._weights.head(hidden), self.config.style.logit_cap), hidden=hidden)
 
     def _attend(
         self,
@@ -92,10 +95,21 @@ class LlamaModel:
             aux.append(residual.to(self.embed.dtype, copy=True))
         return self._attention.attend(index, layer.qkv(normed), layer.q_norm, layer.k_norm)
 
-    def _mlp(self, layer: LayerWeights, residual: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """(M, H): what the layer adds to the residual."""
+    def _mlp(self, layer: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """attended (M, heads * D) -> (M, H): what the layer's second half adds to the residual."""
+        delta = self._post(layer.out(attended), layer.attn_post_norm)
         normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
-        return layer.down(self._blocks.gate(layer.gate_up(normed)))
+        if layer.experts is not None:
+            return self._post(layer.experts(normed, self._blocks.gate), layer.mlp_post_norm)
+        assert layer.gate_up is not None and layer.down is not None
+        return self._post(layer.down(self._blocks.gate(layer.gate_up(normed))), layer.mlp_post_norm)
+
+    def _post(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        return delta if norm is None else self._blocks.add_norm(delta.float(), None, norm)
+
+
+def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return logits if cap == 0.0 else torch.tanh(logits / cap) * cap
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int) -> None:

@@ -21,15 +21,15 @@ import torch
 from shared.kernel import attention_numba as attention
 from shared.kernel import blocks_numba as blocks
 from shared.kernel import product
-from shared.kernel.attention import AttentionShape
 from shared.kernel.jit import NUM_ROWS
-from shared.kernel.product import TileLinear
+from shared.kernel.product import TILE_COLUMNS, TileLinear
 from shared.kernel.program import Program
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.config import LlamaConfig
+from shared.model.config import LayerStyle, LlamaConfig
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.kernels import attention_shape
 from shared.model.llama import KV_PLANE, check_layers, kv_plane
 from shared.model.weights import LayerWeights, LlamaWeights
 
@@ -75,18 +75,21 @@ def make_layout(num_layers: int, captured: tuple[int, ...]) -> Layout:
     )
 
 
-def fits(config: LlamaConfig, weights: LlamaWeights) -> bool:
-    """Every product is ours and none has columns filled up: a task's rows are the next one's."""
+def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
+    """Why a network can't be one program, None if it can: every product is ours and none has columns filled up, for a
+    task's rows are the next one's."""
+    if config.experts is not None:
+        return "experts are chosen as it runs"
+    if config.style != LayerStyle():
+        return f"no tasks for the layers of {config.family}"
+    if not attention.supports(attention_shape(config)):
+        return f"no kernel for heads of {config.head_dim}"
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    return (
-        attention.supports(attention_shape(config))
-        and isinstance(weights.head, TileLinear)
-        and all(isinstance(linear, TileLinear) and linear.is_whole for linear in linears)
-    )
-
-
-def attention_shape(config: LlamaConfig) -> AttentionShape:
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, config.rms_eps)
+    if not all(isinstance(linear, TileLinear) for linear in (*linears, weights.head)):
+        return "not every product has a kernel here"
+    if not all(isinstance(linear, TileLinear) and linear.is_whole for linear in linears):
+        return f"a product's columns are no multiple of {TILE_COLUMNS}"
+    return None
 
 
 class CompiledLlama:
@@ -97,7 +100,7 @@ class CompiledLlama:
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
-        self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
+        self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self.capture_aux(())
 

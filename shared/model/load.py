@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import psutil
@@ -98,11 +99,14 @@ def build_model(
 
 def _assemble(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, picked: Kernels, as_program: bool) -> Model:
     if picked.team is not None and as_program:
-        from shared.model.llama_compiled import CompiledLlama, fits
+        from shared.model.llama_compiled import CompiledLlama, obstacle
 
-        if fits(config, weights):
+        reason = obstacle(config, weights)
+        if reason is None:
             return CompiledLlama(config, spec, weights, picked.team)
-    return LlamaModel(config, spec, weights, picked.make_attention(weights.rope), picked.blocks)
+        logging.getLogger(__name__).info("a step runs kernel by kernel, not as one compiled program: %s", reason)
+    attention = picked.make_attention(weights.rope, weights.local_rope)
+    return LlamaModel(config, spec, weights, attention, picked.blocks)
 
 
 def warm_up(model: Model) -> None:
@@ -154,7 +158,7 @@ def _midlayer(config: LlamaConfig, weights: EagleWeights, picked: Kernels, as_pr
 
         if fits(config, weights):
             return CompiledMidlayer(config, weights, picked.team)
-    return SeparateMidlayer(weights, picked.make_attention(weights.rope), picked.blocks)
+    return SeparateMidlayer(weights, picked.make_attention(weights.rope, None), picked.blocks)
 
 
 def warm_up_head(head: EagleHead) -> None:

@@ -8,8 +8,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.core.errors import ConfigError
-from shared.model.config import LlamaConfig, config_from_hf
+from shared.model.config import LlamaConfig
 from shared.model.gguf_file import hash_files
+from shared.model.hf_config import config_from_hf
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm.weight",
@@ -27,7 +28,16 @@ LAYER_NAMES = {
     "gate": "mlp.gate_proj.weight",
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
+    "router": "mlp.gate.weight",
 }
+# Gemma 3 norms what a half of a layer adds too, and calls the norm before the second half otherwise.
+GEMMA_NAMES = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+EXPERT_PARTS = ("gate", "up", "down")
+NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table that older files carry along
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
@@ -73,26 +83,79 @@ class TensorFiles:
 
 
 class SafetensorsFolder:
-    """A TensorSource over one folder."""
+    """A TensorSource over one folder. Every tensor in the files is one that the network reads, or the folder is
+    refused: what is left over (a bias, a norm, more layers) would change the answers."""
 
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
         self._files = TensorFiles(folder)
+        self._check_names()
 
     def has(self, name: str) -> bool:
-        return hf_name(name) in self._files.names()
+        return hf_name(name, self.config.family) in self._files.names()
 
     def tensor(self, name: str) -> torch.Tensor:
         """In the dtype of the file, rows first (out, in)."""
-        return self._files.tensor(hf_name(name))
+        return self._files.tensor(hf_name(name, self.config.family))
 
     def content_hash(self) -> str:
         return self._files.content_hash()
 
+    def _check_names(self) -> None:
+        wanted = {hf_name(name, self.config.family) for name in tensor_names(self.config)}
+        there = {name for name in self._files.names() if not name.endswith(NOT_WEIGHTS)}
+        if self.config.tie_embeddings:
+            self._check_tied()
+            there.discard(MODEL_NAMES["head"])
+        if wanted - there:
+            raise ConfigError(f"{self._files.path} has no tensor {first_of(wanted - there)}")
+        if there - wanted:
+            raise ConfigError(
+                f"{self._files.path}: {self.config.family} has no tensor {first_of(there - wanted)}; "
+                "without it the answers would be others"
+            )
 
-def hf_name(name: str) -> str:
-    """ "embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight."""
+    def _check_tied(self) -> None:
+        """Some files carry the head though it is the embedding; one of its own is another network."""
+        if MODEL_NAMES["head"] not in self._files.names():
+            return
+        head, embed = (self._files.tensor(MODEL_NAMES[name]) for name in ("head", "embed"))
+        if not torch.equal(head, embed):
+            raise ConfigError(f"{self._files.path}: tie_word_embeddings, but lm_head.weight is not the embedding")
+
+
+def first_of(names: set[str]) -> str:
+    """The first of them, and how many more there are."""
+    first, *more = sorted(names)
+    return f"{first} (and {len(more)} more)" if more else first
+
+
+def tensor_names(config: LlamaConfig) -> list[str]:
+    """What a network consists of, under our names."""
+    names = ["embed", "norm"] if config.tie_embeddings else ["embed", "norm", "head"]
+    for layer in range(config.num_layers):
+        names += [f"layers.{layer}.{part}" for part in _layer_parts(config, layer)]
+    return names
+
+
+def _layer_parts(config: LlamaConfig, layer: int) -> list[str]:
+    parts = ["attn_norm", "q", "k", "v", "o", "mlp_norm", *(f"{name}_bias" for name in config.biases)]
+    if config.qk_norm:
+        parts += ["q_norm", "k_norm"]
+    if config.style.post_norms:
+        parts += ["attn_post_norm", "mlp_post_norm"]
+    if config.experts is None or not config.has_experts(layer):
+        return [*parts, *EXPERT_PARTS]
+    return [*parts, "router", *(f"experts.{n}.{part}" for n in range(config.experts.count) for part in EXPERT_PARTS)]
+
+
+def hf_name(name: str, family: str = "llama") -> str:
+    """ "embed" -> model.embed_tokens.weight, "layers.3.q" -> model.layers.3.self_attn.q_proj.weight,
+    "layers.3.experts.5.up" -> model.layers.3.mlp.experts.5.up_proj.weight."""
     if not name.startswith("layers."):
         return MODEL_NAMES[name]
-    _, layer, kind = name.split(".")
-    return f"model.layers.{layer}.{LAYER_NAMES[kind]}"
+    _, layer, *rest = name.split(".")
+    if rest[0] == "experts":
+        return f"model.layers.{layer}.mlp.experts.{rest[1]}.{rest[2]}_proj.weight"
+    names = LAYER_NAMES | GEMMA_NAMES if family == "gemma3" else LAYER_NAMES
+    return f"model.layers.{layer}.{names[rest[0]]}"

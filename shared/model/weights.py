@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from shared.kernel.experts import Experts
 from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
-from shared.kernel.rope import inverse_frequencies, rope_tables
-from shared.model.config import LlamaConfig
+from shared.kernel.rope import inverse_frequencies, rope_tables, yarn_frequencies
+from shared.model.config import LlamaConfig, RopeConfig
 
 
 class TensorSource(Protocol):
-    """A model on disk. Names: embed, norm, head, rope_factors, layers.<n>.<q, k, v, o, gate, up, down, ...>."""
+    """A model on disk. Names: embed, norm, head, rope_factors, layers.<n>.<q, k, v, o, gate, up, down, ...>,
+    layers.<n>.experts.<e>.<gate, up, down>."""
 
     config: LlamaConfig
 
@@ -24,7 +27,8 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Norm weights are float32. qkv and gate_up are one product each: fewer, larger calls."""
+    """Norm weights are float32. qkv and gate_up are one product each: fewer, larger calls. A layer has either
+    gate_up and down or experts."""
 
     attn_norm: torch.Tensor  # (H,)
     qkv: Linear  # H -> heads * D + 2 * kv_heads * D
@@ -32,8 +36,11 @@ class LayerWeights:
     k_norm: torch.Tensor | None  # (D,)
     out: Linear  # heads * D -> H
     mlp_norm: torch.Tensor  # (H,)
-    gate_up: Linear  # H -> 2 * I
-    down: Linear  # I -> H
+    gate_up: Linear | None  # H -> 2 * I
+    down: Linear | None  # I -> H
+    experts: Experts | None = None
+    attn_post_norm: torch.Tensor | None = None  # (H,) of what the attention adds, and of what the rest adds
+    mlp_post_norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class LlamaWeights:
     norm: torch.Tensor  # (H,) float32
     head: Head  # (M, H) in the dtype -> (M, vocab) float32
     rope: tuple[torch.Tensor, torch.Tensor]  # cos, sin (max_context, D // 2) float32
+    local_rope: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, where it is another
 
 
 def load_weights(
@@ -57,51 +65,95 @@ def load_weights(
     config = source.config
     embed = source.tensor("embed").to(device, dtype)
     head = source.tensor("head").to(device, dtype) if not config.tie_embeddings else embed
+    local = config.local_rope
     return LlamaWeights(
         embed=embed,
-        layers=tuple(_load_layer(source, n, dtype, device, make) for n in range(config.num_layers)),
-        norm=source.tensor("norm").to(device, torch.float32),
+        layers=tuple(_load_layer(source, n, dtype, device, make, make_head) for n in range(config.num_layers)),
+        norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
         head=make_head(head),
-        rope=tuple(table.to(device) for table in rope_of(source, max_context)),
+        rope=_on(device, rope_of(source, max_context)),
+        local_rope=None if local is None else _on(device, rope_tables_of(config.head_dim, local, max_context)),
     )
+
+
+def _on(device: torch.device, tables: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = tables
+    return cos.to(device), sin.to(device)
 
 
 def _load_layer(
-    source: TensorSource, n: int, dtype: torch.dtype, device: torch.device, make: LinearFactory
+    source: TensorSource,
+    n: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    make: LinearFactory,
+    make_head: HeadFactory,
 ) -> LayerWeights:
+    config = source.config
+
     def get(name: str, as_dtype: torch.dtype = dtype) -> torch.Tensor:
         return source.tensor(f"layers.{n}.{name}").to(device, as_dtype)
 
-    def optional(*names: str, as_dtype: torch.dtype = dtype) -> torch.Tensor | None:
+    def norm(name: str) -> torch.Tensor | None:
+        if not source.has(f"layers.{n}.{name}"):
+            return None
+        return get(name, torch.float32) + config.style.norm_offset
+
+    def bias(*names: str) -> torch.Tensor | None:
         if not source.has(f"layers.{n}.{names[0]}"):
             return None
-        return torch.cat([get(name, as_dtype) for name in names])
+        return torch.cat([get(name) for name in names])
 
+    dense = not config.has_experts(n)
     return LayerWeights(
-        attn_norm=get("attn_norm", torch.float32),
-        qkv=make(torch.cat([get("q"), get("k"), get("v")]), optional("q_bias", "k_bias", "v_bias")),
-        q_norm=optional("q_norm", as_dtype=torch.float32),
-        k_norm=optional("k_norm", as_dtype=torch.float32),
-        out=make(get("o"), optional("o_bias")),
-        mlp_norm=get("mlp_norm", torch.float32),
-        gate_up=make(torch.cat([get("gate"), get("up")]), None),
-        down=make(get("down"), None),
+        attn_norm=get("attn_norm", torch.float32) + config.style.norm_offset,
+        qkv=make(torch.cat([get("q"), get("k"), get("v")]), bias("q_bias", "k_bias", "v_bias")),
+        q_norm=norm("q_norm"),
+        k_norm=norm("k_norm"),
+        out=make(get("o"), bias("o_bias")),
+        mlp_norm=get("mlp_norm", torch.float32) + config.style.norm_offset,
+        gate_up=make(torch.cat([get("gate"), get("up")]), None) if dense else None,
+        down=make(get("down"), None) if dense else None,
+        experts=None if dense else _load_experts(config, get, make, make_head),
+        attn_post_norm=norm("attn_post_norm") if config.style.post_norms else None,
+        mlp_post_norm=norm("mlp_post_norm") if config.style.post_norms else None,
     )
+
+
+def _load_experts(
+    config: LlamaConfig, get: Callable[[str], torch.Tensor], make: LinearFactory, make_head: HeadFactory
+) -> Experts:
+    choice = config.experts
+    assert choice is not None
+    names = [f"experts.{e}" for e in range(choice.count)]
+    gate_ups = [make(torch.cat([get(f"{name}.gate"), get(f"{name}.up")]), None) for name in names]
+    downs = [make(get(f"{name}.down"), None) for name in names]
+    return Experts(make_head(get("router")), gate_ups, downs, choice.top_k, choice.normalise)
 
 
 def rope_of(source: TensorSource, max_context: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, (max_context, D // 2) float32 each."""
-    inverse = frequencies_of(source.config)
-    if source.has("rope_factors"):  # a GGUF file of a Llama 3 model: the stretch comes as one divisor per frequency
-        inverse = inverse / source.tensor("rope_factors").float()
-    return rope_tables(inverse, max_context)
+    config = source.config
+    if not source.has("rope_factors"):
+        return rope_tables_of(config.head_dim, config.rope, max_context)
+    # A GGUF file of a Llama 3 model: the stretch comes as one divisor per frequency.
+    return rope_tables(
+        frequencies_of(config.head_dim, config.rope) / source.tensor("rope_factors").float(), max_context
+    )
 
 
-def frequencies_of(config: LlamaConfig) -> torch.Tensor:
-    """(D // 2,) float32, as the configuration alone says."""
-    rope = config.rope
+def rope_tables_of(head_dim: int, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, (num_positions, D // 2) float32, as the configuration alone says."""
+    return rope_tables(frequencies_of(head_dim, rope), num_positions, rope.length)
+
+
+def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
+    """(D // 2,) float32"""
+    if rope.kind == "yarn":
+        bounds = (rope.original_context, rope.beta_fast, rope.beta_slow, rope.truncate)
+        return yarn_frequencies(head_dim, rope.theta, rope.factor, *bounds)
     stretch = (rope.kind, rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context)
-    return inverse_frequencies(config.head_dim, rope.theta, *stretch)
+    return inverse_frequencies(head_dim, rope.theta, *stretch)
 
 
 def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int) -> int:
@@ -109,5 +161,5 @@ def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int) -> 
     float32, and the rotary tables."""
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)
-    tables = max_context * config.head_dim * 4
+    tables = max_context * config.head_dim * 4 * (1 if config.local_rope is None else 2)
     return in_dtype * dtype.itemsize + head * 4 + tables

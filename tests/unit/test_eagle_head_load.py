@@ -112,7 +112,7 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
         ({"intermediate_size": None}, "missing or wrong field 'intermediate_size'"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"sliding_window": 512}, "sliding_window"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' is not supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7, 8]}}, "eagle_aux_hidden_state_layer_ids"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "eagle_aux_hidden_state_layer_ids"),
     ],

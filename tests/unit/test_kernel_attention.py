@@ -22,6 +22,7 @@ SHAPES = {
     "large group and head": AttentionShape(16, 2, 128, 1e-5),
     "8 lanes": AttentionShape(4, 2, 24, 1e-5),
     "4 lanes": AttentionShape(4, 2, 20, 1e-5),
+    "sliding window": AttentionShape(6, 2, 32, 1e-5, windows=(0, 21, 0), scale=0.2),
 }
 
 
@@ -87,8 +88,9 @@ def by_hand(shape: AttentionShape, qkv: torch.Tensor) -> torch.Tensor:
 
     group = shape.num_heads // shape.num_kv_heads
     q, k, v = rotate(q), rotate(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(shape.head_dim)
-    hidden = torch.ones(len(qkv), len(qkv)).triu(1).bool()
+    scores = torch.einsum("qhd,khd->hqk", q, k) * (shape.scale or 1 / math.sqrt(shape.head_dim))
+    age = torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))
+    hidden = (age < 0) | (age >= (max(shape.windows, default=0) or len(qkv)))
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v).flatten(1).float()
 
 

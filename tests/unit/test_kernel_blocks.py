@@ -21,7 +21,7 @@ HIDDEN, INNER, EPS = 72, 40, 1e-5
 
 
 def both(dtype: torch.dtype, threads: int = 1) -> tuple[BlockKernels, BlockKernels]:
-    return NumbaBlocks(HIDDEN, INNER, EPS, dtype, Team(threads)), TorchBlocks(EPS, dtype)
+    return NumbaBlocks(HIDDEN, (INNER,), EPS, dtype, Team(threads), is_gelu=False), TorchBlocks(EPS, dtype)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from shared.kernel.team import Team
 MAX_LEN = 120
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, eps=1e-5)
 ROPE = rope_tables(inverse_frequencies(SHAPE.head_dim, 10000.0), MAX_LEN)
+SLIDING = dataclasses.replace(SHAPE, windows=(4,))  # shorter than a path may be
 Make = Callable[[], AttentionBackend]
 BACKENDS: dict[str, Make] = {
     "torch": lambda: TorchAttention(SHAPE, ROPE),
     "numba": lambda: NumbaAttention(SHAPE, torch.float32, ROPE, Team(1)),
     "numba, two threads": lambda: NumbaAttention(SHAPE, torch.float32, ROPE, Team(2)),
+    "torch, sliding window": lambda: TorchAttention(SLIDING, ROPE),
+    "numba, sliding window": lambda: NumbaAttention(SLIDING, torch.float32, ROPE, Team(1)),
 }
 
 
@@ -98,7 +102,7 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
             alone.step(Row(2, before, 0))
             want.append(alone.step(Row(2, window[path_to(parents, node)], start))[-1])
         for got, expected in zip(chains, want, strict=True):
-            if name == "torch":
+            if name.startswith("torch"):
                 torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-5)
             else:
                 assert torch.equal(got, expected), "the same sums in the same order"

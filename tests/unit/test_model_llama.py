@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 from shared.kernel.product import supports
-from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
+from shared.model.interface import ModelInputs
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
 
-VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 96,
@@ -62,19 +61,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def save_random(family: str, folder: Path) -> transformers.PreTrainedModel:
-    """Random biases and norm weights too: the defaults (0 and 1) would hide a missing one."""
+def save(family: str, folder: Path) -> transformers.PreTrainedModel:
     torch.manual_seed(7)
-    folder.mkdir(exist_ok=True)
-    network = FAMILIES[family]().eval()
-    with torch.no_grad():
-        for name, value in network.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                value.add_(torch.randn_like(value) * 0.3)
-            else:
-                value.mul_(4.0)
-    network.save_pretrained(folder)
-    return network
+    return save_random(FAMILIES[family](), folder)
 
 
 @pytest.fixture(scope="module", params=["llama", "llama-whole"])
@@ -82,58 +71,13 @@ def llama(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[transformers.PreTrainedModel, Path]:
     folder = tmp_path_factory.mktemp("llama")
-    return save_random(request.param, folder), folder
-
-
-def load(folder: Path, kernels: str = "torch", dtype: str = "float32") -> Model:
-    return load_model(str(folder), dtype, kernels=kernels)
-
-
-class Rows:
-    """Several sequences over one pool, each with pages scattered over it."""
-
-    def __init__(self, model: Model, num_rows: int, page_size: int, max_len: int = 64) -> None:
-        self.model = model
-        per_row = -(-max_len // page_size)
-        self.pool = KVPool(model.kv_planes(page_size), 1 + num_rows * per_row, page_size)
-        self.pool.plane("kv").fill_(float("nan"))  # what is read must have been written
-        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
-        self.table = order.to(torch.int32).view(num_rows, per_row)
-        self.lens = [0] * num_rows
-
-    def step(self, chunks: dict[int, list[int]], wanted: list[int] | None = None) -> torch.Tensor:
-        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`."""
-        rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
-        q_lens = torch.tensor([len(chunk) for chunk in chunks.values()])
-        positions = [self.lens[row] + n for row in rows for n in range(len(chunks[row]))]
-        for row in rows:
-            self.lens[row] += len(chunks[row])
-        inputs = ModelInputs(
-            input_ids=torch.tensor(ids),
-            positions=torch.tensor(positions),
-            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
-            page_table=self.table[rows],
-            logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
-            max_q_len=int(q_lens.max()),
-            max_seq_len=max(self.lens[row] for row in rows),
-        )
-        with torch.inference_mode():
-            return self.model.forward(inputs, self.pool).logits
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def reference(network: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        return network(torch.tensor([ids])).logits[0]
+    return save(request.param, folder), folder
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family: str, kernels: str, tmp_path: Path) -> None:
-    network = save_random(family, tmp_path)
+    network = save(family, tmp_path)
     ids = prompt(41)
     rows = Rows(load(tmp_path, kernels), 1, page_size=16)
     ours = torch.cat([rows.step({0: ids[:33]}), *(rows.step({0: [i]}) for i in ids[33:])])
@@ -233,7 +177,7 @@ def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, tmp_path: Path) -> None:
-    save_random("qwen3-whole", tmp_path)
+    save("qwen3-whole", tmp_path)
     model = load_model(str(tmp_path), dtype, threads=threads)
     if not supports(128, getattr(torch, dtype)):
         pytest.skip("our products don't run on this processor")
@@ -252,7 +196,7 @@ def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, 
 
 
 def test_wrong_ids_fail_before_anything_is_read(tmp_path: Path) -> None:
-    save_random("llama-whole", tmp_path)
+    save("llama-whole", tmp_path)
     rows = Rows(load_model(str(tmp_path), "float32"), 1, 16)
     for chunk, wanted in (([VOCAB], None), ([-1], None), ([1], [1]), ([1], [-1])):
         with pytest.raises(IndexError):

@@ -11,7 +11,7 @@ import torch
 
 from shared.config.model_path import bundled_gguf
 from shared.core.errors import ConfigError
-from shared.model.config import config_from_hf
+from shared.model.hf_config import config_from_hf
 from shared.model.load import check_memory, load_model, open_model
 from shared.model.weights import weights_bytes
 
@@ -81,22 +81,25 @@ def test_hf_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "context"),
+    ("changes", "windows"),
     [
-        ({"sliding_window": 64}, 512),  # qwen2: only if switched on
-        ({"sliding_window": 64, "use_sliding_window": True}, 64),
-        ({"sliding_window": 64, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}, 64),
+        ({"sliding_window": 64}, ()),  # qwen2: only if switched on, and from max_window_layers upwards
+        ({"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, (0, 64)),
+        ({"sliding_window": 64, "architectures": ["MistralForCausalLM"]}, (64, 64)),
+        ({"architectures": ["MistralForCausalLM"]}, (4096, 4096)),  # the architecture's own default
     ],
 )
-def test_a_window_bounds_the_context(changes: dict[str, object], context: int, tmp_path: Path) -> None:
-    assert config_from_hf(folder(tmp_path, **changes)).max_context == context
+def test_windows(changes: dict[str, object], windows: tuple[int, ...], tmp_path: Path) -> None:
+    config = config_from_hf(folder(tmp_path, **changes))
+    assert (config.windows, config.max_context) == (windows, 512)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "'longrope' is not supported"),
+        ({"scale_emb": 12}, "scale_emb 12"),
         ({"hidden_size": None}, "hidden_size"),
         ({"hidden_act": "gelu"}, "only SwiGLU"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised folders"),

@@ -1,0 +1,188 @@
+"""A Hugging Face config.json as a LlamaConfig. Every field is used, known not to matter, or refused by its name.
+
+A field that nobody looks at may change every answer, so one that is not known here is an error unless it is empty or
+false. Where a file leaves a field out, the architecture's own default holds (huggingface.co/docs/transformers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.core.errors import ConfigError
+from shared.model.config import ExpertConfig, LayerStyle, LlamaConfig, read_json
+from shared.model.hf_rope import context_of, rope_from_hf, ropes_by_layer
+
+HF_ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Gemma3ForCausalLM": "gemma3",
+}
+_USED = (
+    "architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "head_dim rms_norm_eps max_position_embeddings tie_word_embeddings eos_token_id rope_theta rope_scaling "
+    "rope_parameters partial_rotary_factor quantization_config"
+)
+USED = frozenset(_USED.split())
+# Training, bookkeeping and other programs' settings: no answer depends on them.
+_NO_MATTER = (
+    "_attn_implementation_autoset _from_model_config _name_or_path attention_dropout auto_map bos_token_id "
+    "cache_implementation cls_token_id dtype hidden_dropout initializer_range is_llama_config model_type "
+    "output_router_logits pad_token_id pretraining_tp router_aux_loss_coef sep_token_id task_specific_params "
+    "tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version "
+    "use_cache"
+)
+NO_MATTER = frozenset(_NO_MATTER.split())
+FAMILY_FIELDS = {
+    "llama": "hidden_act mlp_bias attention_bias",
+    "mistral": "hidden_act sliding_window",
+    "qwen2": "hidden_act sliding_window use_sliding_window max_window_layers layer_types",
+    "qwen3": "hidden_act attention_bias sliding_window use_sliding_window max_window_layers layer_types",
+    "qwen3_moe": "hidden_act attention_bias sliding_window use_sliding_window max_window_layers num_experts "
+    "num_local_experts num_experts_per_tok moe_intermediate_size norm_topk_prob decoder_sparse_step mlp_only_layers",
+    "gemma3": "hidden_activation hidden_act attention_bias query_pre_attn_scalar sliding_window layer_types "
+    "sliding_window_pattern _sliding_window_pattern rope_local_base_freq final_logit_softcapping",
+}
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # where a file says none; elsewhere hidden / heads
+WINDOWED, WHOLE = "sliding_attention", "full_attention"
+
+
+def config_from_hf(folder: Path) -> LlamaConfig:
+    """Reads config.json (and generation_config.json for the ids that end an answer)."""
+    raw = read_json(folder / "config.json")
+    arch = (raw.get("architectures") or ["?"])[0]
+    if arch not in HF_ARCHITECTURES:
+        raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
+    family = HF_ARCHITECTURES[arch]
+    _check_fields(folder, raw, family)
+    try:
+        return _from_hf(folder, raw, family)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: missing or wrong field {error}") from error
+
+
+def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
+    if raw.get("quantization_config"):
+        raise ConfigError(f"{folder}: quantised folders are not supported (quantization_config); take the original")
+    wanted, field = ("gelu_pytorch_tanh", "hidden_activation") if family == "gemma3" else ("silu", "hidden_act")
+    for name in {"hidden_act", field}:
+        if raw.get(name, wanted) != wanted:
+            raise ConfigError(f"{folder}: {name} {raw[name]!r} is not supported, only SwiGLU, or GeGLU in Gemma 3")
+    if raw.get("mlp_bias"):
+        raise ConfigError(f"{folder}: mlp_bias is not supported")
+    known = USED | NO_MATTER | set(FAMILY_FIELDS[family].split())
+    strange = sorted(name for name, value in raw.items() if name not in known and not _is_empty(value))
+    if strange:
+        told = ", ".join(f"{name} {raw[name]!r}"[:80] for name in strange)
+        raise ConfigError(f"{folder / 'config.json'}: not supported for {family}: {told}")
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value is False or value == [] or value == {}
+
+
+def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
+    heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    num_layers = int(raw["num_hidden_layers"])
+    head_dim = int(raw.get("head_dim", HEAD_DIMS.get(family)) or hidden // heads)
+    generation = folder / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    rope, local_rope = ropes_by_layer(folder, raw) if family == "gemma3" else (rope_from_hf(folder, raw), None)
+    return LlamaConfig(
+        name=folder.resolve().name,
+        family=family,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=_kv_heads(raw, family, heads),
+        head_dim=head_dim,
+        rms_eps=float(raw["rms_norm_eps"]),
+        rope=rope,
+        max_context=context_of(raw, rope),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", family == "gemma3")),
+        eos_ids=_ids(raw.get("eos_token_id") if eos is None else eos),
+        windows=_windows(raw, family, num_layers),
+        local_rope=local_rope,
+        score_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5 if family == "gemma3" else 0.0,
+        experts=_experts(raw, num_layers) if family == "qwen3_moe" else None,
+        style=_gemma_style(raw, hidden) if family == "gemma3" else LayerStyle(),
+        biases=_biases(raw, family),
+    )
+
+
+def _biases(raw: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    if family == "qwen2":
+        return ("q", "k", "v")
+    return ("q", "k", "v", "o") if raw.get("attention_bias") else ()
+
+
+def _kv_heads(raw: Mapping[str, Any], family: str, heads: int) -> int:
+    return int(raw.get("num_key_value_heads") or heads) if family == "llama" else int(raw["num_key_value_heads"])
+
+
+def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int, ...]:
+    """Per layer; () where no layer has one."""
+    window = _window(raw, family)
+    types = raw.get("layer_types") or [WINDOWED if _by_default(raw, family, n) else WHOLE for n in range(num_layers)]
+    if len(types) != num_layers or not {*types} <= {WINDOWED, WHOLE}:
+        raise ValueError(f"layer_types: {sorted({*types})} of {len(types)} layers")
+    if window is None and WINDOWED in (raw.get("layer_types") or ()):
+        raise ValueError("layer_types: sliding_attention, but sliding_window or use_sliding_window says there is none")
+    windows = tuple((window or 0) * (kind == WINDOWED) for kind in types)
+    return windows if any(windows) else ()
+
+
+def _window(raw: Mapping[str, Any], family: str) -> int | None:
+    if family == "llama" or (family.startswith("qwen") and not raw.get("use_sliding_window")):
+        return None
+    window = raw.get("sliding_window", 4096)
+    if window is not None and int(window) < 1:
+        raise ValueError(f"sliding_window: {window}")
+    return None if window is None else int(window)
+
+
+def _by_default(raw: Mapping[str, Any], family: str, layer: int) -> bool:
+    """Whether a layer has a window where no layer_types says so."""
+    if family == "gemma3":
+        pattern = raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6
+        return (layer + 1) % int(pattern) != 0
+    return family not in ("qwen2", "qwen3") or layer >= int(raw.get("max_window_layers", 28))
+
+
+def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertConfig:
+    count = raw.get("num_experts") or raw.get("num_local_experts")
+    if count is None:
+        raise KeyError("num_experts")
+    step, only_dense = int(raw.get("decoder_sparse_step", 1)), raw.get("mlp_only_layers") or ()
+    top_k = int(raw["num_experts_per_tok"])
+    if not 0 < top_k <= int(count):
+        raise ValueError(f"num_experts_per_tok: {top_k} of {count}")
+    return ExpertConfig(
+        count=int(count),
+        top_k=top_k,
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        normalise=bool(raw.get("norm_topk_prob", False)),
+        dense_layers=tuple(n for n in range(num_layers) if n in only_dense or (n + 1) % step != 0),
+    )
+
+
+def _gemma_style(raw: Mapping[str, Any], hidden: int) -> LayerStyle:
+    return LayerStyle(
+        gate="gelu_tanh",
+        norm_offset=1.0,
+        post_norms=True,
+        embed_scale=float(hidden) ** 0.5,
+        logit_cap=float(raw.get("final_logit_softcapping") or 0.0),
+    )
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(int(i) for i in value) if isinstance(value, list) else (int(value),)

@@ -1,0 +1,76 @@
+"""Tiny random networks of transformers on disk, and rows of them over one pool: for tests of logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers
+
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelInputs
+from shared.model.load import load_model
+
+VOCAB = 97
+
+
+def save_random(network: transformers.PreTrainedModel, folder: Path) -> transformers.PreTrainedModel:
+    """Random biases and norm weights too: the defaults (0 and 1) would hide a missing one."""
+    torch.manual_seed(7)
+    folder.mkdir(exist_ok=True)
+    with torch.no_grad():
+        for name, value in network.eval().named_parameters():
+            value.copy_(torch.randn(value.shape) * (0.3 if is_vector(name) else 0.08))
+            if "norm" in name and not isinstance(network, transformers.Gemma3ForCausalLM):
+                value.add_(1.0)
+    network.save_pretrained(folder)
+    return network
+
+
+def is_vector(name: str) -> bool:
+    return name.endswith("bias") or "norm" in name
+
+
+def load(folder: Path, kernels: str = "torch", dtype: str = "float32") -> Model:
+    return load_model(str(folder), dtype, kernels=kernels)
+
+
+class Rows:
+    """Several sequences over one pool, each with pages scattered over it."""
+
+    def __init__(self, model: Model, num_rows: int, page_size: int, max_len: int = 64) -> None:
+        self.model = model
+        per_row = -(-max_len // page_size)
+        self.pool = KVPool(model.kv_planes(page_size), 1 + num_rows * per_row, page_size)
+        self.pool.plane("kv").fill_(float("nan"))  # what is read must have been written
+        order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = order.to(torch.int32).view(num_rows, per_row)
+        self.lens = [0] * num_rows
+
+    def step(self, chunks: dict[int, list[int]], wanted: list[int] | None = None) -> torch.Tensor:
+        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`."""
+        rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
+        q_lens = torch.tensor([len(chunk) for chunk in chunks.values()])
+        positions = [self.lens[row] + n for row in rows for n in range(len(chunks[row]))]
+        for row in rows:
+            self.lens[row] += len(chunks[row])
+        inputs = ModelInputs(
+            input_ids=torch.tensor(ids),
+            positions=torch.tensor(positions),
+            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+            page_table=self.table[rows],
+            logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
+            max_q_len=int(q_lens.max()),
+            max_seq_len=max(self.lens[row] for row in rows),
+        )
+        with torch.inference_mode():
+            return self.model.forward(inputs, self.pool).logits
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def reference(network: transformers.PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(torch.tensor([ids])).logits[0]
