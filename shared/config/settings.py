@@ -54,11 +54,33 @@ class MemoryConfig:
     max_pinned_fraction: float = option(
         0.5, "prefill node: most of its pages that may wait for a decode node", low=0.05, high=1.0
     )
+    offload_bytes: int = option(
+        0,
+        "host memory for KV pages that leave the pool, as 2GiB: cached prompts, and requests that gave their memory "
+        "back; 0: such KV is computed again",
+        low=0,
+        is_bytes=True,
+        metavar="SIZE",
+    )
+    offload_disk_bytes: int = option(
+        0,
+        "size of a file for pages that --offload-bytes has no room for; 0: none",
+        low=0,
+        is_bytes=True,
+        metavar="SIZE",
+    )
+    offload_dir: str = option(
+        "", "folder of that file, which has no name there; empty: the temporary folder", metavar="DIR"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"--page-size is {self.page_size}; it must be a power of two")
+        if self.offload_disk_bytes and not self.offload_bytes:
+            raise ConfigError(
+                "--offload-disk-bytes needs --offload-bytes too: pages reach the file through host memory"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class RequestState(enum.Enum):
     WAITING = "waiting"  # no row, no pages
     PREFILLING = "prefilling"  # row and all pages of the prompt reserved, chunks being computed
     RUNNING = "running"  # decoding
+    RESTORING = "restoring"  # row and pages reserved, KV comes back from the cold tier
     GRANTED = "granted"  # decode node: row and pages reserved, KV on its way
     HANDED_OFF = "handed_off"  # prefill node: first token known, pages pinned until Installed
     FINISHED = "finished"
@@ -34,9 +35,10 @@ class RequestState(enum.Enum):
 
 S = RequestState
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    S.WAITING: frozenset({S.PREFILLING, S.GRANTED, S.FINISHED}),
+    S.WAITING: frozenset({S.PREFILLING, S.RESTORING, S.GRANTED, S.FINISHED}),
     S.PREFILLING: frozenset({S.RUNNING, S.HANDED_OFF, S.WAITING, S.FINISHED}),
     S.RUNNING: frozenset({S.WAITING, S.FINISHED}),
+    S.RESTORING: frozenset({S.PREFILLING, S.RUNNING, S.WAITING, S.FINISHED}),
     S.GRANTED: frozenset({S.RUNNING, S.WAITING, S.FINISHED}),
     S.HANDED_OFF: frozenset({S.WAITING, S.FINISHED}),
     S.FINISHED: frozenset(),

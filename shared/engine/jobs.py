@@ -43,6 +43,11 @@ class TransferJobs(Generic[T, R]):
             transfer.wait(newest)
         self._open.append((tag, transfer.launch(lambda: _guarded(job), label=label)))
 
+    def synchronize(self) -> None:
+        """Wait for the oldest, if there is one; `take_done` gives it then."""
+        if self._open:
+            self._open[0][1].done.synchronize()
+
     def take_done(self) -> list[JobDone[T, R]]:
         done: list[JobDone[T, R]] = []
         while self._open and self._open[0][1].done.query():

@@ -107,8 +107,9 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     log.info("model loaded", model=loaded.model.spec.name, seconds=round(time.monotonic() - started, 2))
     num_pages, max_context = plan_memory(config, loaded)
     settings = sched_settings(config, device, num_pages, max_context)
-    shares = config.node.role == "prefill" and "shm" in transports(config, device)
-    sizes = CoreSizes(num_pages, config.memory.max_running, config.memory.prefix_cache, shared_memory=shares)
+    sizes = core_sizes(
+        config, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, config.memory.page_size))
+    )
     log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
     return assemble_core(
         loaded.model,
@@ -118,6 +119,23 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         drafter=loaded.drafter,
         overlap=config.sched.overlap and streams != "inline",
         widths=make_width_choice(config.spec),
+    )
+
+
+def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
+    memory = config.memory
+    if memory.offload_bytes and device != "cpu":
+        raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
+    if 0 < memory.offload_bytes < num_page_bytes:
+        raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {num_page_bytes} bytes")
+    return CoreSizes(
+        num_pages,
+        memory.max_running,
+        memory.prefix_cache,
+        shared_memory=config.node.role == "prefill" and "shm" in transports(config, device),
+        cold_pages=memory.offload_bytes // num_page_bytes,
+        cold_file_pages=memory.offload_disk_bytes // num_page_bytes,
+        cold_dir=memory.offload_dir,
     )
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
 from shared.kv.integrity import raise_problems
+from shared.kv.page_identity import ROOT, child_identity
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
@@ -28,9 +29,9 @@ HEAP_SLACK = 64
 
 
 class Node:
-    """One cached page. `stamp` is the logical time at which it was last unlocked."""
+    """One cached page. `stamp` is the logical time at which it was last unlocked; `identity` is made when asked for."""
 
-    __slots__ = ("children", "key", "page", "parent", "refs", "stamp")
+    __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -39,6 +40,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.refs = 0
         self.stamp = 0
+        self.identity = b""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +70,14 @@ class PrefixCache:
         self.enabled = enabled
         self._root = Node(b"", 0, None)
         self._nodes: dict[int, Node] = {}  # by page id
+        self._root.identity = ROOT
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
         # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
         self._leaves: list[tuple[int, int, Node]] = []
         self._pushes = itertools.count()
+        self._cold: dict[Node, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
 
     @property
     def num_cached(self) -> int:
@@ -91,6 +95,32 @@ class PrefixCache:
         """Whether the page is cached and pinned."""
         node = self._nodes.get(page)
         return node is not None and node.refs > 0
+
+    def take_cold(self) -> Node | None:
+        """The node that has been unlocked for longest, of those not given before since their unlocking."""
+        node = next(iter(self._cold), None)
+        if node is not None:
+            del self._cold[node]
+        return node
+
+    def identity_of(self, node: Node) -> bytes:
+        """See `shared.kv.page_identity`."""
+        path = []
+        while not node.identity:
+            assert node.parent is not None  # the root has its identity from the start
+            path.append(node)
+            node = node.parent
+        for child in reversed(path):
+            child.identity = child_identity(node.identity, child.key)
+            node = child
+        return node.identity
+
+    def pin(self, node: Node, owner: str) -> Lock:
+        """A lock on the path down to a node of this tree."""
+        depth, walk = 1, node.parent
+        while walk is not None and walk is not self._root:
+            depth, walk = depth + 1, walk.parent
+        return self._lock(node, depth, owner)
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed") -> Match:
         """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`."""
@@ -151,6 +181,7 @@ class PrefixCache:
                 break
             node.stamp = stamp
             self._num_evictable += 1
+            self._cold[node] = None
             if not node.children:
                 self._push_leaf(node)
             node = node.parent
@@ -182,6 +213,7 @@ class PrefixCache:
             if walk.refs > 1:
                 break
             self._num_evictable -= 1
+            self._cold.pop(walk, None)
             walk = walk.parent
         return lock
 
@@ -210,6 +242,7 @@ class PrefixCache:
         assert parent is not None  # the root is never on the heap
         del parent.children[node.key]
         del self._nodes[node.page]
+        self._cold.pop(node, None)
         self._num_evictable -= 1
         if parent is not self._root and not parent.children and parent.refs == 0:
             self._push_leaf(parent)
@@ -240,9 +273,11 @@ class PrefixCache:
         if {id(node) for node in nodes} != {id(node) for node in self._nodes.values()}:
             found.append(f"{len(nodes)} nodes in the tree, {len(self._nodes)} in the page map")
         found += self._ref_problems(nodes)
-        evictable = sum(node.refs == 0 for node in nodes)
+        cold = {node for node in nodes if node.refs == 0}
+        evictable = len(cold)
         if evictable != self._num_evictable:
             found.append(f"{evictable} evictable pages, the counter says {self._num_evictable}")
+        found += [f"page {node.page} is pinned or gone and counts as cold" for node in self._cold.keys() - cold]
         on_heap = {id(node) for stamp, _, node in self._leaves if _is_current(stamp, node)}
         lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
         return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]

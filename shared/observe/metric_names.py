@@ -29,6 +29,16 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
     "prompt_tokens": ("baton_prompt_tokens_total", "Prompt tokens computed"),
     "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens the prefix cache gave"),
+    "offloaded_pages": ("baton_offloaded_pages_total", "KV pages copied from the pool to host memory"),
+    "restored_pages": ("baton_restored_pages_total", "KV pages copied back from host memory or its file"),
+    "readmissions": (
+        "baton_readmissions_total",
+        "Retracted requests that went on without prefilling again, with their KV copied back",
+    ),
+    "offload_failures": (
+        "baton_offload_failures_total",
+        "Requests whose KV came back otherwise than it was stored, and was computed instead",
+    ),
     "output_tokens": ("baton_output_tokens_total", "Tokens sampled and kept"),
     "handoffs": ("baton_handoffs_total", "Requests installed from another node"),
     "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),

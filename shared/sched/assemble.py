@@ -10,7 +10,9 @@ from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.jobs import TransferJobs
 from shared.engine.worker import Worker
+from shared.kv.cold_store import ColdStore
 from shared.kv.layout import PlaneSpec
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator
@@ -20,6 +22,7 @@ from shared.kv.rows import ReqToTokenPool
 from shared.model.interface import Model
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
+from shared.sched.offload import ColdTier
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
 
@@ -30,6 +33,9 @@ class CoreSizes:
     max_running: int
     prefix_cache: bool = True
     shared_memory: bool = False
+    cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
+    cold_file_pages: int = 0  # of its file
+    cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
 
 
 @dataclass(slots=True)
@@ -49,15 +55,26 @@ class NodeCore:
         """Pages, rows, locks and leases add up; idle: nothing is out."""
         self.kv.check_integrity(idle)
         self.engine.check_integrity(idle)
+        if self.scheduler.queues.offload is not None:
+            self.scheduler.queues.offload.check_integrity(idle)
 
     def close(self) -> None:
         self.streams.stop()
+        if self.scheduler.queues.offload is not None:
+            self.scheduler.queues.offload.close()
         self.pool.close()
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
     """What a page consists of: the target's planes, then the drafter's."""
     return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
+
+
+def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
+    if not sizes.cold_pages:
+        return None
+    store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
+    return ColdTier(store, pool, TransferJobs(engine))
 
 
 def assemble_core(
@@ -75,7 +92,12 @@ def assemble_core(
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
         extras = drafter.relay_specs
-        settings = replace(settings, key_lookahead=drafter.key_lookahead, reads_history=drafter.reads_history)
+        settings = replace(
+            settings,
+            key_lookahead=drafter.key_lookahead,
+            reads_history=drafter.reads_history,
+            relays_drafts=bool(extras),
+        )
     pool = KVPool(planes, sizes.num_pages, settings.page_size, device=settings.device, shared=sizes.shared_memory)
     num_rows = sizes.max_running + 1
     kv = KVManager(
@@ -86,5 +108,6 @@ def assemble_core(
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device)
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)
-    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths or FixedWidth(settings.width))
+    widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
+    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))

@@ -87,6 +87,10 @@ class SchedCounters:
     prompt_tokens: int = 0  # computed here
     cached_prompt_tokens: int = 0
     output_tokens: int = 0
+    offloaded_pages: int = 0  # copied into the cold tier
+    restored_pages: int = 0  # copied back
+    readmissions: int = 0  # requests that went on by stash, with all their KV from the cold tier
+    offload_failures: int = 0  # restores that brought other bytes than were stored; the KV was computed instead
     spec_steps: int = 0  # verifies, one per request and step
     spec_accepted_tokens: int = 0  # without the bonus token
     spec_accepted_at: list[int] = field(default_factory=list)  # the same by depth of the draft, from 1 on

@@ -37,17 +37,37 @@ class EngineLoop:
     def step(self, block: bool = False) -> bool:
         """Process what is done and launch what may be launched. True when anything happened. With `block`, waits
         for the oldest step when nothing could be launched."""
-        progressed = self._process_done()
+        progressed = self._process_done() | self._take_restored()
         if self._num_open_steps() <= self.depth and self._launch_next():
             progressed = True
-        elif block and not progressed and self.engine.leases:
-            self.engine.leases[0].done.synchronize()
-            progressed = self._process_done()
+        elif block and not progressed:
+            progressed = self._wait_oldest()
         return progressed
 
     @property
     def idle(self) -> bool:
-        return not self.engine.leases
+        """No step, no admission and no copy of the cold tier is under way."""
+        return not self.engine.leases and not self._num_copies
+
+    @property
+    def _num_copies(self) -> int:
+        offload = self.scheduler.queues.offload
+        return 0 if offload is None else offload.num_jobs
+
+    def _wait_oldest(self) -> bool:
+        offload = self.scheduler.queues.offload
+        if self.engine.leases:
+            self.engine.leases[0].done.synchronize()
+        elif offload is not None:
+            offload.wait()
+        return self._process_done() | self._take_restored()
+
+    def _take_restored(self) -> bool:
+        before = self._num_copies
+        admission = self.scheduler.take_restored()
+        if admission is not None:
+            self.engine.admit(admission)
+        return self._num_copies != before or admission is not None
 
     def _num_open_steps(self) -> int:
         return sum(isinstance(lease.work, StepPlan) for lease in self.engine.leases)

@@ -4,7 +4,7 @@ a  running rows reserve before anyone is admitted; admission leaves one reservat
 b  a prompt reserves all its pages at once; holders go before the head of the queue
 c  victims are all holders, youngest arrival first, the oldest never; seniority survives retraction
 d  while pages are on their way back (held), a short row skips a step rather than retract one more
-e  pages wait only for something that surely ends: `held` rows wait for their pull, nothing else waits
+e  pages wait only for something that surely ends: `held` rows wait for their pull or their copy, nothing else waits
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PageBudget:
         self.kv = kv
         self._settings = settings
         self._held: dict[int, int] = {}  # row -> its private pages
+        self.num_saving = 0  # cached pages that a copy into the cold tier pins for a moment
 
     def cover(self, row: int, num_tokens: int) -> bool:
         """Make the row's pages hold positions [0, num_tokens); False when the pool can't now."""
@@ -94,7 +95,7 @@ class PageBudget:
     @property
     def num_held(self) -> int:
         """Pages on their way back (rule d)."""
-        return sum(self._held.values())
+        return sum(self._held.values()) + self.num_saving
 
 
 def pick_victim(holders: Iterable[Request]) -> Request | None:

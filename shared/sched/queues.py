@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request, RequestState
+from shared.core.request import FinishReason, Request, RequestState, TokenIds
 from shared.device.stream import Stream
 from shared.engine.plan import RowId
 from shared.kv.manager import KVManager
@@ -18,6 +18,7 @@ from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
 from shared.sched.memory import PageBudget
+from shared.sched.offload import ColdTier, Offload
 from shared.sched.settings import SchedSettings
 
 S = RequestState
@@ -26,7 +27,7 @@ S = RequestState
 class Queues:
     """Each is named for the state of the requests in it. Lists are changed in place: others hold them."""
 
-    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream) -> None:
+    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream, tier: ColdTier | None) -> None:
         self._schedule = schedule
         self._settings = settings
         self.budget = PageBudget(kv, settings)
@@ -39,9 +40,22 @@ class Queues:
         self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
+        self.offload = Offload(tier, kv, settings, self.budget, self.counters) if tier is not None else None
 
     def await_memory(self, req: Request) -> None:
         bisect.insort(self.waiting, req, key=lambda other: other.arrival)
+
+    @property
+    def restoring(self) -> list[Request]:
+        return [] if self.offload is None else [coming.request for coming in self.offload.restoring.values()]
+
+    def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
+        """Row and pages are reserved, and the KV of the first `computed` tokens is there."""
+        if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
+            req.cached_tokens = min(computed, len(req.prompt_ids))
+        self.counters.cached_prompt_tokens += computed
+        req.to(S.PREFILLING)
+        bisect.insort(self.prefilling, ChunkedPrompt(req, ids, computed), key=lambda chunk: chunk.request.arrival)
 
     def leave_prefilling(self, reqs: Iterable[Request]) -> None:
         left = set(reqs)
@@ -61,18 +75,23 @@ class Queues:
         are promised to a peer."""
         yield from (req for req in self.running.reqs if req.state is S.RUNNING)
         yield from (chunk.request for chunk in self.prefilling if chunk.request.handoff_to is None)
+        yield from (req for req in self.restoring if req.handoff_to is None)
         yield from self.granted.values()
 
     def pins_handoffs(self) -> bool:
-        return bool(self.handed_off) or any(chunk.request.handoff_to is not None for chunk in self.prefilling)
+        begun = [*(chunk.request for chunk in self.prefilling), *self.restoring]
+        return bool(self.handed_off) or any(req.handoff_to is not None for req in begun)
 
     def retract(self, req: Request) -> None:
         """Give the row and pages back; the request waits, by its old arrival, to be prefilled again here. A token in
-        flight is dropped with its incarnation. On-stream order makes the pages reusable at once."""
+        flight is dropped with its incarnation. On-stream order makes the pages reusable at once; with a cold tier they
+        are held until they lie there too."""
         self.counters.retractions += 1
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=True)
-        else:
+        elif self.offload is not None and req.state is S.RESTORING:
+            self.offload.revoke(req)
+        elif self.offload is None or not self.offload.park(req):
             self.leave_prefilling([req])
             self.remember(req)
             self.budget.release(req)
@@ -109,6 +128,8 @@ class Queues:
         self.ungranted.discard(req.key)
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=False)
+        elif self.offload is not None and req.state is S.RESTORING:
+            self.offload.revoke(req)
         elif req.row:
             self.remember(req)
             self.budget.release(req)

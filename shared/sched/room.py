@@ -5,12 +5,9 @@ Decides who reserves, who is admitted and who gives way for it. Knows nothing of
 
 from __future__ import annotations
 
-import bisect
-
 from shared.core.request import Request, RequestState
 from shared.kv.manager import KVManager, page_count
 from shared.sched.admission import Pins, waits_for_sibling
-from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import HandoffUnpinned
 from shared.sched.memory import pick_victim
 from shared.sched.queues import Queues
@@ -60,7 +57,8 @@ class Room:
 
     def headroom(self) -> int:
         queues = self._queues
-        return self._budget.headroom(len(queues.running) + len(queues.granted) + len(queues.prefilling))
+        num_begun = len(queues.prefilling) + len(queues.restoring)
+        return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
     def admit_waiting(self, oldest_offer: int | None) -> None:
         """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory, but for those
@@ -89,11 +87,10 @@ class Room:
             return False
         queues = self._queues
         queues.waiting.remove(req)
-        if not req.incarnation:  # what a retracted one finds of its own is no saving of the client's
-            req.cached_tokens = min(cached, len(req.prompt_ids))
-        queues.counters.cached_prompt_tokens += cached
-        req.to(S.PREFILLING)
-        bisect.insort(queues.prefilling, ChunkedPrompt(req, ids, cached), key=lambda chunk: chunk.request.arrival)
+        if queues.offload is not None and queues.offload.restore(req, ids, cached):
+            req.to(S.RESTORING)
+        else:
+            queues.begin_prefill(req, ids, cached)
         return True
 
     def _unpin(self, req: Request) -> None:

@@ -2,6 +2,7 @@
 
         submit -> WAITING -> PREFILLING -> RUNNING -> FINISHED          here from start to end
                                        \\-> HANDED_OFF -> FINISHED       prefill node, KV goes to a decode node
+                   WAITING -> RESTORING -> PREFILLING or RUNNING        KV comes back from the cold tier
         grant  -> GRANTED -> RUNNING -> FINISHED                        decode node, KV comes from a prefill node
 
     queues   who is in which state, and the moves between      room      memory: who reserves, who gives way
@@ -29,6 +30,7 @@ from shared.sched.draft_length import WidthChoice
 from shared.sched.events import SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.mirror import concat_lengths
+from shared.sched.offload import ColdTier, Coming
 from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.queues import Queues
@@ -43,7 +45,13 @@ class Scheduler:
     """Owner of all requests of a node. The queues are `queues`'s own, by their names there."""
 
     def __init__(
-        self, kv: KVManager, settings: SchedSettings, schedule: Stream, new_step: Callable[[], int], widths: WidthChoice
+        self,
+        kv: KVManager,
+        settings: SchedSettings,
+        schedule: Stream,
+        new_step: Callable[[], int],
+        widths: WidthChoice,
+        tier: ColdTier | None = None,
     ) -> None:
         self.settings = settings
         self.widths = widths
@@ -51,7 +59,7 @@ class Scheduler:
         self._schedule = schedule
         self._new_step = new_step
         self._freezer = PlanFreezer(kv, settings)
-        self.queues = queues = Queues(kv, settings, schedule)
+        self.queues = queues = Queues(kv, settings, schedule, tier)
         self.room = Room(kv, settings, queues)
         self._results = Results(settings, queues)
         self.budget = queues.budget
@@ -157,6 +165,35 @@ class Scheduler:
         req = self.requests.pop(key, None)
         if req is not None:
             self.queues.leave(req)
+
+    # ---- cold tier
+
+    def take_restored(self) -> Admission | None:
+        """Copies that have ended: requests whose KV is whole again go on by an admission, as PREBUILT ones do, the
+        others compute what is missing. Begins the next copies."""
+        offload = self.queues.offload
+        if offload is None:
+            return None
+        whole = [coming.request for coming in offload.take_done() if self._came_back(coming)]
+        offload.save_cold()
+        if not whole:
+            return None
+        self.counters.readmissions += len(whole)
+        arrivals = [Arrival(req, req.output_ids[-1], req.computed, (), {}) for req in whole]
+        admission = build_admission(self._new_step(), arrivals, self.settings)
+        self.queues.join(whole, admission.committed.tolist(), admission.step, 0)
+        return admission
+
+    def _came_back(self, coming: Coming) -> bool:
+        """Whether there is nothing left to compute before its next token."""
+        req = coming.request
+        req.computed = coming.num_tokens
+        self.queues.remember(req)
+        if req.computed < req.num_tokens - 1 or not req.output_ids or self.settings.relays_drafts:
+            self.queues.begin_prefill(req, req.all_ids(), req.computed)
+            return False
+        req.to(S.RUNNING)
+        return True
 
     # ---- planning
 

@@ -1,6 +1,7 @@
 """One stream, however it ran. Every seed draws a cell of {overlap} x {chunk size} x {page size} x {disaggregated,
 local, mixed} x {forced retraction} x {temperature} x {prefix cache} x {speculation: off, n-gram, chain, tree,
-multi-layer} x {stream backend} x {host lengths}; all streams must be the plain reference's.
+multi-layer} x {stream backend} x {host lengths} x {cold tier: off, memory, memory and a file}; all streams must be the
+plain reference's.
 
 `--seeds 600` is the long run; the default is what continuous integration runs.
 """
@@ -53,8 +54,10 @@ def test_every_pair_of_values_occurred_and_the_counts(
         print(
             f"\nequivalence: {len(cells)} seeds {dict(watch.outcomes)}, {watch.steps} steps, {watch.decode_steps} with "
             f"decode rows, {watch.verifies} verifies, {watch.retractions} forced retractions, "
+            f"{watch.readmissions} re-admissions, {watch.restored_pages} pages restored, "
             f"{len(covered)} of {len(all_pairs())} pairs of values"
         )
     assert covered == all_pairs()
     assert watch.decode_steps >= (LONG_DECODE_STEPS if num_seeds >= LONG_SEEDS else CI_DECODE_STEPS)
     assert watch.verifies > 1000 and watch.retractions > 100
+    assert watch.readmissions > 50 and watch.restored_pages > 500

@@ -39,6 +39,7 @@ AXES: dict[str, tuple] = {
     "spec": ("off", "ngram", "chain", "tree", "mtp", "copies"),
     "backend": ("simulated", "cpu", "simulated", "inline"),  # twice as often: only it finds what is unordered
     "host_lengths": (True, False),
+    "offload": ("off", "memory", "file"),
 }
 SPECS: dict[str, dict] = {
     "off": {},
@@ -48,6 +49,7 @@ SPECS: dict[str, dict] = {
     "mtp": {"spec": "mtp", "width": 4},
     "copies": {"spec": "eagle", "width": 6, "topk": 2, "steps": 3, "copies": 1},
 }
+COLD_TOKENS = {"off": (0, 0), "memory": (320, 0), "file": (64, 512)}  # memory, file
 NUM_PAGES = {1: (300, 600, 900), 16: (22, 40, 100), 64: (7, 12, 30)}
 
 
@@ -63,6 +65,7 @@ class Cell:
     spec: str
     backend: str
     host_lengths: bool
+    offload: str
 
     def pairs(self) -> set[tuple[str, object, str, object]]:
         values = [(axis.name, getattr(self, axis.name)) for axis in fields(self)]
@@ -93,6 +96,8 @@ def knobs_of(cell: Cell, rng: random.Random, seed: int) -> CoreKnobs:
         **SPECS[cell.spec],
         hit_rate=HIT_RATE,
         needs_cpu_seq_lens=cell.host_lengths,
+        cold_pages=COLD_TOKENS[cell.offload][0] // cell.page_size,
+        cold_file_pages=COLD_TOKENS[cell.offload][1] // cell.page_size,
         seed=seed,
     )
 
@@ -105,6 +110,8 @@ class Watch:
     steps: int = 0
     verifies: int = 0
     retractions: int = 0
+    readmissions: int = 0  # by stash, out of the cold tier
+    restored_pages: int = 0
     outcomes: Counter = field(default_factory=Counter)
 
     def on(self, core: NodeCore, most: int = 16) -> None:
@@ -143,6 +150,12 @@ class Watch:
             process(result)
 
         scheduler.process = check  # type: ignore[method-assign]
+
+    def off(self, core: NodeCore) -> None:
+        """The cell is over."""
+        self.readmissions += core.scheduler.counters.readmissions
+        self.restored_pages += core.scheduler.counters.restored_pages
+        assert not core.scheduler.counters.offload_failures
 
 
 def most_accepted(knobs: CoreKnobs) -> int:
@@ -218,6 +231,7 @@ def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Ran
             assert streams[f"r{job.rid}"] == job.expected(), f"stream of r{job.rid}: {job.sampling}"
         assert len(ends) == len(jobs)
         assert_whole_core(core)
+        watch.off(core)
     finally:
         core.close()
 
@@ -252,6 +266,7 @@ def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: ra
             assert end.reason in ("stop", "length"), end
         for node in nodes:
             assert_whole_core(node.ctx.core)
+            watch.off(node.ctx.core)
     finally:
         for node in nodes:
             node.ctx.core.close()

@@ -71,6 +71,8 @@ class CoreKnobs:
     needs_cpu_seq_lens: bool = False
     shared_memory: bool = False
     max_ungranted_pages: int = 1 << 30
+    cold_pages: int = 0  # the cold tier's, in memory and
+    cold_file_pages: int = 0  # in its file
     seed: int = 0
 
 
@@ -116,7 +118,14 @@ def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | N
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
         max_ungranted_pages=knobs.max_ungranted_pages,
     )
-    sizes = CoreSizes(knobs.num_pages, knobs.max_running, knobs.prefix_cache, knobs.shared_memory)
+    sizes = CoreSizes(
+        knobs.num_pages,
+        knobs.max_running,
+        knobs.prefix_cache,
+        knobs.shared_memory,
+        knobs.cold_pages,
+        knobs.cold_file_pages,
+    )
     streams = make_streams(knobs.backend, world=world)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None

@@ -27,6 +27,7 @@ ALLOWED = {
     "shared/kv/pool.py": HOST,
     "shared/kv/prefix_cache.py": HOST,
     "shared/sched/draft_length.py": HOST,
+    "shared/sched/offload.py": HOST,
     "shared/sched/output.py": HOST,
     "shared/sched/results.py": HOST,
     "shared/sched/scheduler.py": HOST,

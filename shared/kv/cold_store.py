@@ -1,0 +1,175 @@
+"""ColdStore: KV pages outside the pool, by identity: some in host memory, then some in a file. Both are bounded.
+
+    add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
+
+Two sides. The books (add, find, drop) belong to the scheduler's thread and change at once. The bytes (store, load) move
+on the transfer stream, in the order of the books: a place that the books have given to somebody else is written only
+behind every read that was asked for before. So nothing is pinned here. The file has no name and mode 0600, and goes
+with the process. Knows nothing of requests, rows or the prefix cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from shared.core.errors import ConfigError, IntegrityError
+from shared.kv.integrity import raise_problems
+from shared.kv.pool import ByteArray
+
+
+@dataclass(slots=True, eq=False)
+class ColdPage:
+    """`place`: where the bytes lie once the jobs launched so far have run; [0, num_host) is memory, what follows is the
+    file. `digest` is that of the bytes as they were stored; only jobs on the transfer stream touch it."""
+
+    place: int
+    digest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """One page's way in. `demoted`: the place whose page goes to the file before, and where to."""
+
+    cold: ColdPage
+    place: int
+    demoted: tuple[int, int] | None = None
+
+
+class ColdStore:
+    """`num_host` pages of memory, `num_disk` pages of a file in `directory` (the system's own for temporary files when
+    empty). Least recently used pages are demoted, then dropped."""
+
+    def __init__(self, page_bytes: int, num_host: int, num_disk: int = 0, directory: str = "") -> None:
+        if num_host < 1:
+            raise ConfigError(f"the cold tier has no room for a page of {page_bytes} bytes in memory")
+        self.page_bytes = page_bytes
+        self.num_host = num_host
+        self.num_disk = num_disk
+        self._memory: ByteArray = np.zeros((num_host, page_bytes), np.uint8)
+        self._file = _open_unnamed(directory, num_disk * page_bytes) if num_disk else None
+        self._host: OrderedDict[bytes, ColdPage] = OrderedDict()  # least recently used first
+        self._disk: OrderedDict[bytes, ColdPage] = OrderedDict()
+        self._free_host = list(range(num_host - 1, -1, -1))
+        self._free_disk = list(range(num_host + num_disk - 1, num_host - 1, -1))
+
+    def __len__(self) -> int:
+        return len(self._host) + len(self._disk)
+
+    def __contains__(self, identity: bytes) -> bool:
+        return identity in self._host or identity in self._disk
+
+    # ---- books: the scheduler's thread
+
+    def find(self, identity: bytes) -> ColdPage | None:
+        """The page, which counts as used now. Its `place` is for a job that is launched at once."""
+        for pages in (self._host, self._disk):
+            if identity in pages:
+                pages.move_to_end(identity)
+                return pages[identity]
+        return None
+
+    def add(self, identity: bytes) -> Filing:
+        """Room for one more page, which must not be here; give it to `store`, in a job launched at once."""
+        if identity in self:
+            raise IntegrityError(f"page {identity.hex()} is in the cold tier already")
+        demoted = None if self._free_host else self._demote()
+        place = self._free_host.pop()
+        cold = self._host[identity] = ColdPage(place)
+        return Filing(cold, place, demoted)
+
+    def _demote(self) -> tuple[int, int] | None:
+        """The oldest page leaves memory; None: nothing has to move, for there is no file."""
+        identity, oldest = self._host.popitem(last=False)
+        source = oldest.place
+        self._free_host.append(source)
+        if self._file is None:
+            return None
+        if not self._free_disk:
+            self._free_disk.append(self._disk.popitem(last=False)[1].place)
+        oldest.place = self._free_disk.pop()
+        self._disk[identity] = oldest
+        return source, oldest.place
+
+    def drop(self, identity: bytes, cold: ColdPage) -> None:
+        """Its bytes are not what they should be; nothing happens when another page has its identity by now."""
+        for pages, free in ((self._host, self._free_host), (self._disk, self._free_disk)):
+            if pages.get(identity) is cold:
+                del pages[identity]
+                free.append(cold.place)
+
+    # ---- bytes: the transfer stream
+
+    def store(self, filing: Filing, page: ByteArray) -> None:
+        """Copy `page` (page_bytes,) uint8 in; the digest is taken of the copy. A file that can't be written loses the
+        demoted page, not this one: whoever asks for that one finds other bytes."""
+        if filing.demoted is not None:
+            source, target = filing.demoted
+            with contextlib.suppress(OSError):
+                self._write(target, self._memory[source])
+        kept = self._memory[filing.place]
+        np.copyto(kept, page)
+        filing.cold.digest = xxhash.xxh3_64_intdigest(kept.data)
+
+    def load(self, cold: ColdPage, place: int, page: ByteArray) -> None:
+        """Copy the page that lies at `place` into `page`, and check the copy. IntegrityError: it is not what was
+        stored, and `page` holds anything."""
+        if place < self.num_host:
+            np.copyto(page, self._memory[place])
+        else:
+            self._read(place, page)
+        if xxhash.xxh3_64_intdigest(page.data) != cold.digest:
+            raise IntegrityError("a page of the cold tier is not what was stored there")
+
+    def _write(self, place: int, page: ByteArray) -> None:
+        if self._file is None or os.pwrite(self._file, page.data, self._offset(place)) != self.page_bytes:
+            raise OSError("short write")
+
+    def _read(self, place: int, page: ByteArray) -> None:
+        if self._file is None or os.preadv(self._file, [page.data], self._offset(place)) != self.page_bytes:
+            raise IntegrityError("the file of the cold tier is shorter than what was stored there")
+
+    def _offset(self, place: int) -> int:
+        return (place - self.num_host) * self.page_bytes
+
+    def close(self) -> None:
+        """After the transfer stream has stopped."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def check_integrity(self) -> None:
+        raise_problems("cold tier", self.problems())
+
+    def problems(self) -> list[str]:
+        """Every place is free or one page's, memory before file."""
+        found = []
+        kinds = (("memory", self._host, self._free_host, 0, self.num_host),)
+        kinds += (("the file", self._disk, self._free_disk, self.num_host, self.num_host + self.num_disk),)
+        for name, pages, free, first, end in kinds:
+            if sorted([*(cold.place for cold in pages.values()), *free]) != list(range(first, end)):
+                found.append(f"{name}: the places of {len(pages)} pages and {len(free)} free ones do not add up")
+        twice = self._host.keys() & self._disk.keys()
+        return found + [f"page {identity.hex()} is in memory and in the file" for identity in twice]
+
+
+def _open_unnamed(directory: str, num_bytes: int) -> int:
+    """A file of that size that nobody else can open: mode 0600, and without a name from the start."""
+    try:
+        with tempfile.TemporaryFile(dir=directory or None, prefix="baton-cold-", buffering=0) as file:
+            fd = os.dup(file.fileno())
+    except OSError as error:
+        raise ConfigError(f"--offload-dir {directory!r}: {error}") from error
+    try:
+        os.fchmod(fd, 0o600)
+        os.posix_fallocate(fd, 0, num_bytes)
+    except OSError as error:
+        os.close(fd)
+        raise ConfigError(f"no room for {num_bytes} bytes in {directory or 'the temporary folder'}") from error
+    return fd

@@ -1,0 +1,237 @@
+"""Offload: pages leave the pool for the cold tier and come back by copy, not by computing them again.
+
+    save      cached pages that nobody uses, long before eviction       pinned, read, unpinned
+    park      a running request that is retracted                       its row is held until its pages are out
+    restore   at admission, behind what the prefix cache gave           into the row's own pages, digests checked
+
+All copies run on the transfer stream, in launch order, and their ends are inputs of a later round. A restored request
+whose KV is whole goes on by stash, as a PREBUILT one does; the others compute what is missing. Whatever does not come
+back, or not as it was, is computed. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request, RequestState, TokenIds
+from shared.engine.jobs import JobDone, TransferJobs
+from shared.kv.cold_store import ColdPage, ColdStore, Filing
+from shared.kv.integrity import raise_problems
+from shared.kv.manager import KVManager
+from shared.kv.page_identity import identities
+from shared.kv.pool import KVPool
+from shared.kv.prefix_cache import Lock, Node
+from shared.sched.events import SchedCounters
+from shared.sched.memory import PageBudget
+from shared.sched.settings import SchedSettings
+
+MOST_SAVED_AT_ONCE = 32  # pages: the next copy waits no longer than for so many
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Cached pages on their way out. `lock` pins them; `num_pinned` of them would be evictable without it."""
+
+    lock: Lock
+    num_pinned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    """A held row whose pages are on their way out; `ids` are the tokens whose KV they are."""
+
+    row: int
+    ids: TokenIds
+
+
+@dataclass(slots=True, eq=False)
+class Coming:
+    """Pages on their way into the row of a request. Then it has the KV of `num_tokens`, or of `num_cached` if they are
+    not what was stored. `revoked`: it was retracted or ended meanwhile, and the row is held until the copy is over."""
+
+    request: Request
+    row: int
+    num_cached: int
+    num_tokens: int
+    pages: Sequence[tuple[bytes, ColdPage]]
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ColdTier:
+    """What the copies need: where from, where to, and the stream that makes them."""
+
+    store: ColdStore
+    pool: KVPool
+    jobs: TransferJobs[Saving | Parking | Coming, None]
+
+    def save(
+        self, tag: Saving | Parking, filings: Sequence[tuple[Filing, int]], label: str, after_newest_step: bool
+    ) -> None:
+        def run() -> None:
+            for filing, page in filings:
+                self.store.store(filing, self.pool.page_view(page))
+
+        self.jobs.launch(tag, run, label, after_newest_step)
+
+    def load(self, tag: Coming, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
+        """(page of the tier, its place now, page of the pool); a launched step may still write the latter."""
+
+        def run() -> None:
+            for cold, place, page in loads:
+                self.store.load(cold, place, self.pool.page_view(page))
+
+        self.jobs.launch(tag, run, "restore", after_newest_step=True)
+
+
+class Offload:
+    """Owner of requests in state RESTORING, and of rows and locks that wait for a copy. The scheduler's thread only."""
+
+    def __init__(
+        self, tier: ColdTier, kv: KVManager, settings: SchedSettings, budget: PageBudget, counters: SchedCounters
+    ) -> None:
+        self._tier = tier
+        self._kv = kv
+        self._settings = settings
+        self._budget = budget
+        self._counters = counters
+        self._is_saving = False
+        self.restoring: dict[RequestKey, Coming] = {}
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._tier.jobs)
+
+    def wait(self) -> None:
+        """For the oldest copy, if there is one."""
+        self._tier.jobs.synchronize()
+
+    # ---- out
+
+    def park(self, req: Request) -> bool:
+        """At the retraction of a running request: copy its pages out, and hold its row until that is done. False:
+        there is nothing to copy, and the caller goes on as without a cold tier."""
+        if req.state is not RequestState.RUNNING or self._settings.relays_drafts or req.lacks_draft_state:
+            return False
+        store, ids = self._tier.store, req.all_ids()[: req.computed]
+        pages = self._kv.rows.pages_of(req.row).tolist()
+        wanted = dict(zip(identities(self._budget.prefix_keys(ids), self._settings.page_size), pages, strict=False))
+        missing = {identity: page for identity, page in wanted.items() if identity not in store}
+        if not missing or len(missing) > store.num_host + store.num_disk:
+            return False
+        filings = [(store.add(identity), page) for identity, page in missing.items()]
+        tag = Parking(self._budget.hold(req), ids)
+        self._tier.save(tag, filings, "park", after_newest_step=True)
+        self._counters.offloaded_pages += len(filings)
+        return True
+
+    def save_cold(self) -> None:
+        """Some of the pages that are nobody's, longest unused first, one copy at a time. Many are evicted at once, so
+        it would be too late to begin when memory is short."""
+        while not self._is_saving:
+            node = self._kv.cache.take_cold()
+            if node is None:
+                return
+            unsaved = self._unsaved(node)
+            if unsaved:
+                self._save(unsaved)
+
+    def _unsaved(self, node: Node) -> list[Node]:
+        """It and those above it up to one that was saved. Whoever comes for it needs them too."""
+        cache, store = self._kv.cache, self._tier.store
+        nodes: list[Node] = []
+        walk: Node | None = node
+        while walk is not None and walk.page and len(nodes) < MOST_SAVED_AT_ONCE:
+            if cache.identity_of(walk) in store:
+                break
+            nodes.append(walk)
+            walk = walk.parent
+        return nodes
+
+    def _save(self, nodes: Sequence[Node]) -> None:
+        cache, store = self._kv.cache, self._tier.store
+        before = cache.num_evictable
+        lock = cache.pin(nodes[0], "offload")
+        num_pinned = before - cache.num_evictable
+        filings = [(store.add(cache.identity_of(node)), node.page) for node in nodes]
+        self._is_saving = True
+        self._budget.num_saving += num_pinned
+        self._tier.save(Saving(lock, num_pinned), filings, "save", after_newest_step=False)
+        self._counters.offloaded_pages += len(filings)
+
+    # ---- back
+
+    def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
+        """Row and pages for `ids` are reserved, and the prefix cache gave `num_cached` tokens: bring back what the cold
+        tier has behind them. False: nothing. Of a request that has said something its last token needs no forward but
+        its next step's, so all before it may come back, a page that is not full included."""
+        page_size, most = self._settings.page_size, len(ids) - 1
+        if not req.output_ids or self._settings.relays_drafts:
+            most -= most % page_size
+        keys, first = self._budget.prefix_keys(ids)[:most], num_cached // page_size
+        found: list[tuple[bytes, ColdPage]] = []
+        for identity in list(identities(keys, page_size))[first:]:
+            cold = self._tier.store.find(identity)
+            if cold is None:
+                break
+            found.append((identity, cold))
+        if not found:
+            return False
+        coming = Coming(req, req.row, num_cached, min(most, (first + len(found)) * page_size), found)
+        pages = self._kv.rows.pages_of(req.row)[first:].tolist()
+        self.restoring[req.key] = coming
+        self._kv.set_tag(req.row, "granted")
+        self._tier.load(coming, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=False)])
+        return True
+
+    def revoke(self, req: Request) -> None:
+        """Retracted, or ended, while its pages come: they are free once nobody writes into them."""
+        self.restoring.pop(req.key).revoked = True
+        self._budget.hold(req)
+
+    # ---- ends
+
+    def take_done(self) -> list[Coming]:
+        """Restored requests, no longer in `restoring`: the caller brings each into its next state."""
+        return [coming for done in self._tier.jobs.take_done() for coming in self._ended(done)]
+
+    def _ended(self, done: JobDone[Saving | Parking | Coming, None]) -> list[Coming]:
+        tag = done.tag
+        if isinstance(tag, Saving):
+            self._is_saving = False
+            self._budget.num_saving -= tag.num_pinned
+            self._kv.cache.unlock(tag.lock)
+        elif isinstance(tag, Parking):
+            keys = self._budget.prefix_keys(tag.ids)
+            self._kv.insert_prefix(tag.row, keys, len(keys))
+            self._budget.release_held(tag.row)
+        else:
+            return self._came(tag, failed=done.error is not None)
+        return []
+
+    def _came(self, coming: Coming, failed: bool) -> list[Coming]:
+        if failed:
+            coming.num_tokens = coming.num_cached
+            self._counters.offload_failures += 1
+            for identity, cold in coming.pages:
+                self._tier.store.drop(identity, cold)
+        if coming.revoked:
+            self._budget.release_held(coming.row)
+            return []
+        self._counters.restored_pages += 0 if failed else len(coming.pages)
+        del self.restoring[coming.request.key]
+        self._kv.set_tag(coming.row, "active")
+        return [coming]
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """The store adds up; idle: no copy is under way and nobody waits for one."""
+        found = self._tier.store.problems()
+        if idle and (self.num_jobs or self.restoring):
+            found.append(f"{self.num_jobs} copies under way, {len(self.restoring)} requests wait for theirs")
+        raise_problems("offload", found)
+
+    def close(self) -> None:
+        """After the streams have stopped."""
+        self._tier.store.close()

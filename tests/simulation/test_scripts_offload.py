@@ -1,0 +1,194 @@
+"""Scripted schedules of the cold tier: pages that are on their way out or back while others want their places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rig import Job, assert_streams, assert_whole
+from script import FORWARD, SCHEDULE, TRANSFER, Script, job
+
+from shared.core.request import Request
+
+
+def cold_script(**knobs: object) -> Script:
+    """Freed memory never looks like KV."""
+    script = Script(**({"cold_pages": 40} | knobs))
+    pool = script.core.pool
+
+    def poison(pages: np.ndarray) -> None:
+        for page in pages.tolist():
+            pool.page_view(page)[:] = 0xA5
+
+    script.core.kv.allocator.on_free = poison
+    return script
+
+
+def finish(script: Script, *jobs: Job) -> None:
+    assert_streams(jobs, script.finish())
+    assert_whole(script.core)
+    script.core.check_integrity(idle=True)
+
+
+def test_a_retracted_row_goes_on_without_computing_anything_again() -> None:
+    script = cold_script(prefix_cache=False)
+    one = job(1, 9, 30, presence_penalty=0.5)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.scheduler.retract(req)
+    finish(script, one)
+    counters = script.core.scheduler.counters
+    assert counters.prompt_tokens == 9 and counters.readmissions == 1
+    assert counters.offloaded_pages == counters.restored_pages == 3
+
+
+def test_a_retracted_row_is_held_until_its_pages_are_out() -> None:
+    """The next owner's step would write over what the copy has yet to read."""
+    script = cold_script(prefix_cache=False, num_pages=14)
+    one, other = job(1, 9, 20), job(0, 20, 12)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.submit(other)
+    script.core.scheduler.retract(req)
+    assert script.core.kv.row_gauges()["held"] == 1
+    script.step()
+    for stream in (SCHEDULE, FORWARD):
+        script.world.run_stream(stream)
+    finish(script, one, other)
+    assert script.core.scheduler.counters.readmissions == 1
+
+
+def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
+    """One request's pages come back into those of another that has just been aborted, whose last step has not begun.
+    Gives the page that this step writes, too."""
+    script = cold_script(prefix_cache=False, max_running=1)
+    one, dead = job(1, 14, 20), job(0, 9, 30)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.scheduler.retract(req)
+    (dying,) = script.submit(dead)
+    script.run_until_running(dying)
+    zombie = script.in_flight()
+    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])  # type: ignore[index]
+    script.core.scheduler.abort(dying.key)
+    script.step()
+    assert req.state.value == "restoring"
+    return script, one, req, written
+
+
+def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
+    script, one, req, written = restoring_behind_a_zombie()
+    assert written in script.core.kv.rows.pages_of(req.row)[:4], "the schedule needs the page to be reused"
+    for stream in (SCHEDULE, TRANSFER, FORWARD, TRANSFER):
+        script.world.run_stream(stream)
+    finish(script, one)
+    assert script.core.scheduler.counters.readmissions == 1
+
+
+@pytest.mark.parametrize("end", ["abort", "retract"])
+def test_pages_that_come_back_for_nobody_are_held_until_they_are_there(end: str) -> None:
+    script, one, req, _ = restoring_behind_a_zombie()
+    heir = job(2, 12, 12)
+    getattr(script.core.scheduler, end)(req.key if end == "abort" else req)
+    assert script.core.kv.row_gauges()["held"] == 1
+    script.submit(heir)
+    script.step()
+    for stream in (SCHEDULE, FORWARD, TRANSFER):
+        script.world.run_stream(stream)
+    finish(script, heir, *([one] if end == "retract" else []))
+
+
+def fill_the_tier(script: Script, *jobs: Job) -> None:
+    """Run them one after another, until all their full pages are in the tier."""
+    for one in jobs:
+        script.submit(one)
+        script.finish()
+    for _ in range(10):
+        script.world.run_until_idle()
+        script.step()
+
+
+def test_cached_pages_go_out_before_they_are_evicted_and_come_back() -> None:
+    script = cold_script(num_pages=12)
+    first, other = job(0, 20, 8), job(1, 30, 8)
+    again = replace(first, rid=2, seed=5)
+    fill_the_tier(script, first, other)
+    script.submit(again)
+    finish(script, first, other, again)
+    assert script.core.scheduler.counters.restored_pages >= 3
+    assert script.outcome.ends["r2"].cached_tokens == 16, "the last token is computed in any case"
+
+
+def test_cached_pages_stay_while_they_are_copied() -> None:
+    script = cold_script(num_pages=10)
+    first, other = job(0, 24, 8), job(1, 24, 8)
+    (req,) = script.submit(first)
+    while not req.finished:
+        script.world.run_until_idle()
+        script.step()
+    assert script.core.scheduler.queues.offload.num_jobs == 1  # type: ignore[union-attr]
+    script.submit(other)
+    script.step()
+    for stream in (SCHEDULE, FORWARD):
+        script.world.run_stream(stream)
+    script.finish()
+    again = replace(first, rid=2, seed=5)
+    script.submit(again)
+    finish(script, first, other, again)
+    assert script.core.scheduler.counters.restored_pages >= 4
+
+
+def test_a_page_is_known_by_all_that_is_before_it() -> None:
+    """The second page of one prompt behind the first page of another: the tier has both, and not this one."""
+    script = cold_script(num_pages=12)
+    one, two = job(1, 13, 4), job(2, 13, 4)
+    mixed = replace(job(3, 13, 8), prompt=one.prompt[:4] + two.prompt[4:])
+    filler = job(4, 34, 4)
+    fill_the_tier(script, one, two, filler)
+    script.submit(mixed)
+    finish(script, one, two, filler, mixed)
+    assert script.core.scheduler.counters.restored_pages >= 1
+
+
+def spoil_memory(script: Script) -> None:
+    script.core.scheduler.queues.offload._tier.store._memory[:, 5] ^= 1  # type: ignore[union-attr]
+
+
+def test_what_comes_back_otherwise_than_it_went_is_computed() -> None:
+    script = cold_script(prefix_cache=False, max_running=1)
+    one, other = job(1, 14, 20), job(0, 9, 6)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.scheduler.retract(req)
+    (before,) = script.submit(other)
+    script.run_until_running(before)
+    spoil_memory(script)
+    finish(script, one, other)
+    counters = script.core.scheduler.counters
+    assert (counters.offload_failures, counters.readmissions) == (1, 0)
+
+
+def test_a_drafter_s_rows_compute_their_tail_again() -> None:
+    """Their relay can't be had once a later step is in flight; their full pages still come back."""
+    script = cold_script(width=4, num_pages=14)
+    first, other = job(0, 20, 8), job(1, 28, 8)
+    again = replace(first, rid=2, seed=5)
+    fill_the_tier(script, first, other)
+    (req,) = script.submit(again)
+    script.run_until_running(req)
+    script.core.scheduler.retract(req)
+    finish(script, first, other, again)
+    counters = script.core.scheduler.counters
+    assert counters.restored_pages >= 1 and counters.readmissions == 0
+
+
+def test_without_a_tier_nothing_is_copied() -> None:
+    script = Script(prefix_cache=False)
+    one = job(1, 9, 12)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    script.core.scheduler.retract(req)
+    assert script.core.kv.row_gauges()["held"] == 0
+    finish(script, one)
+    assert script.core.scheduler.counters.offloaded_pages == 0
