@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shared.engine.drafter import Drafter
-from shared.kv.layout import PlaneSpec
+from shared.kv.layout import PlaneSpec, pool_window
 from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
@@ -24,10 +24,16 @@ def make_fingerprint(
         weights=spec.weights_hash,
         dtype=spec.dtype,
         page_size=page_size,
-        page_layout=PLANE_SEPARATOR.join(map(_plane_name, planes)),
+        page_layout=PLANE_SEPARATOR.join([*_window_name(planes), *map(_plane_name, planes)]),
         spec=drafter.state_name if drafter is not None else NO_DRAFT_STATE,
         build=build,
     )
+
+
+def _window_name(planes: Sequence[PlaneSpec]) -> list[str]:
+    """First, so that nodes which leave pages behind fit none that will ask for them."""
+    window = pool_window(tuple(planes))
+    return [f"window {window}"] if window else []
 
 
 def _plane_name(plane: PlaneSpec) -> str:

@@ -17,12 +17,14 @@ ALIGN_BYTES = 64
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
     """One tensor of a page. `shape` is that of a single page, without the page dimension; `slot_dim`, counted from its
-    end, is the dimension that has one entry per token."""
+    end, is the dimension that has one entry per token. `window`: its layers read so many tokens back, their own
+    included; 0: all."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     slot_dim: int = -2
+    window: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -33,3 +35,9 @@ class PlaneSpec:
 
 def page_bytes(planes: tuple[PlaneSpec, ...]) -> int:
     return sum(plane.num_bytes for plane in planes)
+
+
+def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
+    """How many tokens, the newest included, a pool of these planes must keep: those of its widest window; 0: all."""
+    windows = [plane.window for plane in planes]
+    return max(windows) if windows and all(windows) else 0

@@ -2,6 +2,7 @@
 
     every page is   free (allocator) | cached (prefix cache) | private (exactly one row)
     a row's pages   | taken from or given to the cache, pinned by the row's lock | private ... |
+    with windows    | left behind: 0 |  these two in any order ...
 
 Pages of a row never move: putting them into the cache changes their owner, not the block table. The caller decides
 when a row may go (after the lease of its last step); from then on its row and pages are reused at once.
@@ -19,6 +20,7 @@ from shared.kv.integrity import raise_problems
 from shared.kv.pages import PageAllocator, PageIds
 from shared.kv.prefix_cache import Keys, Lock, Match, PrefixCache
 from shared.kv.rows import ReqToTokenPool
+from shared.kv.window_cache import WindowCache
 
 TAGS = ("active", "granted", "held")  # a page shared by rows of several tags counts for the first of these
 
@@ -35,7 +37,7 @@ class RowRecord:
 class KVManager:
     """Owner of rows, pages and prefix cache of one node; the scheduler's thread is its only user."""
 
-    def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache) -> None:
+    def __init__(self, rows: ReqToTokenPool, allocator: PageAllocator, cache: PrefixCache | WindowCache) -> None:
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
@@ -103,7 +105,9 @@ class KVManager:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
         if not match.lock.held:
             raise IntegrityError(f"row {row} of {record.owner!r}: the match's lock was given back already")
-        self.rows.append(row, match.pages)
+        num_left = len(match.pages) - np.count_nonzero(match.pages)
+        self.rows.skip(row, num_left)
+        self.rows.append(row, match.pages[num_left:])
         record.lock = match.lock
 
     def append(self, row: int, pages: PageIds) -> None:
@@ -125,6 +129,21 @@ class KVManager:
             return False
         self.append(row, pages)
         return True
+
+    def leave_behind(self, row: int, num_tokens: int) -> None:
+        """The row has `num_tokens` tokens, and none of its steps that are still to end begins before: pages that no
+        window reaches from there on are free, or the cache's alone."""
+        first = self.cache.first_needed(num_tokens)
+        begin = int(self.rows.first_page[row])
+        if first <= begin:
+            return
+        mine = self._private[row, begin:first].copy()
+        dropped = self.rows.drop_leading(row, first)
+        self._private[row, begin:first] = False
+        self.allocator.free(dropped[mine[: len(dropped)]])
+        lock = self._record(row).lock
+        if lock is not None:
+            self.cache.trim(lock, first)
 
     def num_private(self, row: int) -> int:
         return int(self._private[row].sum())
@@ -199,7 +218,7 @@ class KVManager:
         found += [f"row {row} of {self._records[row].owner!r} was freed" for row in sorted(set(self._records) - used)]
         for row, record in self._records.items():
             pages = self.rows.pages_of(row)
-            shared = pages[~self._private[row, : len(pages)]]
+            shared = pages[~self._private[row, : len(pages)] & (pages != 0)]
             loose = [page for page in shared.tolist() if not self.cache.is_locked(page)]
             if loose:
                 found.append(f"row {row} of {record.owner!r} uses pages {loose} that it neither owns nor pins")

@@ -13,7 +13,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +45,20 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Lock:
-    """Pins the path of num_pages pages from the root. node None (no match): pins nothing, still unlocked once."""
+    """Pins the path of num_pages pages from the root. node None (no match): pins nothing, still unlocked once. In a
+    WindowCache it pins `pages`, by their place in the request."""
 
     node: Node | None
     num_pages: int
     owner: str
     held: bool = True
+    pages: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix. `lock` belongs to the caller, who unlocks it or exchanges it in `insert`."""
+    """The longest cached prefix, as many pages as it has; 0: one that no window reaches. `lock` belongs to the caller,
+    who unlocks it or exchanges it in `insert`."""
 
     pages: PageIds
     num_tokens: int
@@ -122,8 +125,9 @@ class PrefixCache:
             depth, walk = depth + 1, walk.parent
         return self._lock(node, depth, owner)
 
-    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed") -> Match:
-        """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`."""
+    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
+        """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`. All of them
+        are needed: `first_needed` is 0 here."""
         node, pages = self._root, []
         limit = max(0, min(len(keys), max_tokens)) // self.page_size if self._nodes else 0
         for key in self._page_keys(keys, limit):
@@ -168,6 +172,14 @@ class PrefixCache:
         new_lock = self._lock(node, len(pages), lock.owner)  # before the old one goes: the path stays pinned
         self.unlock(lock)
         return new_lock, taken
+
+    def first_needed(self, num_tokens: int) -> int:
+        """The first page that the token at position num_tokens reads."""
+        return 0
+
+    def trim(self, lock: Lock, first: int) -> None:
+        """Pages before `first` are needed no more by this lock's owner: here there are none."""
+        self._require_held(lock)
 
     def unlock(self, lock: Lock) -> None:
         self._require_held(lock)

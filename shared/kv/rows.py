@@ -18,7 +18,8 @@ class ReqToTokenPool:
     """Rows 1 .. num_rows-1; row 0 is padding and keeps pointing at page 0. A freed row is reused at once.
 
     table: (num_rows, max_pages_per_row) int32 on the host; table[r, :num_pages[r]] are row r's pages in token
-    order, the rest is 0. Only the scheduler's thread touches it; steps get a `snapshot`.
+    order, the rest is 0, and so is what lies before first_page[r]: a window has left it behind. Only the scheduler's
+    thread touches it; steps get a `snapshot`.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -28,6 +29,7 @@ class ReqToTokenPool:
         self.max_pages_per_row = max_pages_per_row
         self.table: PageIds = np.zeros((num_rows, max_pages_per_row), np.int32)
         self.num_pages: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
+        self.first_page: npt.NDArray[np.int32] = np.zeros(num_rows, np.int32)
         self._free_rows = list(range(num_rows - 1, 0, -1))
         self._in_use = [False] * num_rows
 
@@ -50,7 +52,7 @@ class ReqToTokenPool:
         """Clear the row and make it the next one handed out."""
         self._require_in_use(row)
         self.table[row, : self.num_pages[row]] = 0
-        self.num_pages[row] = 0
+        self.num_pages[row] = self.first_page[row] = 0
         self._in_use[row] = False
         self._free_rows.append(row)
 
@@ -77,6 +79,22 @@ class ReqToTokenPool:
         self._require_in_use(row)
         self.set_pages(row, int(self.num_pages[row]), pages)
 
+    def skip(self, row: int, first: int) -> None:
+        """An empty row begins at this page."""
+        self._require_in_use(row)
+        if self.num_pages[row] or first > self.max_pages_per_row:
+            raise IntegrityError(f"row {row} has {self.num_pages[row]} pages and can't begin at page {first}")
+        self.num_pages[row] = self.first_page[row] = first
+
+    def drop_leading(self, row: int, first: int) -> PageIds:
+        """The row goes on without its pages before `first`, which the caller gets."""
+        self._require_in_use(row)
+        begin, end = int(self.first_page[row]), min(first, int(self.num_pages[row]))
+        dropped = self.table[row, begin:end].copy()
+        self.table[row, begin:end] = 0
+        self.first_page[row] = max(begin, end)
+        return dropped
+
     def snapshot(self, rows: Rows) -> PageIds:
         """(len(rows), P) int32 copy, C-contiguous; P = most pages of any of these rows, at least 1. Padding is 0."""
         idx = np.asarray(rows, dtype=np.int64)
@@ -97,11 +115,14 @@ class ReqToTokenPool:
         found: list[str] = []
         if sorted(self._free_rows + self.rows_in_use()) != list(range(1, self.num_rows)):
             found.append(f"free rows {self._free_rows} and used rows {self.rows_in_use()} do not add up")
-        dirty = np.flatnonzero(self.table.any(axis=1) | (self.num_pages != 0))
+        dirty = np.flatnonzero(self.table.any(axis=1) | (self.num_pages != 0) | (self.first_page != 0))
         found += [f"row {row} is free but not cleared" for row in dirty if not self._in_use[row]]
-        past_end = np.arange(self.max_pages_per_row)[None, :] >= self.num_pages[:, None]
+        places = np.arange(self.max_pages_per_row)[None, :]
+        past_end = (places >= self.num_pages[:, None]) | (places < self.first_page[:, None])
         beyond = (self.table != 0) & past_end
-        found += [f"row {row} has entries past its end" for row in np.flatnonzero(beyond.any(axis=1))]
+        found += [
+            f"row {row} has entries past its end or before its first" for row in np.flatnonzero(beyond.any(axis=1))
+        ]
         sinks = (self.table == 0) & ~past_end
         found += [f"row {row} lists page 0 as its own" for row in np.flatnonzero(sinks.any(axis=1))]
         return found

@@ -34,15 +34,26 @@ class ReferenceRun:
 
 
 def reference_stream(
-    prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int, vocab_size: int = VOCAB_SIZE
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    num: int,
+    vocab_size: int = VOCAB_SIZE,
+    window: int = 0,
 ) -> list[int]:
     """The first `num` tokens (fewer if the sequence ends) that any engine must emit for this request."""
-    return reference_run(prompt_ids, sampling, seed, num, vocab_size).ids
+    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window).ids
 
 
 def reference_run(
-    prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int, vocab_size: int = VOCAB_SIZE
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    num: int,
+    vocab_size: int = VOCAB_SIZE,
+    window: int = 0,
 ) -> ReferenceRun:
+    """`window`: HashLM's, 0 for none."""
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -63,9 +74,8 @@ def reference_run(
         bias[token_id] = value
     stops = np.zeros(vocab_size, dtype=np.bool_)
     stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
-    count, stopped = _run(
-        tokens, len(prompt_ids), limit, logprobs, _u64(seed), knobs, sampling.top_k, sampling.min_tokens, bias, stops
-    )
+    rules = (knobs, sampling.top_k, sampling.min_tokens, bias, stops)
+    count, stopped = _run(tokens, len(prompt_ids), limit, window or len(tokens), logprobs, _u64(seed), *rules)
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
 
@@ -75,6 +85,7 @@ def _run(
     tokens: IntArray,
     prompt_len: int,
     limit: int,
+    reach: int,
     logprobs: FloatArray,
     seed: np.uint64,
     knobs: FloatArray,
@@ -89,9 +100,16 @@ def _run(
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
     lower, upper = _u64(0), _u64(0)
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in reach
+    second = np.zeros(tokens.shape[0], dtype=np.uint64)
     for position in range(prompt_len + limit - 1):
-        lower += mix(_u64(tokens[position]), position) * odd_weight(position)
-        upper += mix(lower, position) * odd_weight(position)
+        if position >= reach:
+            lower -= first[position - reach]
+            upper -= second[position - reach]
+        first[position] = mix(_u64(tokens[position]), position) * odd_weight(position)
+        lower += first[position]
+        second[position] = mix(lower, position) * odd_weight(position)
+        upper += second[position]
         if position < prompt_len - 1:
             continue
         write_logits(upper, vocab_size - 1, id_bits, raw)

@@ -6,8 +6,9 @@ every sum weights a value by the position it is READ at, so that two swapped pag
     kv0[j] = mix(token_j, j)      s[j] = sum over i <= j of kv0[i] * weight(i)
     kv1[j] = mix(s[j], j)         h[j] = sum over i <= j of kv1[i] * weight(i)      logits[j] = hash(h[j], token id)
 
-All sums wrap at 64 bits. Every step reads the whole context through the page table. In a window of alternatives a
-value is read from its node's slot and weighted by its position in the text. Knows nothing of scheduling.
+With a window w both sums are over i > j - w only. All sums wrap at 64 bits. Every step reads its whole context through
+the page table. In a window of alternatives a value is read from its node's slot and weighted by its position in the
+text. Knows nothing of scheduling.
 """
 
 from __future__ import annotations
@@ -85,6 +86,30 @@ def _forward_row(
 
 
 @exact
+def _forward_sliding(
+    ids: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    pages: npt.NDArray[np.int32],
+    kv: npt.NDArray[np.uint64],
+    states: npt.NDArray[np.uint64],
+    window: int,
+) -> None:
+    """The same where no token reads further back than `window`: each sums anew."""
+    page_size = kv.shape[2]
+    for t in range(ids.shape[0]):
+        position, lower, upper = positions[t], _u64(0), _u64(0)
+        for j in range(max(0, position - window + 1), position):
+            page, slot, weight = pages[j // page_size], j % page_size, odd_weight(j)
+            lower += kv[page, 0, slot] * weight
+            upper += kv[page, 1, slot] * weight
+        page, slot, weight = pages[position // page_size], position % page_size, odd_weight(position)
+        kv[page, 0, slot] = mix(_u64(ids[t]), position)
+        lower += kv[page, 0, slot] * weight
+        kv[page, 1, slot] = mix(lower, position)
+        states[t, 0], states[t, 1] = lower, upper + kv[page, 1, slot] * weight
+
+
+@exact
 def _forward_window(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
@@ -129,6 +154,7 @@ def _forward(
     page_table: npt.NDArray[np.int32],
     kv: npt.NDArray[np.uint64],
     states: npt.NDArray[np.uint64],
+    window: int,
 ) -> None:
     for row in range(cu_q_lens.shape[0] - 1):
         begin, end = cu_q_lens[row], cu_q_lens[row + 1]
@@ -136,6 +162,8 @@ def _forward(
         if begin < end and visible[begin] >= 0:
             nodes = slots[begin:end]
             _forward_window(ids[begin:end], positions[begin:end], nodes, visible[begin:end], pages, kv, own)
+        elif window > 0:
+            _forward_sliding(ids[begin:end], positions[begin:end], pages, kv, own, window)
         else:
             _forward_row(ids[begin:end], positions[begin:end], pages, kv, own)
 
@@ -147,23 +175,25 @@ def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, 
 
 
 class HashLM:
-    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL."""
+    """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL. `window`: tokens
+    that both layers read back, their own included; 0: all. Not for trees of drafts, which nobody drafts for it."""
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096) -> None:
+    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096, window: int = 0) -> None:
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
+        self.window = window
         self.id_bits = max(7, (vocab_size - 1).bit_length())
         self.spec = ModelSpec(
             name="hashlm",
             vocab_size=vocab_size,
             max_context=max_context,
             dtype="int",
-            weights_hash=f"hashlm-1-{vocab_size}",
+            weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{window}" if window else ""),
             eos_ids=(vocab_size - 1,),
         )
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1),)
+        return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
@@ -178,6 +208,7 @@ class HashLM:
             inputs.page_table.contiguous().numpy(),
             kv.plane("kv").numpy().view(np.uint64),
             states,
+            self.window,
         )
         wanted = np.ascontiguousarray(states[inputs.logits_idx.numpy(), 1])
         sums = torch.from_numpy(states.view(np.int64))

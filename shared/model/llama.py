@@ -26,7 +26,8 @@ KV_PLANE = "kv"
 
 def kv_plane(config: LlamaConfig, spec: ModelSpec, page_size: int) -> PlaneSpec:
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
-    return PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype))
+    window = max(config.windows) if config.windows and all(config.windows) else 0  # one page holds all layers
+    return PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window)
 
 
 class LlamaModel:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shared.core.errors import ConfigError
 from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
@@ -13,12 +14,13 @@ from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.jobs import TransferJobs
 from shared.engine.worker import Worker
 from shared.kv.cold_store import ColdStore
-from shared.kv.layout import PlaneSpec
+from shared.kv.layout import PlaneSpec, pool_window
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
+from shared.kv.window_cache import WindowCache
 from shared.model.interface import Model
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
@@ -70,9 +72,16 @@ def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[
     return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
 
 
+def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
+    """`window`: of a pool whose layers all have one; 0: some layer reads everything."""
+    return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
+
+
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
     if not sizes.cold_pages:
         return None
+    if pool_window(pool.planes):
+        raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
     return ColdTier(store, pool, TransferJobs(engine))
 
@@ -103,7 +112,7 @@ def assemble_core(
     kv = KVManager(
         ReqToTokenPool(num_rows, page_count(settings.history_len, settings.page_size)),
         PageAllocator(sizes.num_pages, pool.generation),
-        PrefixCache(settings.page_size, enabled=sizes.prefix_cache),
+        make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device)

@@ -44,13 +44,15 @@ class PageBudget:
         """Pages that `num_rows` decoding rows may take in their next step (rule a)."""
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
-    def reserve(self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: str) -> int | None:
+    def reserve(
+        self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: str, first_needed: int = 0
+    ) -> int | None:
         """Row, cached prefix and all pages for `ids` plus `extra` tokens, or nothing at all. Returns the number of
-        cached tokens; at least one token is left to compute."""
+        cached tokens; at least one token is left to compute. Pages before `first_needed` no step will read."""
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
             return None
-        match = kv.cache.match(self.prefix_keys(ids), len(ids) - 1, owner)
+        match = kv.cache.match(self.prefix_keys(ids), len(ids) - 1, owner, first_needed)
         missing = page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
         if kv.num_available - missing < keep_free:
             kv.cache.unlock(match.lock)

@@ -22,7 +22,7 @@ from shared.kv.integrity import raise_problems
 from shared.kv.manager import KVManager
 from shared.kv.page_identity import identities
 from shared.kv.pool import KVPool
-from shared.kv.prefix_cache import Lock, Node
+from shared.kv.prefix_cache import Lock, Node, PrefixCache
 from shared.sched.events import SchedCounters
 from shared.sched.memory import PageBudget
 from shared.sched.settings import SchedSettings
@@ -97,6 +97,8 @@ class Offload:
         self._settings = settings
         self._budget = budget
         self._counters = counters
+        assert isinstance(kv.cache, PrefixCache)  # pools of windows have no cold tier
+        self._cache = kv.cache
         self._is_saving = False
         self.restoring: dict[RequestKey, Coming] = {}
 
@@ -131,7 +133,7 @@ class Offload:
         """Some of the pages that are nobody's, longest unused first, one copy at a time. Many are evicted at once, so
         it would be too late to begin when memory is short."""
         while not self._is_saving:
-            node = self._kv.cache.take_cold()
+            node = self._cache.take_cold()
             if node is None:
                 return
             unsaved = self._unsaved(node)
@@ -140,7 +142,7 @@ class Offload:
 
     def _unsaved(self, node: Node) -> list[Node]:
         """It and those above it up to one that was saved. Whoever comes for it needs them too."""
-        cache, store = self._kv.cache, self._tier.store
+        cache, store = self._cache, self._tier.store
         nodes: list[Node] = []
         walk: Node | None = node
         while walk is not None and walk.page and len(nodes) < MOST_SAVED_AT_ONCE:
@@ -151,7 +153,7 @@ class Offload:
         return nodes
 
     def _save(self, nodes: Sequence[Node]) -> None:
-        cache, store = self._kv.cache, self._tier.store
+        cache, store = self._cache, self._tier.store
         before = cache.num_evictable
         lock = cache.pin(nodes[0], "offload")
         num_pinned = before - cache.num_evictable
@@ -202,7 +204,7 @@ class Offload:
         if isinstance(tag, Saving):
             self._is_saving = False
             self._budget.num_saving -= tag.num_pinned
-            self._kv.cache.unlock(tag.lock)
+            self._cache.unlock(tag.lock)
         elif isinstance(tag, Parking):
             keys = self._budget.prefix_keys(tag.ids)
             self._kv.insert_prefix(tag.row, keys, len(keys))

@@ -41,16 +41,23 @@ class Results:
                 self._tokens_processed(req, result, index)
 
     def _chunk_processed(self, req: Request, committed: int) -> None:
-        req.computed = committed
+        self._computed(req, committed)
         if req.handoff_to is not None:
             self._queues.events.append(ChunkReady(req, committed))
 
+    def _computed(self, req: Request, committed: int) -> None:
+        """Steps in flight begin here or later; a decode node asks for what is read behind the whole prompt."""
+        req.computed = committed
+        self._queues.budget.kv.leave_behind(req.row, committed)
+
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         queues = self._queues
-        req.computed = committed = int(result.seq_lens[index])
+        committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
+        req.computed = committed
         if index < result.num_prefill:
             queues.remember(req)
+        self._computed(req, committed)
         run = result.tokens[index, : result.accept_lens[index]].tolist()
         emitted, reason = append_tokens(req, run, logprobs_of(req, result, index))
         queues.events.append(emitted)

@@ -117,8 +117,10 @@ class Scheduler:
 
     def grant(self, req: Request) -> int | None:
         """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
-        cached prefix in tokens, page aligned, or None: not now."""
-        cached = self.budget.reserve(req, req.all_ids(), self.settings.width, self.room.headroom(), "granted")
+        cached prefix in tokens, page aligned, or None: not now. What no window will reach counts as cached."""
+        ids, headroom = req.all_ids(), self.room.headroom()
+        first_needed = self.kv.cache.first_needed(len(ids))
+        cached = self.budget.reserve(req, ids, self.settings.width, headroom, "granted", first_needed)
         if cached is None:
             return None
         req.cached_tokens = cached

@@ -286,7 +286,8 @@ def expected(job: Job, seq_index: int = 0) -> list[int]:
     from shared.core.keys import sequence_seed
     from shared.model.hash_reference import reference_stream
 
-    return reference_stream(job.prompt, job.sampling, sequence_seed(job.seed, seq_index), job.sampling.max_tokens)
+    seed = sequence_seed(job.seed, seq_index)
+    return reference_stream(job.prompt, job.sampling, seed, job.sampling.max_tokens, window=job.window)
 
 
 def sibling(key: Key, index: int) -> Key:

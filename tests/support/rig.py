@@ -40,6 +40,7 @@ class Job:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed: int
+    window: int = 0  # the model's
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
@@ -48,7 +49,7 @@ class Job:
         )
 
     def expected(self) -> list[int]:
-        return reference_stream(self.prompt, self.sampling, self.seed, self.sampling.max_tokens)
+        return reference_stream(self.prompt, self.sampling, self.seed, self.sampling.max_tokens, window=self.window)
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class CoreKnobs:
     max_ungranted_pages: int = 1 << 30
     cold_pages: int = 0  # the cold tier's, in memory and
     cold_file_pages: int = 0  # in its file
+    window: int = 0  # the model's sliding window, of all its layers
     seed: int = 0
 
 
@@ -106,7 +108,7 @@ def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | N
     """`drafter`: another than the knobs name."""
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
-    model = HashLM(max_context=MAX_CONTEXT)
+    model = HashLM(max_context=MAX_CONTEXT, window=knobs.window)
     drafter = drafter or make_drafter(knobs, model)
     settings = SchedSettings(
         page_size=knobs.page_size,

@@ -1,0 +1,159 @@
+"""Prefix cache of a pool whose every layer has a sliding window: single pages by identity, each pinned on its own.
+
+    position p reads [p - window + 1, p]          so behind n pages of a prompt only the last few of them are needed:
+
+    | gone | gone | page 7 | page 3 |  p ...      a match of four pages; what is gone has the number 0 in it
+
+A page is there or not, whatever became of those before it; its identity covers them (`shared.kv.page_identity`). Stands
+where `PrefixCache` does for other pools; locks are on single pages. Knows keys (int64, one per token), not tokens,
+rows or requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.errors import IntegrityError
+from shared.kv.integrity import raise_problems
+from shared.kv.page_identity import identities
+from shared.kv.pages import PageIds
+from shared.kv.prefix_cache import Keys, Lock, Match
+
+
+class WindowCache:
+    """Owned by the scheduler's thread. Pages come in by `insert` and leave only by `evict` and `flush`."""
+
+    def __init__(self, page_size: int, window: int, enabled: bool = True) -> None:
+        self.page_size = page_size
+        self.window = window
+        self.enabled = enabled
+        self._num_needed = -(-(window - 1) // page_size)  # pages before a page-aligned position that it reads
+        self._page_of: dict[bytes, int] = {}
+        self._identity_of: dict[int, bytes] = {}
+        self._refs: dict[int, int] = {}  # of pinned pages
+        self._idle: OrderedDict[int, None] = OrderedDict()  # the others, least recently unpinned first
+        self._locks: set[Lock] = set()
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._identity_of)
+
+    @property
+    def num_evictable(self) -> int:
+        return len(self._idle)
+
+    def first_needed(self, num_tokens: int) -> int:
+        """The first page that the token at position num_tokens, or any after it, reads."""
+        return max(0, num_tokens - self.window + 1) // self.page_size
+
+    def cached_pages(self) -> PageIds:
+        return np.fromiter(self._identity_of, np.int32, len(self._identity_of))
+
+    def is_locked(self, page: int) -> bool:
+        return page in self._refs
+
+    def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
+        """The most pages, for at most max_tokens tokens, behind which everything that is still read is here, already
+        pinned. `first_needed`: pages before it are never read, so that many are matched in any case."""
+        limit = max(0, min(len(keys), max_tokens)) // self.page_size
+        best, run = first_needed, 0
+        found = [
+            self._page_of.get(identity, 0) for identity in identities(keys[: limit * self.page_size], self.page_size)
+        ]
+        for index, page in enumerate(found):
+            run = run + 1 if page else 0
+            if run >= min(index + 1, self._num_needed):
+                best = max(best, index + 1)
+        pages = np.zeros(best, np.int32)
+        first = max(first_needed, best - self._num_needed)
+        pages[first:] = found[first:best]
+        lock = Lock(None, best, owner)
+        self._locks.add(lock)
+        for index in range(first, best):
+            self._pin(lock, index, found[index])
+        return Match(pages, best * self.page_size, lock)
+
+    def insert(self, keys: Keys, pages: PageIds, lock: Lock) -> tuple[Lock, npt.NDArray[np.bool_]]:
+        """Offer the full pages of a request; 0: gone already. taken[i]: the cache owns page i now, pinned by the lock,
+        or did already. Where it has another page of the same identity, ours stays the caller's."""
+        self._require_held(lock)
+        taken = np.zeros(len(pages), np.bool_)
+        if not self.enabled:
+            return lock, taken
+        if len(keys) < len(pages) * self.page_size:
+            raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
+        names = identities(keys[: len(pages) * self.page_size], self.page_size)
+        for index, (identity, page) in enumerate(zip(names, pages.tolist(), strict=True)):
+            if page == 0:
+                continue
+            if identity not in self._page_of:
+                self._add(identity, page, lock.owner)
+                self._pin(lock, index, page)
+            taken[index] = self._page_of[identity] == page
+        return lock, taken
+
+    def _add(self, identity: bytes, page: int, owner: str) -> None:
+        if page in self._identity_of:
+            raise IntegrityError(f"insert for {owner!r}: page {page} is cached under another key")
+        self._page_of[identity] = page
+        self._identity_of[page] = identity
+        self._idle[page] = None
+
+    def _pin(self, lock: Lock, index: int, page: int) -> None:
+        lock.pages[index] = page
+        self._refs[page] = self._refs.get(page, 0) + 1
+        self._idle.pop(page, None)
+
+    def _unpin(self, page: int) -> None:
+        self._refs[page] -= 1
+        if not self._refs[page]:
+            del self._refs[page]
+            self._idle[page] = None
+
+    def trim(self, lock: Lock, first: int) -> None:
+        """Pages before `first` are needed no more by this lock's owner."""
+        self._require_held(lock)
+        for index in [index for index in lock.pages if index < first]:
+            self._unpin(lock.pages.pop(index))
+
+    def unlock(self, lock: Lock) -> None:
+        self.trim(lock, 1 << 62)
+        lock.held = False
+        self._locks.discard(lock)
+
+    def evict(self, n: int) -> PageIds:
+        """Up to n pages, least recently unpinned first; they are the caller's, to be freed."""
+        pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
+        for page in pages:
+            del self._page_of[self._identity_of.pop(page)]
+        return np.array(pages, dtype=np.int32)
+
+    def flush(self) -> PageIds:
+        """Everything that is not pinned; the caller frees it."""
+        return self.evict(len(self._idle))
+
+    def _require_held(self, lock: Lock) -> None:
+        if not lock.held or lock not in self._locks:
+            raise IntegrityError(f"lock of {lock.owner!r} ({len(lock.pages)} pages) is not held")
+
+    def check_integrity(self, expect_idle: bool = False) -> None:
+        raise_problems("window cache", self.problems(expect_idle))
+
+    def problems(self, expect_idle: bool = False) -> list[str]:
+        """Refs against locks, every cached page idle or pinned, names both ways."""
+        held = self._locks if expect_idle else ()
+        found = [f"lock of {lock.owner!r} on {len(lock.pages)} pages is still held" for lock in held]
+        refs: dict[int, int] = {}
+        for lock in self._locks:
+            for page in lock.pages.values():
+                refs[page] = refs.get(page, 0) + 1
+        if refs != self._refs:
+            found.append(f"pages {sorted(refs.keys() ^ self._refs.keys())} or their counts differ from the locks'")
+        if self._idle.keys() & refs.keys() or self._idle.keys() | refs.keys() != self._identity_of.keys():
+            found.append(f"{len(self._idle)} idle and {len(refs)} pinned of {self.num_cached} pages do not add up")
+        if {page: identity for identity, page in self._page_of.items()} != self._identity_of:
+            found.append("identities and pages do not agree")
+        return found

@@ -1,0 +1,123 @@
+"""Models whose layers all have a sliding window: pages behind it are free while the request runs, unseen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cells import Watch, run_cell
+from rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
+from script import Script, job
+
+from shared.handoff.fingerprint import make_fingerprint
+from shared.kv.layout import PlaneSpec, pool_window
+from shared.model.hash_reference import reference_stream
+from shared.model.hashlm import HashLM
+from shared.wire.fitting import misfit
+
+WINDOWS = (2, 5, 17, 40)
+NUM_SEEDS, FAST_SEEDS = 24, 4
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" in metafunc.fixturenames:
+        slow = [pytest.mark.slow] if metafunc.config.getoption("--fast") else []
+        metafunc.parametrize("cell", [pytest.param(n, marks=slow if n >= FAST_SEEDS else []) for n in range(NUM_SEEDS)])
+
+
+def test_streams_are_the_windowed_reference_s(cell: int) -> None:
+    """The matrix of test_equivalence, without draft heads and cold tier."""
+    run_cell(70_000 + cell, Watch(), num_jobs=24, window=WINDOWS[cell % len(WINDOWS)])
+
+
+def test_a_window_shows_in_the_stream() -> None:
+    one = job(1, 30, 20)
+    plain, windowed = (reference_stream(one.prompt, one.sampling, one.seed, 20, window=w) for w in (0, 17))
+    assert plain != windowed
+    assert reference_stream(one.prompt, one.sampling, one.seed, 20, window=50) == plain, "it reaches the beginning"
+
+
+def windowed(rid: int, num_prompt: int, max_tokens: int, window: int = 9):  # noqa: ANN201
+    return replace(job(rid, num_prompt, max_tokens), window=window)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_long_answer_takes_no_more_pages_than_its_window(prefix_cache: bool) -> None:
+    script = Script(window=9, num_pages=40, prefix_cache=prefix_cache)
+    one = windowed(1, 6, 100)
+    (req,) = script.submit(one)
+    most = 0
+    while not req.finished:
+        script.world.run_until_idle()
+        script.step()
+        most = max(most, script.core.kv.gauges()["active"])
+        script.core.kv.check_integrity()
+    assert most <= 5, "three pages of a window, one that is begun and one that a step in flight may begin"
+    assert_streams([one], script.outcome)
+    assert_whole(script.core)
+
+
+def test_many_long_answers_fit_where_one_would_be_the_most() -> None:
+    """A pool of 30 pages of 4 tokens holds one such sequence, and runs six of them without retracting any."""
+    core = make_core(CoreKnobs("inline", page_size=4, num_pages=32, max_running=6, window=9, prefix_cache=False))
+    jobs = [windowed(rid, 5, 100) for rid in range(6)]
+    outcome = run_local(core, jobs)
+    assert_streams(jobs, outcome)
+    assert core.scheduler.counters.retractions == 0
+    assert_whole(core)
+    core.close()
+
+
+def test_pages_that_a_step_in_flight_reads_stay() -> None:
+    """The next step is planned before the last one's result is here: it begins where that one will end, the last
+    processed one's window is what counts."""
+    script = Script(window=5, page_size=1, num_pages=60, prefix_cache=False)
+    freed: list[int] = []
+    pool = script.core.pool
+
+    def poison(pages) -> None:  # noqa: ANN001
+        freed.extend(pages.tolist())
+        for page in pages.tolist():
+            pool.page_view(page)[:] = 0xA5
+
+    script.core.kv.allocator.on_free = poison
+    one = windowed(1, 9, 30, 5)
+    (req,) = script.submit(one)
+    script.run_until_running(req)
+    plan = script.in_flight()
+    position = int(plan.seq_lens_cpu[0])  # type: ignore[index]
+    read = set(plan.page_table[0, position - 4 : position + 1].tolist())
+    assert freed and not read & set(freed)
+    assert_streams([one], script.finish())
+
+
+def test_a_cached_prompt_is_found_again_by_what_its_window_needs() -> None:
+    core = make_core(CoreKnobs("inline", page_size=4, window=9))
+    first = windowed(1, 30, 4)
+    again = replace(first, rid=2, seed=9)
+    run_local(core, [first])
+    outcome = run_local(core, [again])
+    assert outcome.streams["r2"] == again.expected()
+    assert outcome.ends["r2"].cached_tokens == 28
+    core.close()
+
+
+def test_a_pool_keeps_what_its_widest_layer_reads() -> None:
+    narrow, wide, full = (PlaneSpec("kv", (2, 4), HashLM().kv_planes(4)[0].dtype, -1, w) for w in (8, 12, 0))
+    assert pool_window((narrow, wide)) == 12 and pool_window((narrow, full)) == 0 and pool_window(()) == 0
+
+
+def test_nodes_fit_when_they_leave_the_same_pages_behind() -> None:
+    """A draft head reads everything, so its node would ask for pages that a node without it has given up."""
+    model = HashLM(window=9)
+    planes = model.kv_planes(4)
+    prefill = make_fingerprint(model.spec, planes, 4, None, "")
+    decode = make_fingerprint(model.spec, (*planes, PlaneSpec("draft", (4,), planes[0].dtype)), 4, None, "")
+    assert misfit(prefill, prefill) is None
+    assert misfit(prefill, replace_spec(decode)) == "page_layout"
+
+
+def replace_spec(fingerprint):  # noqa: ANN001, ANN201
+    import msgspec
+
+    return msgspec.structs.replace(fingerprint, spec="eagle:1")
