@@ -16,7 +16,6 @@ from deploy.again import start_again
 from deploy.doctor import command as doctor
 from deploy.head import command as head
 from deploy.load import command as load_test
-from deploy.orphan_guard import die_with_parent
 from deploy.prove import command as prove
 from deploy.ray import command as on_ray
 from deploy.restarts import EXIT_CONFIG
@@ -27,6 +26,7 @@ from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import start_again_as
+from shared.core.orphan_guard import die_with_parent
 
 OVERVIEW = """\
 Serves a language model with prefill and decode on separate nodes, over an OpenAI-compatible API.

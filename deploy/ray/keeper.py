@@ -1,9 +1,9 @@
 """One daemon: started, watched, stopped. What an actor does, without Ray.
 
 The daemon is forked by a thread that lives as long as this process: on Linux the kernel ends it when that *thread*
-ends (deploy.orphan_guard), so an actor that is killed takes its daemon along. The other way round the caller decides:
-it is told when the daemon ends without having been asked to. A thread that fails ends the process: without it nobody
-would watch a daemon that the kernel ends anyway.
+ends (shared.core.orphan_guard), so an actor that is killed takes its daemon along. The other way round the caller
+decides: it is told when the daemon ends without having been asked to. A thread that fails ends the process: without it
+nobody would watch a daemon that the kernel ends anyway.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def test_ends_in_words(status, text):
 PARENT = """
 import os, subprocess, sys
 code = (
-    "import sys, time; from deploy.orphan_guard import die_with_parent; die_with_parent(int(sys.argv[1])); "
+    "import sys, time; from shared.core.orphan_guard import die_with_parent; die_with_parent(int(sys.argv[1])); "
     "print('guarded', flush=True); time.sleep(600)"
 )
 child = subprocess.Popen([sys.executable, "-c", code, str(os.getpid())], stdout=subprocess.PIPE, start_new_session=True)
@@ -219,6 +219,6 @@ def test_kill_9_of_the_parent_takes_the_child_along():
 
 
 def test_a_child_whose_parent_is_gone_already_ends_itself():
-    code = "from deploy.orphan_guard import die_with_parent; die_with_parent(1); print('lives')"
+    code = "from shared.core.orphan_guard import die_with_parent; die_with_parent(1); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

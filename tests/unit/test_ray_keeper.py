@@ -107,7 +107,7 @@ def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
         from deploy.child import ChildSpec
         from deploy.ray.keeper import Keeper
         keeper = Keeper(print, print, 5.0)
-        child = "from deploy.orphan_guard import die_with_parent; import time;" \\
+        child = "from shared.core.orphan_guard import die_with_parent; import time;" \\
             f"die_with_parent({os.getpid()}); print('guarded', flush=True); time.sleep(600)"
         spec = ChildSpec("child", (sys.executable, "-c", child))
         caller = threading.Thread(target=keeper.start, args=(spec,))
