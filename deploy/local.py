@@ -20,7 +20,7 @@ from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
 from shared.config.flags import to_argv
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan
+from shared.config.settings import CorePlan, ParallelConfig
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
@@ -144,11 +144,18 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
         memory=replace(config.memory, mem_fraction=fraction),
         sched=config.sched,
         spec=config.spec,
+        parallel=parallel_config(config, role),
         node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
         cores=cores,
         security=config.security,
         log=config.log,
     )
+
+
+def parallel_config(config: ClusterConfig, role: str) -> ParallelConfig:
+    if role == "prefill":
+        return replace(config.parallel, dp=1)
+    return replace(config.parallel, tp=config.local.decode_tp or config.parallel.tp)
 
 
 def spec(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.config.settings import CorePlan
@@ -54,6 +54,14 @@ def deal(cores: tuple[int, ...], num_nodes: int) -> list[tuple[int, ...]]:
     ends = [each * (i + 1) + min(i + 1, extra) for i in range(num_nodes)]
     starts = [0, *ends[:-1]]
     return [cores[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
+    """A node's plan, dealt out among the processes that share its work; with fewer cores they take turns."""
+    if size == 1:
+        return plan
+    share = deal(plan.cpus, size)[rank] if plan.cpus else ()
+    return replace(plan, threads=max(1, num_threads(plan) // size), cpus=share)
 
 
 def usable_cores() -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from shared.config.settings import (
     MemoryConfig,
     ModelConfig,
     NodeConfig,
+    ParallelConfig,
     RouterConfig,
     SchedConfig,
     SecurityConfig,
@@ -25,6 +26,16 @@ from shared.core.errors import ConfigError
 def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
     if spec.spec == "mtp" and model.model != "hashlm":
         raise ConfigError(f"--spec mtp needs a model with draft layers: {model.model!r} has none, hashlm has")
+
+
+def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig) -> None:
+    given = f"--tp {parallel.tp}" if parallel.tp > 1 else f"--dp {parallel.dp}"
+    if parallel.num_ranks > 1 and sched.device == "cuda":
+        raise ConfigError(f"{given} --device cuda: ranks share their KV pages as host memory; use --device cpu")
+    if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
+        raise ConfigError(
+            f"{given} --spec eagle: a head needs features that other ranks keep; use --spec ngram or none"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class NodeProcessConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
@@ -58,6 +70,7 @@ class NodeProcessConfig:
 
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
+        check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
 
 
@@ -70,6 +83,7 @@ class ClusterConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -79,6 +93,7 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
+        check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.router.check_addresses(has_keys=self.security.has_keys)
 

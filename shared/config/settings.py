@@ -167,6 +167,35 @@ class SpecConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How many processes share the work of one node."""
+
+    tp: int = option(
+        1,
+        "tensor parallelism: processes of this node that have a share of the weights and heads each (CPU only)",
+        low=1,
+        high=64,
+    )
+    dp: int = option(
+        1,
+        "data parallelism, decode nodes: processes of this node that have all the weights and a share of each step's "
+        "rows (CPU only)",
+        low=1,
+        high=64,
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.tp > 1 and self.dp > 1:
+            raise ConfigError(f"--tp {self.tp} --dp {self.dp}: a node shares out its model or its rows, not both")
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of one node."""
+        return max(self.tp, self.dp)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfig:
     """Who a node is and how it talks. The command sets the role."""
 
@@ -315,6 +344,7 @@ class LocalConfig:
 
     prefill: int = option(1, "prefill nodes; 0: decode nodes prefill on their own", low=0, high=64)
     decode: int = option(1, "decode nodes; 0: prefill nodes decode on their own", low=0, high=64)
+    decode_tp: int = option(0, "--tp of the decode nodes, where it is another than the prefill nodes'", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
     stop_timeout_s: float = option(15.0, "seconds processes get to stop before they are killed", low=0.5, high=3600.0)
     max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)

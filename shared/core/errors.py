@@ -92,6 +92,13 @@ class StepFailed(BatonError):
     code = "step_failed"
 
 
+class RankLost(BatonError):
+    """One of the processes that make up this node is gone or out of step: the node ends, and others go on with its
+    requests."""
+
+    code = "rank_lost"
+
+
 class HandoffFailed(BatonError):
     code = "handoff_failed"
     status = 502

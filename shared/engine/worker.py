@@ -20,10 +20,11 @@ from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
+from shared.engine.ranks import Ranks
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
-from shared.model.interface import Model
+from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import needs_history, sample
 
@@ -34,13 +35,21 @@ class Worker:
     """Owns the model's side of a step. Reads the plan, never writes it; all changes land on the ForwardBatch (S8)."""
 
     def __init__(
-        self, model: Model, kv: KVPool, future_map: FutureMap, drafter: Drafter | None = None, device: str = "cpu"
+        self,
+        model: Model,
+        kv: KVPool,
+        future_map: FutureMap,
+        drafter: Drafter | None = None,
+        device: str = "cpu",
+        ranks: Ranks | None = None,
     ) -> None:
+        """`ranks`: the others that have a part of the model, where it is shared out."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
         self.drafter = drafter
         self.device = device
+        self._ranks = ranks
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
@@ -56,7 +65,7 @@ class Worker:
                 drafts = self.drafter.propose(fb, self.future_map, self.kv)
             lay_out(fb, drafts)
             yield
-        output = self.model.forward(fb.inputs, self.kv)
+        output = self._run_model(fb.inputs)
         lease.carry.update(fb=fb, output=output, drafts=drafts)
         yield
 
@@ -84,6 +93,11 @@ class Worker:
         lease.carry.clear()
         yield
         return verified
+
+    def _run_model(self, inputs: ModelInputs) -> ModelOutput:
+        if self._ranks is None:
+            return self.model.forward(inputs, self.kv)
+        return self._ranks.forward(self.model, inputs, self.kv)
 
     def _record_inputs(self, fb: ForwardBatch) -> None:
         """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""

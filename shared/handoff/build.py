@@ -18,10 +18,11 @@ import torch
 from shared.config import core_plan
 from shared.config.processes import NodeProcessConfig
 from shared.config.settings import MemoryConfig, SchedConfig
-from shared.core.errors import BatonError, ConfigError
+from shared.core.errors import BatonError, ConfigError, RankLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
@@ -29,12 +30,14 @@ from shared.handoff.context import NodeContext, NodeFacts
 from shared.handoff.daemon import Daemon
 from shared.handoff.fingerprint import make_fingerprint
 from shared.handoff.node import Node, Side
+from shared.handoff.ranks import RankProcesses
 from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
 from shared.kv.layout import page_bytes
 from shared.kv.manager import page_count
 from shared.model.interface import Model
 from shared.model.load import load_model
+from shared.model.shard import load_shard
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
@@ -48,6 +51,7 @@ from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
 from shared.wire.sockets import LinkOptions
 
+EXIT_FAILED = 1
 MIN_CONTEXT = 64
 WARM_UP_PROMPT = (1, 2, 3)
 SideOf = Callable[[NodeContext], Side]
@@ -68,14 +72,21 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     keep_freed_memory()
     links = open_links(config, node_id, time.time_ns() // 1000, ring)
     core: NodeCore | None = None
+    others = RankProcesses(config, node_id)
     try:
-        core = build_core(config, log, links.wakeup.set)
+        others.start()
+        core = build_core(config, log, links.wakeup.set, others)
         warm_up(core, log)
-        daemon = Daemon(build_node(config, core, links, log, make_side), links, log, config.node.drain_s)
+        node = build_node(config, core, links, log, make_side)
+        daemon = Daemon(node, links, log, config.node.drain_s, check=others.check)
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
+    except RankLost as error:  # nobody is told anything: its links close, and routers go on elsewhere
+        log.error("this node can't go on", error=error)
+        return EXIT_FAILED
     finally:
+        others.close()
         if core is not None:
             core.streams.stop()
         links.close()
@@ -99,19 +110,20 @@ def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRin
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 
 
-def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None]) -> NodeCore:
-    torch.set_num_threads(threads := core_plan.num_threads(config.cores))
-    device, streams = devices(config.sched)
+def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
+    size = config.parallel.num_ranks
+    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_rank(config.cores, 0, size)))
+    device, streams = devices(config.sched, size)
     started = time.monotonic()
-    loaded = load(config, device, threads)
-    log.info("model loaded", model=loaded.model.spec.name, seconds=round(time.monotonic() - started, 2))
+    loaded = load(config, device, threads, others.model_group)
+    log.info("model loaded", model=loaded.model.spec.name, ranks=size, seconds=round(time.monotonic() - started, 2))
     num_pages, max_context = plan_memory(config, loaded)
     settings = sched_settings(config, device, num_pages, max_context)
     sizes = core_sizes(
         config, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, config.memory.page_size))
     )
     log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
-    return assemble_core(
+    core = assemble_core(
         loaded.model,
         make_streams(streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify),
         settings,
@@ -119,11 +131,14 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         drafter=loaded.drafter,
         overlap=config.sched.overlap and streams != "inline",
         widths=make_width_choice(config.spec),
+        ranks=others.ranks,
     )
+    others.share(core.pool)
+    return core
 
 
 def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
-    memory = config.memory
+    memory, shares = config.memory, config.node.role == "prefill" and "shm" in transports(config, device)
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
     if 0 < memory.offload_bytes < num_page_bytes:
@@ -132,26 +147,30 @@ def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_
         num_pages,
         memory.max_running,
         memory.prefix_cache,
-        shared_memory=config.node.role == "prefill" and "shm" in transports(config, device),
+        shared_memory=shares or config.parallel.num_ranks > 1,
         cold_pages=memory.offload_bytes // num_page_bytes,
         cold_file_pages=memory.offload_disk_bytes // num_page_bytes,
         cold_dir=memory.offload_dir,
     )
 
 
-def devices(sched: SchedConfig) -> tuple[str, str]:
-    """(device, kind of streams)."""
+def devices(sched: SchedConfig, num_ranks: int) -> tuple[str, str]:
+    """(device, kind of streams). Several ranks share their pages as host memory."""
     if sched.device == "inline":
         return "cpu", "inline"
     device = sched.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() and num_ranks == 1 else "cpu"
     return device, device
 
 
-def load(config: NodeProcessConfig, device: str, threads: int) -> Loaded:
+def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
+    """Drafts are rank 0's alone."""
     wanted = config.model
-    model = load_model(wanted.model, wanted.dtype, device, max_context=wanted.max_context, threads=threads)
+    if group is not None:
+        model = load_shard(wanted.model, wanted.dtype, group, max_context=wanted.max_context, threads=threads)
+    else:
+        model = load_model(wanted.model, wanted.dtype, device, max_context=wanted.max_context, threads=threads)
     return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import exit_code_after
+from shared.device.cpu import do_nothing
 from shared.handoff.mail import Dial, HangUp, Outgoing
 from shared.handoff.node import Node
 from shared.observe.log import Logger
@@ -50,13 +51,22 @@ class Daemon:
     """
 
     def __init__(
-        self, node: Node, links: Links, log: Logger, drain_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        node: Node,
+        links: Links,
+        log: Logger,
+        drain_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        check: Callable[[], None] = do_nothing,
     ) -> None:
+        """`check` is called every round, and raises when the node can't go on."""
         self._node = node
         self._links = links
         self._log = log
         self._drain_s = drain_s
         self._clock = clock
+        self._check = check
         self._signals = 0
         self._drain_until = float("inf")
         self._unreachable: list[str] = []
@@ -77,6 +87,7 @@ class Daemon:
     def round(self) -> None:
         """One poll and what follows from it."""
         inbox = self._wait()
+        self._check()
         self._note_signals()
         self._carry_out(self._node.tick(inbox, self._clock()))
 

@@ -51,21 +51,31 @@ class KVPool:
         page_size: int,
         device: str | torch.device = "cpu",
         shared: bool = False,
+        *,
+        sealed: bool = True,
+        memory: mmap.mmap | None = None,
     ) -> None:
+        """With sealed=False other processes may map the pool for writing until `seal` is called. `memory`: that of
+        such a pool, mapped (`map_pool`); this one is then the same pool, and has no descriptor to pass on."""
         self.planes = planes
         self.num_pages = num_pages
         self.page_size = page_size
         self.page_bytes = page_bytes(planes)
         self.device = torch.device(device)
-        self.nonce = secrets.randbits(63) + 1
         self._fd: int | None = None
         on_cpu = self.device.type == "cpu"
         if shared and not on_cpu:
             raise ConfigError(f"a KV pool on {self.device} can't be shared as host memory")
         num_bytes = header_bytes(num_pages) + (num_pages * self.page_bytes if on_cpu else 0)
-        memory = self._map_shared(num_bytes) if shared else _map_private(num_bytes)
+        is_new = memory is None
+        if memory is None:
+            memory = self._map_shared(num_bytes) if shared else _map_private(num_bytes)
+        if shared and sealed:
+            self.seal()
         words = np.frombuffer(memory, np.uint64, HEADER_WORDS + num_pages)
-        words[:HEADER_WORDS] = (MAGIC, self.nonce, num_pages, self.page_bytes)
+        if is_new:
+            words[:HEADER_WORDS] = (MAGIC, secrets.randbits(63) + 1, num_pages, self.page_bytes)
+        self.nonce = int(words[1])
         self.generation: Generations = words[HEADER_WORDS:]
         shape = (num_pages, self.page_bytes)
         if on_cpu:
@@ -75,6 +85,11 @@ class KVPool:
         else:
             self._host = None
             self.pages_bytes = torch.zeros(shape, dtype=torch.uint8, device=self.device)
+
+    def seal(self) -> None:
+        """From now on nobody can map this memory for writing any more; those who have it keep it."""
+        with contextlib.suppress(OSError):  # Linux before 5.1; a hardening only, peers open it read-only anyway
+            fcntl.fcntl(self.fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
 
     @property
     def fd(self) -> int:
@@ -134,13 +149,20 @@ class KVPool:
             os.ftruncate(fd, num_bytes)
             memory = mmap.mmap(fd, num_bytes)
             fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW)
-            with contextlib.suppress(OSError):  # Linux before 5.1; a hardening only, peers open it read-only anyway
-                fcntl.fcntl(fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
         except BaseException:
             os.close(fd)
             raise
         self._fd = fd
         return memory
+
+
+def map_pool(fd: int, num_pages: int, num_page_bytes: int) -> mmap.mmap:
+    """The memory of a shared KVPool that is not sealed yet, for writing: what the processes of one node work on. Closes
+    the descriptor. OSError when it is sealed, ValueError when it has another size."""
+    try:
+        return mmap.mmap(fd, header_bytes(num_pages) + num_pages * num_page_bytes)
+    finally:
+        os.close(fd)
 
 
 def _map_private(num_bytes: int) -> mmap.mmap:

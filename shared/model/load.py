@@ -57,7 +57,7 @@ def load_model(
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     source = open_model(found.path)
-    context = _context(source, max_context)
+    context = context_of(source, max_context)
     if device == "cpu":
         need = weights_bytes(source.config, DTYPES[dtype], context)
         check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
@@ -127,7 +127,7 @@ def warm_up(model: Model) -> None:
     pool.close()
 
 
-def _context(source: TensorSource, asked: int) -> int:
+def context_of(source: TensorSource, asked: int) -> int:
     limit = source.config.max_context
     if asked > limit:
         raise ConfigError(f"--max-context is {asked}; this model was made for at most {limit}")

@@ -12,6 +12,7 @@ from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.jobs import TransferJobs
+from shared.engine.ranks import Ranks
 from shared.engine.worker import Worker
 from shared.kv.cold_store import ColdStore
 from shared.kv.layout import PlaneSpec, pool_window
@@ -95,8 +96,10 @@ def assemble_core(
     drafter: Drafter | None = None,
     overlap: bool = True,
     widths: WidthChoice | None = None,
+    ranks: Ranks | None = None,
 ) -> NodeCore:
-    """`widths`: how many tokens decode rows step; all that the settings allow, when not given."""
+    """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
+    that have a part of the model; the caller gives them the pool, and seals it."""
     planes = pool_planes(model, drafter, settings.page_size)
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
@@ -107,7 +110,14 @@ def assemble_core(
             reads_history=drafter.reads_history,
             relays_drafts=bool(extras),
         )
-    pool = KVPool(planes, sizes.num_pages, settings.page_size, device=settings.device, shared=sizes.shared_memory)
+    pool = KVPool(
+        planes,
+        sizes.num_pages,
+        settings.page_size,
+        device=settings.device,
+        shared=sizes.shared_memory,
+        sealed=ranks is None,
+    )
     num_rows = sizes.max_running + 1
     kv = KVManager(
         ReqToTokenPool(num_rows, page_count(settings.history_len, settings.page_size)),
@@ -115,7 +125,7 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
-    worker = Worker(model, pool, future_map, drafter, settings.device)
+    worker = Worker(model, pool, future_map, drafter, settings.device, ranks)
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from shared.core.errors import BatonError, StepFailed
+from shared.core.errors import BatonError, RankLost, StepFailed
 from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
@@ -120,6 +120,8 @@ class EngineLoop:
         return progressed
 
     def _recover(self, lease: StepLease, error: Exception) -> None:
+        if isinstance(error, RankLost):
+            raise error  # nothing can run here any more: the requests are not to blame
         self.num_failed_steps += 1
         logger.error("step %d failed: %s: %s", lease.step, type(error).__name__, error)
         drained: list[RowId] = []

@@ -22,6 +22,7 @@ from shared.handoff.tombstones import Tombstones
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
+from shared.sched.assemble import NodeCore
 from shared.transfer.choose import make_receiver, make_sender
 from shared.wire.codec import decode, encode, key_of, to_wire
 from shared.wire.messages import (
@@ -43,8 +44,11 @@ ROUTER_ID, ROUTER_EPOCH = "test", 1
 LEASE_S = 60.0
 
 
-def make_node(role: str, node_id: str, knobs: CoreKnobs, epoch: int = 1, transport: str = "zmq") -> Node:
-    core = make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
+def make_node(
+    role: str, node_id: str, knobs: CoreKnobs, epoch: int = 1, transport: str = "zmq", core: NodeCore | None = None
+) -> Node:
+    """`core`: another than the knobs describe."""
+    core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
     planes = core.pool.planes
     facts = NodeFacts(
         role=role,

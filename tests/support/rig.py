@@ -16,6 +16,7 @@ from shared.device.simulated import World
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
+from shared.engine.ranks import Ranks
 from shared.model.hash_reference import reference_stream
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
@@ -104,11 +105,18 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
     return CopyingDrafter(head, knobs.copies) if knobs.copies else head
 
 
-def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | None = None) -> NodeCore:
-    """`drafter`: another than the knobs name."""
+def make_core(
+    knobs: CoreKnobs,
+    world: World | None = None,
+    drafter: Drafter | None = None,
+    *,
+    model: HashLM | None = None,
+    ranks: Ranks | None = None,
+) -> NodeCore:
+    """`drafter`, `model`: others than the knobs name. `ranks`: where the model is one rank's part."""
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
-    model = HashLM(max_context=MAX_CONTEXT, window=knobs.window)
+    model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window)
     drafter = drafter or make_drafter(knobs, model)
     settings = SchedSettings(
         page_size=knobs.page_size,
@@ -131,7 +139,9 @@ def make_core(knobs: CoreKnobs, world: World | None = None, drafter: Drafter | N
     streams = make_streams(knobs.backend, world=world)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
-    return assemble_core(model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap, widths=widths)
+    return assemble_core(
+        model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap, widths=widths, ranks=ranks
+    )
 
 
 @dataclass

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config.core_plan import cpu_quota, environment, num_threads, plan_cores, usable_cores
+from shared.config.core_plan import cpu_quota, environment, num_threads, of_rank, plan_cores, usable_cores
 from shared.config.settings import CorePlan
 
 
@@ -53,6 +53,26 @@ def test_every_plan_uses_given_cores_only_and_no_core_twice_when_there_are_enoug
     assert set(used) <= set(cores) and all(node.cpus and node.threads == len(node.cpus) for node in nodes)
     if len(cores) >= len(nodes):
         assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "size", "shares"),
+    [
+        ((0, 1, 2, 3), 1, [(0, 1, 2, 3)]),
+        ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+        ((4, 5), 2, [(4,), (5,)]),
+        ((4,), 4, [(4,), (4,), (4,), (4,)]),
+    ],
+)
+def test_a_node_s_cores_are_dealt_out_among_its_ranks(cpus, size, shares):
+    plans = [of_rank(CorePlan(threads=len(cpus), cpus=cpus), rank, size) for rank in range(size)]
+    assert [plan.cpus for plan in plans] == shares
+    assert [num_threads(plan) for plan in plans] == [len(share) for share in shares]
+
+
+def test_without_cores_of_their_own_ranks_share_the_threads():
+    plans = [of_rank(CorePlan(threads=6, wait_policy="active"), rank, 4) for rank in range(4)]
+    assert plans == [CorePlan(threads=1, wait_policy="active")] * 4
 
 
 def test_no_cores_or_no_nodes_is_a_mistake_of_the_caller():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from shared.config import core_plan
 from shared.config.flags import given_values
 from shared.config.load import load
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, RouterConfig
+from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, ParallelConfig, RouterConfig
 
 ROUTER = "tcp://127.0.0.1:7001"
 
@@ -152,6 +153,14 @@ def test_children_share_the_cores_and_the_memory():
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
     assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
     assert sum(config.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])
+def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
+    config = replace(cluster(prefill=1, decode=1), parallel=ParallelConfig(tp=tp))
+    config = replace(config, local=replace(config.local, decode_tp=decode_tp))
+    specs = local.child_specs(config, (0, 1), parent_pid=42)
+    assert [parsed(spec.argv[4:])[1].parallel.tp for spec in specs[1:]] == sizes
 
 
 def test_a_taken_port_is_refused_before_anything_starts():

@@ -1,0 +1,182 @@
+"""A Llama-family model on several ranks of one node: each has a share of every product and of the heads.
+
+    normed (T, H)  -> q k v of own heads -> attend: own heads of the pages  -> own columns of (T, heads * D)
+    collect        -> out: own columns of (T, H)                            -> collect -> residual
+    normed (T, H)  -> gate, up: own columns, silu *                         -> own columns of (T, I)
+    collect        -> down: own columns of (T, H)                           -> collect -> residual
+    normed (E, H)  -> head: own columns of (E, vocab)                       -> collect -> logits
+
+Products are cut by their outputs, never by what they sum over: ranks collect, and nothing is added up across them. So
+each number is summed as one rank alone sums it, and where a product's sums do not depend on how many columns it has
+(our compiled ones promise that), all of it has the same bits for any number of ranks. Megatron-LM (Shoeybi et al.
+2019) cuts `out` and `down` the other way and adds: half as many meetings, and other bits for each number of ranks; a
+request that goes from a node of two ranks to one of four would show it.
+
+A page belongs to the node and has all KV heads: a rank works on a slice of it. So nodes of any two numbers of ranks
+hand over the same pages, and where there are more ranks than KV heads neighbours share one, and write the same to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psutil
+import torch
+
+from shared.config.model_path import resolve_model
+from shared.core.errors import ConfigError
+from shared.device.group import RankGroup
+from shared.kernel.attention import AttentionBackend, AttentionInputs
+from shared.kernel.linear import Head, Linear
+from shared.model.config import LlamaConfig
+from shared.model.hashlm_shard import HashLMShard
+from shared.model.interface import Model, ModelSpec
+from shared.model.kernels import pick_kernels
+from shared.model.llama import LlamaModel
+from shared.model.load import DTYPES, WINDOW_SLACK, check_memory, context_of, open_model, warm_up
+from shared.model.weights import LayerWeights, LlamaWeights, TensorSource, load_weights, weights_bytes
+
+NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
+WHOLE = frozenset({"embed", "head", "rope_factors"} | NORMS)
+CUT_BY = {
+    "q": "num_heads", "q_bias": "num_heads",
+    "k": "num_kv_heads", "k_bias": "num_kv_heads", "v": "num_kv_heads", "v_bias": "num_kv_heads",
+    "o": "hidden_size", "o_bias": "hidden_size", "down": "hidden_size",
+    "gate": "intermediate_size", "up": "intermediate_size",
+}  # fmt: skip
+
+
+def load_shard(
+    name: str, dtype: str, group: RankGroup, *, max_context: int = 0, threads: int = 1, kernels: str = "auto"
+) -> Model:
+    """This rank's part of load_model(name, dtype, "cpu"), all ranks together. Every rank's forward takes all of the
+    inputs and gives all of the output. ConfigError where the model can't be shared out among so many."""
+    found = resolve_model(name)
+    if found.path is None:
+        shard = HashLMShard(group, max_context) if max_context else HashLMShard(group)
+        warm_up(shard)
+        return shard
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    whole = open_model(found.path)
+    source = ShardSource(whole, group.rank, group.size)
+    context = context_of(whole, max_context)
+    check_memory(weights_bytes(source.config, DTYPES[dtype], context), psutil.virtual_memory().available)
+    picked = pick_kernels(source.config, DTYPES[dtype], torch.device("cpu"), threads, plain=kernels == "torch")
+
+    def make_head(weight: torch.Tensor) -> Head:
+        return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
+
+    device = torch.device("cpu")
+    weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_linear, make_head)
+    config = whole.config
+    spec = ModelSpec(config.name, config.vocab_size, context, dtype, whole.content_hash(), config.eos_ids)
+    attention = OwnHeads(
+        picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
+    )
+    model = LlamaModel(config, spec, collecting(weights, group), attention, picked.blocks)
+    warm_up(model)
+    return model
+
+
+def collecting(weights: LlamaWeights, group: RankGroup) -> LlamaWeights:
+    """The same, with `out` and `down` that take own columns and give all of them."""
+    return replace(weights, layers=tuple(collecting_layer(layer, group) for layer in weights.layers))
+
+
+def collecting_layer(layer: LayerWeights, group: RankGroup) -> LayerWeights:
+    assert layer.down is not None  # experts were refused
+    return replace(layer, out=Collecting(layer.out, group), down=Collecting(layer.down, group))
+
+
+class Collecting:
+    """A Linear: own columns of x (M, in / size) -> all of y (M, out), by a product that gives own columns of it."""
+
+    def __init__(self, linear: Linear, group: RankGroup) -> None:
+        self.in_features, self.out_features = linear.in_features // group.size, linear.out_features * group.size
+        self._linear, self._group = linear, group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._group.side_by_side(self._linear(self._group.side_by_side(x)))
+
+
+class OwnColumns:
+    """A Head: x (M, in) -> all logits (M, vocab), by a product that gives own columns of them."""
+
+    def __init__(self, head: Head, group: RankGroup) -> None:
+        self._head, self._group = head, group
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._group.side_by_side(self._head(x))
+
+
+class OwnHeads:
+    """An AttentionBackend on some neighbouring KV heads of every page."""
+
+    def __init__(self, attention: AttentionBackend, first: int, count: int) -> None:
+        self._attention = attention
+        self._heads = slice(first, first + count)
+
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+        self._attention.begin(inputs, kv[:, :, :, self._heads])
+
+    def attend(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self._attention.attend(layer, qkv, q_norm, k_norm)
+
+
+class ShardSource:
+    """A TensorSource: one rank's part of another. `config` has this rank's numbers of heads and inner columns; sizes of
+    what all ranks have (the residual, the vocabulary) are the whole model's."""
+
+    def __init__(self, source: TensorSource, rank: int, size: int) -> None:
+        check_shares(source.config, size)
+        self._source, self._rank, self._size = source, rank, size
+        self._num_kv_heads = source.config.num_kv_heads
+        own_kv_heads = max(1, self._num_kv_heads // size)
+        self.first_kv_head = rank * self._num_kv_heads // size
+        self.config = replace(
+            source.config,
+            num_heads=source.config.num_heads // size,
+            num_kv_heads=own_kv_heads,
+            intermediate_size=source.config.intermediate_size // size,
+        )
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        kind = name.rsplit(".", 1)[-1]
+        tensor = self._source.tensor(name)
+        if kind in WHOLE:
+            return tensor
+        if kind not in CUT_BY:
+            raise ConfigError(f"--tp {self._size}: how to share out {name} among ranks is not known")
+        if CUT_BY[kind] == "num_kv_heads":
+            rows = self.config.kv_size
+            first = self.first_kv_head * self.config.head_dim
+            return tensor[first : first + rows].contiguous()
+        return share(tensor, self._rank, self._size)
+
+    def content_hash(self) -> str:
+        """The whole model's: what a node says does not depend on its ranks."""
+        return self._source.content_hash()
+
+
+def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """The rank-th of `size` equal runs of rows, a copy: the rest need not stay in memory."""
+    return tensor.chunk(size)[rank].clone()
+
+
+def check_shares(config: LlamaConfig, size: int) -> None:
+    """ConfigError names the first number that `size` ranks can't share evenly."""
+    if config.experts is not None:
+        raise ConfigError(f"--tp {size}: how to share out the experts of {config.name} is not known")
+    for name in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
+        if getattr(config, name) % size:
+            raise ConfigError(
+                f"--tp {size}: {config.name} has {name} {getattr(config, name)}, which it does not divide"
+            )
+    if config.num_kv_heads % size and size % config.num_kv_heads:
+        raise ConfigError(f"--tp {size}: {config.name} has {config.num_kv_heads} KV heads; neither divides the other")

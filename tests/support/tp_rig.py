@@ -1,0 +1,74 @@
+"""The ranks of one node as threads of one process: the production group, orders and follower's loop, over gloo."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import torch
+import torch.distributed as dist
+
+from shared.core.errors import RankLost
+from shared.device.group import RankGroup
+from shared.engine.ranks import ModelRanks, Ranks, follow
+from shared.engine.row_ranks import RowRanks, follow_rows
+from shared.kv.pool import KVPool
+from shared.model.interface import Model
+
+PATIENCE_S = 20.0  # only a bound
+Load = Callable[[RankGroup], Model]
+
+
+class Team:
+    """`model` is what rank 0 loads, `ranks` what its worker needs; `share` gives the pool to ranks 1 .. size - 1."""
+
+    def __init__(self, size: int, load: Load, by_rows: bool) -> None:
+        store = dist.HashStore()
+        pairs = [socket.socketpair() for _ in range(1, size)]
+        self.sockets = [ours for ours, _ in pairs]
+        self.errors: list[BaseException] = []
+        self._follow = follow_rows if by_rows else follow
+        self._pool: Future[KVPool] = Future()
+        self.threads = [
+            threading.Thread(target=self._main, args=(store, rank, size, load, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pairs, start=1)
+        ]
+        for thread in self.threads:
+            thread.start()
+        self.group = RankGroup(store, 0, size, PATIENCE_S)
+        self.model = load(self.group)
+        self.ranks: Ranks = (RowRanks if by_rows else ModelRanks)(self.group, self.sockets)
+
+    def share(self, pool: KVPool) -> None:
+        self._pool.set_result(pool)
+
+    def _main(self, store: dist.Store, rank: int, size: int, load: Load, orders: socket.socket) -> None:
+        torch.set_num_threads(1)
+        try:
+            group = RankGroup(store, rank, size, PATIENCE_S)
+            self._follow(orders, group, load(group), self._pool.result())
+        except RankLost as error:
+            self.errors.append(error)
+        finally:
+            orders.close()
+
+    def close(self) -> None:
+        for ours in self.sockets:
+            ours.close()
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a follower did not end"
+
+
+@contextlib.contextmanager
+def followers(size: int, load: Load, *, by_rows: bool = False) -> Iterator[Team]:
+    """`by_rows`: each rank has the whole model and some of the rows."""
+    team = Team(size, load, by_rows)
+    try:
+        yield team
+    finally:
+        team.close()
+        assert not team.errors, team.errors

@@ -1,0 +1,131 @@
+"""A node and its other ranks: what they say to one another, whose end is whose, and the memory that they share."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from pair import make_node
+from rig import CoreKnobs
+
+from shared.config.processes import NodeProcessConfig
+from shared.core.errors import RankLost
+from shared.device.group import as_bytes
+from shared.handoff import ranks
+from shared.handoff.daemon import Daemon
+from shared.handoff.ranks import Follower, RankProcesses
+from shared.kv.pool import KVPool, map_pool
+from shared.model.hashlm import HashLM
+from shared.observe.log import Logger
+from shared.wire.peers import Inbound
+from shared.wire.rank_orders import Done, Pages, hear, tell
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_messages_arrive_whole_and_one_by_one(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    tell(ours, Pages(3, 16, 4096))
+    tell(ours, Done())
+    assert hear(theirs, Pages) == Pages(3, 16, 4096)
+    assert hear(theirs, Done) == Done()
+
+
+@pytest.mark.parametrize("said", [b"", b"\x05", (100).to_bytes(8, "little") + b"half of it"])
+def test_a_peer_that_parts_says_nothing_more(pair: tuple[socket.socket, socket.socket], said: bytes) -> None:
+    ours, theirs = pair
+    ours.sendall(said)
+    ours.close()
+    assert hear(theirs, Pages) is None
+
+
+def test_a_peer_that_is_late_or_gone(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+    theirs.settimeout(0.01)
+    assert hear(theirs, Done) is None
+    ours.close()
+    with pytest.raises(RankLost, match="takes no messages"):
+        tell(theirs, Done())
+
+
+def test_ranks_write_the_same_pages_until_the_pool_is_sealed() -> None:
+    planes = HashLM().kv_planes(4)
+    pool = KVPool(planes, 5, 4, shared=True, sealed=False)
+    other = KVPool(planes, 5, 4, memory=map_pool(os.dup(pool.fd), 5, pool.page_bytes))
+    assert other.nonce == pool.nonce
+    other.plane("kv")[2, 1, 3] = 77
+    pool.plane("kv")[4, 0, 0] = 78
+    assert pool.plane("kv")[2, 1, 3] == 77 and other.plane("kv")[4, 0, 0] == 78
+    pool.seal()
+    with pytest.raises(OSError, match="not permitted"):
+        map_pool(os.dup(pool.fd), 5, pool.page_bytes)
+    other.plane("kv")[2, 1, 3] = 79
+    assert pool.plane("kv")[2, 1, 3] == 79, "whoever had it keeps it"
+    assert np.count_nonzero(pool.page_view(1)) == 0
+    pool.close()
+    other.close()
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankProcesses]:
+    """With one follower that does nothing, and hears nothing either."""
+    monkeypatch.setattr(ranks, "FAREWELL_S", 0.02)
+    processes = RankProcesses(NodeProcessConfig(), "decode-0")
+    ours, theirs = socket.socketpair()
+    processes._followers.append(Follower(1, subprocess.Popen(["sleep", "60"]), ours))
+    with theirs:
+        yield processes
+        processes.close()
+
+
+def test_a_rank_that_does_not_end_is_ended(processes: RankProcesses) -> None:
+    (follower,) = processes._followers
+    processes.check()
+    processes.close()
+    assert follower.process.returncode == -signal.SIGKILL
+    processes.close()
+
+
+class NoLinks:
+    def __init__(self) -> None:
+        self.polls = 0
+
+    def poll(self, timeout_s: float) -> Sequence[Inbound]:
+        self.polls += 1
+        return ()
+
+    def send(self, *_: object) -> bool:
+        return True
+
+
+def test_a_node_whose_rank_has_ended_ends(processes: RankProcesses) -> None:
+    """With nothing to do it would not notice by itself."""
+    (follower,) = processes._followers
+    node = make_node("decode", "d0", CoreKnobs())
+    links, log = NoLinks(), Logger("d0", io.StringIO())
+    daemon = Daemon(node, links, log, 1.0, lambda: 0.0, check=processes.check)  # type: ignore[arg-type]
+    daemon.round()
+    follower.process.kill()
+    follower.process.wait()
+    with pytest.raises(RankLost, match="rank 1 ended with status -9"):
+        daemon.round()
+    node.ctx.core.close()
+
+
+@pytest.mark.parametrize("x", [torch.arange(6).view(2, 3), torch.ones(1, 1), torch.tensor([5])[:, None][:1]])
+def test_tensors_travel_as_bytes_whatever_their_strides_say(x: torch.Tensor) -> None:
+    """Of a single element any stride will do, and some libraries make it 0."""
+    odd = x.as_strided(x.shape, (0,) * x.ndim) if x.numel() == 1 else x
+    assert as_bytes(odd).numpy().tobytes() == x.numpy().tobytes()
