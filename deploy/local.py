@@ -20,7 +20,7 @@ from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
 from shared.config.flags import to_argv
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan, ParallelConfig
+from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
@@ -139,23 +139,18 @@ def node_specs(config: ClusterConfig, plan: ClusterCores, parent_pid: int) -> li
 
 def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, num_nodes: int) -> NodeProcessConfig:
     fraction = min(config.memory.mem_fraction, MOST_MEMORY / num_nodes)
+    tp = (role == "decode" and config.local.decode_tp) or config.parallel.tp
     return NodeProcessConfig(
         model=config.model,
         memory=replace(config.memory, mem_fraction=fraction),
         sched=config.sched,
         spec=config.spec,
-        parallel=parallel_config(config, role),
+        parallel=replace(config.parallel.of(role), tp=tp),
         node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
         cores=cores,
         security=config.security,
         log=config.log,
     )
-
-
-def parallel_config(config: ClusterConfig, role: str) -> ParallelConfig:
-    if role == "prefill":
-        return replace(config.parallel, dp=1)
-    return replace(config.parallel, tp=config.local.decode_tp or config.parallel.tp)
 
 
 def spec(

@@ -149,6 +149,7 @@ def node_config(
         memory=config.memory,
         sched=config.sched,
         spec=config.spec,
+        parallel=config.parallel.of(node.role),
         node=node,
         cores=cores,
         security=config.security,

@@ -109,6 +109,7 @@ class RayClusterConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -118,5 +119,6 @@ class RayClusterConfig:
 
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
+        check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.router.check_addresses(has_keys=self.security.has_keys)

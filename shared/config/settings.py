@@ -189,6 +189,10 @@ class ParallelConfig:
         if self.tp > 1 and self.dp > 1:
             raise ConfigError(f"--tp {self.tp} --dp {self.dp}: a node shares out its model or its rows, not both")
 
+    def of(self, role: str) -> ParallelConfig:
+        """What a node of this role takes of a whole cluster's."""
+        return self if role == "decode" else ParallelConfig(tp=self.tp)
+
     @property
     def num_ranks(self) -> int:
         """Processes of one node."""

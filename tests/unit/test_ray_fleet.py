@@ -13,7 +13,14 @@ from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Pla
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
-from shared.config.settings import MemoryConfig, NodeConfig, RouterConfig, SecurityConfig
+from shared.config.settings import (
+    CorePlan,
+    MemoryConfig,
+    NodeConfig,
+    ParallelConfig,
+    RouterConfig,
+    SecurityConfig,
+)
 from shared.core.errors import ConfigError
 
 HERE = Place("10.0.0.1", "a", "n1", (0, 1, 2, 3))
@@ -409,3 +416,11 @@ def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
     loopback = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     assert environment("")[loopback] == "0" and loopback not in environment("auto")
     assert environment("auto")["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+@pytest.mark.parametrize(("given", "prefill", "decode"), [({"tp": 2}, (2, 1), (2, 1)), ({"dp": 3}, (1, 1), (1, 3))])
+def test_nodes_get_their_ranks_and_prefill_nodes_share_out_no_rows(given, prefill, decode):
+    settings = config(parallel=ParallelConfig(**given))
+    for name, expected in (("prefill-0", prefill), ("decode-0", decode)):
+        parallel = plan.node_config(settings, name, HERE, (), CorePlan()).parallel
+        assert (parallel.tp, parallel.dp) == expected

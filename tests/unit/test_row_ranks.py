@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,13 @@ from rig import MAX_CONTEXT, CoreKnobs, assert_streams, assert_whole, draw_jobs,
 from tiny_llama import write_tiny_llama
 from tp_rig import Team, followers
 
+from shared.engine.ranks import inputs_of, order_of
 from shared.engine.row_ranks import deal
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM
 from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
+from shared.wire.rank_orders import Forward
 
 KNOBS = {
     "plain": CoreKnobs(chunk_size=16, num_pages=60),
@@ -29,15 +31,15 @@ KNOBS = {
 
 
 class Counting(HashLM):
-    """Counts the forwards of one rank, and refuses to run without tokens."""
+    """Counts the forwards of one rank, and all that have no tokens."""
 
     def __init__(self, name: int, counts: Counter) -> None:
         super().__init__(max_context=MAX_CONTEXT)
         self._name, self._counts = name, counts
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        assert len(inputs.input_ids)
         self._counts[self._name] += 1
+        self._counts["empty"] += not len(inputs.input_ids)
         return super().forward(inputs, kv)
 
 
@@ -60,7 +62,7 @@ def test_hashlm_streams_are_the_oracles(size: int, knobs: CoreKnobs) -> None:
     counts: Counter = Counter()
     with followers(size, lambda group: Counting(group.rank, counts), by_rows=True) as team:
         run(team, knobs, 10, size)
-    assert all(counts[rank] > 10 for rank in range(size)), counts
+    assert all(counts[rank] > 10 for rank in range(size)) and not counts["empty"], counts
 
 
 def test_a_rank_without_rows_is_idle_and_in_step() -> None:
@@ -126,3 +128,26 @@ def test_llama_streams_are_those_of_one_rank(tmp_path: Path) -> None:
     expected = streams(load(), None)
     with followers(2, load, by_rows=True) as team:
         assert streams(team.model, team) == expected
+
+
+def same(ours: object, theirs: object) -> bool:
+    if isinstance(ours, torch.Tensor):
+        return isinstance(theirs, torch.Tensor) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    return ours == theirs
+
+
+def test_every_field_of_a_forward_s_inputs_is_sent() -> None:
+    """A new one that was forgotten would be missing on all ranks but the first, and nobody would be told."""
+    inputs = step_of([3, 1, 1], [2, 3, 4])
+    names = [field.name for field in fields(ModelInputs)]
+    assert set(names) == {*Forward.__struct_fields__} - {"num_pages"}
+    got = inputs_of(order_of(inputs))
+    assert [name for name in names if not same(getattr(got, name), getattr(inputs, name))] == []
+    bare = replace(inputs, slots=None, visible=None)
+    assert inputs_of(order_of(bare)).slots is None and inputs_of(order_of(bare)).visible is None
+
+
+def test_one_part_is_all_of_every_field() -> None:
+    inputs = step_of([3, 1, 1], [2, 3, 4])
+    (part,) = deal(inputs, 1)
+    assert [f.name for f in fields(ModelInputs) if not same(getattr(part, f.name), getattr(inputs, f.name))] == []
