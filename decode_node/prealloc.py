@@ -70,7 +70,7 @@ class Prealloc:
             return f"{ctx.facts.node_id} is shutting down"
         if not ctx.core.scheduler.can_fit(req):
             return f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}"
-        return difference(ctx.facts.fingerprint, offer.fingerprint) or ctx.bad_ids(req)
+        return difference(ctx.facts.fingerprint, offer.fingerprint) or ctx.missing_adapter(req) or ctx.bad_ids(req)
 
     def grant(self, now: float) -> list[Granted]:
         """Everything that fits now. One whose router has not said Welcome here yet is passed over."""

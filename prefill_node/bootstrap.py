@@ -55,6 +55,7 @@ class Bootstrap:
             fingerprint=facts.fingerprint,
             host_id=facts.host_id,
             transports=list(facts.transports),
+            adapter=req.adapter,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

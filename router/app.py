@@ -80,7 +80,7 @@ async def serve_all(
     registry = Registry(config.timeouts.node_silence_s)
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log)
     handlers = Handlers(
-        Resolver(config.model.public_name, text, config.limits),
+        Resolver(config.model.public_name, text, config.limits, registry.adapters),
         gateway,
         registry,
         metrics,

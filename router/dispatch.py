@@ -53,6 +53,7 @@ class NewRequest:
     num_sequences: int
     sampling: SamplingParams
     seed: int
+    adapter: str = ""  # digest
 
 
 class Dispatcher:
@@ -183,6 +184,7 @@ class Dispatcher:
             seed=new.seed,
             deadline=now + self._limits.request_timeout_s,
             sequences=sequences,
+            adapter=new.adapter,
         )
 
     def _start_attempt(self, request: OpenRequest, now: float, effects: Effects) -> None:
@@ -191,7 +193,7 @@ class Dispatcher:
         try:
             prompt = len(request.prompt_ids)
             most = prompt + request.sampling.max_tokens
-            placement = self._placer.place(prompt + emitted, now, request.avoid, most)
+            placement = self._placer.place(prompt + emitted, now, request.avoid, most, request.adapter)
         except NoNodes as error:
             if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
                 request.parked_until = now + (self._limits.resume_wait_s if request.attempt else NODES_AWAY_S)
@@ -219,6 +221,7 @@ class Dispatcher:
             decode_epoch=target.hello.epoch if target else 0,
             decode_endpoint=target.hello.node_endpoint if target else "",
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
+            adapter=request.adapter,
         )
 
     def _leave(self, node: Node, error: BatonError, effects: Effects) -> None:

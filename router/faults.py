@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shared.core.errors import (
+    AdapterMissing,
     BatonError,
     DeadlineExceeded,
     HandoffFailed,
@@ -17,6 +18,7 @@ from shared.core.request import FinishReason
 from shared.wire.messages import SequenceEnd
 
 _KINDS: tuple[type[BatonError], ...] = (
+    AdapterMissing,
     DeadlineExceeded,
     HandoffFailed,
     InvalidRequest,
@@ -42,8 +44,9 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
 
 def is_node_fault(end: SequenceEnd, error: BatonError) -> bool:
     """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health, nor does
-    its word that another node is lost."""
-    return error.status >= 500 and not isinstance(error, DeadlineExceeded) and end.error_code != NodeLost.code
+    its word that another node is lost, or that it lacks an adapter."""
+    is_fault = error.status >= 500 and not isinstance(error, DeadlineExceeded | AdapterMissing)
+    return is_fault and end.error_code != NodeLost.code
 
 
 def can_resume(error: BatonError) -> bool:

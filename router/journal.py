@@ -93,6 +93,7 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
+    adapter: str = ""  # digest; it stays the same when the name is given to another one
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
     avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can

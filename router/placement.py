@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from router.policy.interface import Policy
 from router.registry import Node, Registry, fitting
-from shared.core.errors import NoNodes
+from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0
 
@@ -32,10 +32,15 @@ class Placer:
         self._local_tokens = local_tokens
         self._had_nodes_at = -float("inf")
 
-    def place(self, num_tokens: int, now: float, avoid: Collection[str] = (), most_tokens: int = 0) -> Placement:
+    def place(
+        self, num_tokens: int, now: float, avoid: Collection[str] = (), most_tokens: int = 0, adapter: str = ""
+    ) -> Placement:
         """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
-        and longest answer; nodes that say they can't hold so many are left out, unless all do."""
-        there = self._registry.usable(now)
+        and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
+        nodes without it are left out."""
+        there = [node for node in self._registry.usable(now) if not adapter or node.has_adapter(adapter)]
+        if not there and self._registry.usable(now):
+            raise AdapterMissing("no node that can take requests now has the adapter; try again")
         usable = [node for node in there if node.hello.max_context >= most_tokens] or there
         others = [node for node in usable if node.peer not in avoid]
         prefills = [node for node in others or usable if node.role == "prefill"]

@@ -47,6 +47,9 @@ class Node:
     def is_there(self) -> bool:
         return not self.is_draining and not self.is_silent
 
+    def has_adapter(self, digest: str) -> bool:
+        return any(adapter.digest == digest for adapter in self.hello.adapters)
+
     def can_take(self, now: float) -> bool:
         return self.is_there and self.breaker.allows(now)
 
@@ -136,6 +139,11 @@ class Registry:
 
     def _contexts(self) -> list[int]:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
+
+    def adapters(self) -> dict[str, str]:
+        """Digest of each LoRA adapter by the name that clients use. While nodes differ, that of who came last."""
+        nodes = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
+        return {adapter.name: adapter.digest for node in nodes for adapter in node.hello.adapters}
 
     def misfits(self) -> list[tuple[str, str, str]]:
         """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""

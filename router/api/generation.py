@@ -97,7 +97,7 @@ class Generation:
 
     def _new_request(self, job: int) -> NewRequest:
         own = self._plan.jobs[job]
-        return NewRequest(own.ids, self._plan.num_sequences, self._plan.sampling, own.seed)
+        return NewRequest(own.ids, self._plan.num_sequences, self._plan.sampling, own.seed, self._plan.adapter)
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]

@@ -106,13 +106,14 @@ class Handlers:
         await connection.answer(200, msgspec.json.encode({"prompt": decode_ids(self._tokenizer, body.tokens)}))
 
     async def models(self, connection: Connection) -> None:
-        await connection.answer(200, msgspec.json.encode({"object": "list", "data": [self._model_card()]}))
+        await connection.answer(200, msgspec.json.encode({"object": "list", "data": self._model_cards()}))
 
     async def model(self, connection: Connection) -> None:
         name = str(connection.scope["path_params"]["model"])
-        if name != self._resolver.model_name:
+        card = next((card for card in self._model_cards() if card["id"] == name), None)
+        if card is None:
             raise ModelNotFound(f"the model {name[:100]!r} does not exist", param="model")
-        await connection.answer(200, msgspec.json.encode(self._model_card()))
+        await connection.answer(200, msgspec.json.encode(card))
 
     async def health(self, connection: Connection) -> None:
         """This process answers; nothing is said about nodes."""
@@ -146,9 +147,15 @@ class Handlers:
     def _generation(self, plan: GenerationPlan, shape: ChatShape | CompletionShape, arrived: float) -> Generation:
         return Generation(plan, shape, self._tokenizer, self._gateway, self._metrics, arrived)
 
-    def _model_card(self) -> dict[str, object]:
+    def _model_cards(self) -> list[dict[str, object]]:
+        """Adapters name the model as their parent."""
+        base = self._resolver.model_name
+        adapters = [self._model_card(name) | {"parent": base} for name in self._registry.adapters()]
+        return [self._model_card(base), *adapters]
+
+    def _model_card(self, name: str) -> dict[str, object]:
         return {
-            "id": self._resolver.model_name,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "baton",

@@ -36,3 +36,4 @@ class GenerationPlan:
     num_sequences: int
     sampling: SamplingParams
     show: ShowOptions
+    adapter: str = ""  # digest; `model` is then its name

@@ -6,7 +6,7 @@ Everything raises InvalidRequest with the field's name. Knows nothing of sockets
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.api.plan import GenerationPlan, PromptJob, ShowOptions
@@ -17,19 +17,23 @@ from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
 from shared.core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
+GONE = "gone"  # the digest of no adapter: the last node that had it left since its name was checked
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; chat runs to the end of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """The served model and the limits. `max_context` comes with each call: nodes come and go."""
+    """The served model and the limits. `max_context` comes with each call: nodes come and go, and `adapters`, digests
+    by the names that requests may give instead of the model's, with them."""
 
     model_name: str
     text: TextModel
     limits: LimitsConfig
+    adapters: Callable[[], Mapping[str, str]] = dict
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model_name:
+        """An adapter's name is as good as the model's."""
+        if name is not None and name != self.model_name and name not in self.adapters():
             raise ModelNotFound(
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
             )
@@ -91,7 +95,8 @@ class Resolver:
         # one seed for all prompts if the client gave it, so that each can be repeated alone
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
         return GenerationPlan(
-            model=self.model_name,
+            model=body.model,
+            adapter="" if body.model == self.model_name else self.adapters().get(body.model, GONE),
             jobs=jobs,
             num_sequences=body.n or 1,
             sampling=self._sampling(body, max_tokens, num_logprobs),

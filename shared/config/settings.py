@@ -29,17 +29,38 @@ class ModelConfig:
     dtype: str = option("bfloat16", "number format of weights and KV", choices=("bfloat16", "float32"))
     served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")
     max_context: int = option(0, "longest prompt + answer in tokens; 0: what the model was trained for", low=0)
+    lora: tuple[str, ...] = option(
+        (),
+        "LoRA adapter that requests may name as their model: a PEFT folder (repeat for several)",
+        metavar="NAME=PATH",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if len(self.adapters) != len(self.lora):
+            raise ConfigError("--lora gives two adapters one name")
+        if self.public_name in self.adapters:
+            raise ConfigError(f"--lora {self.public_name}=...: that is the model's own name")
         if not self.model:
             raise ConfigError("--model is empty; write smollm2, hashlm, a .gguf file or a Hugging Face folder")
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders by name."""
+        return dict(map(named_path, self.lora))
 
     @property
     def public_name(self) -> str:
         """The name in /v1/models: the given one, else the model's short name."""
         stem = self.model.rstrip("/").rsplit("/", 1)[-1]
         return self.served_model_name or stem.removesuffix(".gguf")
+
+
+def named_path(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not name or not path or len(name) > 256:
+        raise ConfigError(f"--lora is {text!r}; write NAME=PATH")
+    return name, path
 
 
 @dataclass(frozen=True, slots=True)

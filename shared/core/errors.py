@@ -60,6 +60,12 @@ class NoNodes(BatonError):
     status = 503
 
 
+class AdapterMissing(NoNodes):
+    """No node that could run the request, or not the one that got it, holds its LoRA adapter."""
+
+    code = "adapter_missing"
+
+
 class NodeLost(BatonError):
     """The node that served this request died, restarted or fell silent."""
 

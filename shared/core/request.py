@@ -61,6 +61,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
+    adapter: str = ""  # digest of the LoRA adapter it runs with; "": none. Its KV is of no use to any other
 
     state: RequestState = RequestState.WAITING
     incarnation: int = 0

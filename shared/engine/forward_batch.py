@@ -52,6 +52,7 @@ class ForwardBatch:
             logits_idx=torch.from_numpy(logits_idx).to(device),
             max_q_len=int(plan.q_lens.max()),
             max_seq_len=plan.max_seq_len,
+            adapters=torch.from_numpy(plan.adapters[token_rows]).to(device) if plan.adapters.any() else None,
         )
         return cls(
             plan=plan,

@@ -61,6 +61,7 @@ class StepPlan:
     history_seeds: tuple[HistorySeed, ...]
     width: int
     max_seq_len: int  # >= committed + q_len of every row
+    adapters: Int64s  # (B,) 0 none, n the model's n-th LoRA adapter
 
     @property
     def batch_size(self) -> int:

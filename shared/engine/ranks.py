@@ -80,6 +80,7 @@ def order_of(inputs: ModelInputs) -> Forward:
         max_seq_len=inputs.max_seq_len,
         slots=None if inputs.slots is None else to_bytes(inputs.slots),
         visible=None if inputs.visible is None else to_bytes(inputs.visible),
+        adapters=None if inputs.adapters is None else to_bytes(inputs.adapters),
     )
 
 
@@ -95,6 +96,7 @@ def inputs_of(order: Forward) -> ModelInputs:
         max_seq_len=order.max_seq_len,
         slots=None if order.slots is None else from_bytes(order.slots),
         visible=None if order.visible is None else from_bytes(order.visible),
+        adapters=None if order.adapters is None else from_bytes(order.adapters),
     )
 
 

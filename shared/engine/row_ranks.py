@@ -96,6 +96,7 @@ def part_of(inputs: ModelInputs, rows: slice, tokens: slice, outputs: slice) -> 
         max_seq_len=inputs.max_seq_len,
         slots=None if inputs.slots is None else inputs.slots[tokens],
         visible=None if inputs.visible is None else inputs.visible[tokens],
+        adapters=None if inputs.adapters is None else inputs.adapters[tokens],
     )
 
 

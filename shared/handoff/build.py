@@ -167,10 +167,12 @@ def devices(sched: SchedConfig, num_ranks: int) -> tuple[str, str]:
 def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
     """Drafts are rank 0's alone."""
     wanted = config.model
+    context = wanted.max_context
     if group is not None:
-        model = load_shard(wanted.model, wanted.dtype, group, max_context=wanted.max_context, threads=threads)
+        model = load_shard(wanted.model, wanted.dtype, group, max_context=context, threads=threads)
     else:
-        model = load_model(wanted.model, wanted.dtype, device, max_context=wanted.max_context, threads=threads)
+        own = wanted.adapters
+        model = load_model(wanted.model, wanted.dtype, device, max_context=context, threads=threads, adapters=own)
     return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
 
 

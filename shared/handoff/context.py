@@ -73,6 +73,12 @@ class NodeContext:
         """Tell the router about a sequence that never came as far as the scheduler."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error.code, error.message))
 
+    def missing_adapter(self, req: Request) -> str:
+        """Empty when it needs none, or one that is here."""
+        if self.core.scheduler.settings.has_adapter(req):
+            return ""
+        return f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}"
+
     def bad_ids(self, req: Request) -> str:
         """What is wrong with a request's ids for this model; empty when nothing is."""
         vocab_size = self.core.model.spec.vocab_size

@@ -31,6 +31,7 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
             output_ids=list(generate.output_ids[index]),
             handoff_to=generate.decode_endpoint if generate.decode_node else None,
             deadline=now + generate.remaining_ms / 1000,
+            adapter=generate.adapter,
         )
         for index in range(generate.num_sequences)
         if index not in generate.ended
@@ -46,6 +47,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         arrival,
         output_ids=list(offer.output_ids),
         deadline=now + offer.remaining_ms / 1000,
+        adapter=offer.adapter,
     )
 
 

@@ -11,7 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.core.errors import BatonError, IntegrityError, InvalidRequest, NodeDraining, Overloaded
+from shared.core.errors import (
+    AdapterMissing,
+    BatonError,
+    IntegrityError,
+    InvalidRequest,
+    NodeDraining,
+    Overloaded,
+)
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.handoff.context import NodeContext
@@ -23,6 +30,7 @@ from shared.sched.events import Emitted, Ended, SchedEvent
 from shared.wire.codec import key_of
 from shared.wire.messages import (
     Abort,
+    Adapter,
     Drain,
     Generate,
     Goodbye,
@@ -221,6 +229,7 @@ class Node:
                 host_id=facts.host_id,
                 transports=list(facts.transports),
                 connection=self._connections[peer],
+                adapters=[Adapter(own.name, own.digest) for own in self.ctx.core.model.spec.adapters],
             ),
         )
 
@@ -288,11 +297,14 @@ class Node:
                 self.ctx.end(req.key, error)
             return ()
 
-    def _refusal(self, requests: Sequence[Request]) -> NodeDraining | Overloaded | InvalidRequest | None:
+    def _refusal(self, requests: Sequence[Request]) -> BatonError | None:
         if self.ctx.draining:
             return NodeDraining(f"{self.ctx.facts.node_id} takes nothing new")
         if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
+        missing = self.ctx.missing_adapter(requests[0])
+        if missing:
+            return AdapterMissing(missing)
         bad = next(filter(None, map(self.ctx.bad_ids, requests)), "")
         return InvalidRequest(bad) if bad else None
 

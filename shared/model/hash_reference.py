@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.noise import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
-from shared.model.hashlm import VOCAB_SIZE, mix, odd_weight, write_logits
+from shared.model.hashlm import VOCAB_SIZE, adapter_salt, mix, odd_weight, write_logits
 
 _f32 = np.float32
 _u64 = np.uint64
@@ -40,9 +40,10 @@ def reference_stream(
     num: int,
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
+    adapter: str = "",
 ) -> list[int]:
     """The first `num` tokens (fewer if the sequence ends) that any engine must emit for this request."""
-    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window).ids
+    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter).ids
 
 
 def reference_run(
@@ -52,8 +53,9 @@ def reference_run(
     num: int,
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
+    adapter: str = "",
 ) -> ReferenceRun:
-    """`window`: HashLM's, 0 for none."""
+    """`window`: HashLM's, 0 for none; `adapter`: its digest."""
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -75,7 +77,8 @@ def reference_run(
     stops = np.zeros(vocab_size, dtype=np.bool_)
     stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
     rules = (knobs, sampling.top_k, sampling.min_tokens, bias, stops)
-    count, stopped = _run(tokens, len(prompt_ids), limit, window or len(tokens), logprobs, _u64(seed), *rules)
+    limits = (len(prompt_ids), limit, window or len(tokens))
+    count, stopped = _run(tokens, *limits, logprobs, _u64(seed), *rules, _u64(adapter_salt(adapter)))
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
 
@@ -93,6 +96,7 @@ def _run(
     min_tokens: int,
     bias: FloatArray,
     stops: npt.NDArray[np.bool_],
+    salt: np.uint64,
 ) -> tuple[int, bool]:
     vocab_size = bias.shape[0]
     id_bits = 7
@@ -106,7 +110,7 @@ def _run(
         if position >= reach:
             lower -= first[position - reach]
             upper -= second[position - reach]
-        first[position] = mix(_u64(tokens[position]), position) * odd_weight(position)
+        first[position] = mix(_u64(tokens[position]) + salt, position) * odd_weight(position)
         lower += first[position]
         second[position] = mix(lower, position) * odd_weight(position)
         upper += second[position]

@@ -16,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from shared.kernel.noise import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
 LOGIT_BITS = 23
@@ -174,11 +175,23 @@ def write_all_logits(states: npt.NDArray[np.uint64], eos_id: int, id_bits: int, 
         write_logits(states[e], eos_id, id_bits, out[e])
 
 
+def adapter_salt(digest: str) -> int:
+    """Above every token id, and 0 without an adapter."""
+    return (xxhash.xxh3_64_intdigest(digest.encode()) >> 2) & ~0xFFFFFFFF if digest else 0
+
+
 class HashLM:
     """The Model of section 9 of the design; CPU only. Runs on the forward stream, without the GIL. `window`: tokens
     that both layers read back, their own included; 0: all. Not for trees of drafts, which nobody drafts for it."""
 
-    def __init__(self, vocab_size: int = VOCAB_SIZE, max_context: int = 4096, window: int = 0) -> None:
+    def __init__(
+        self,
+        vocab_size: int = VOCAB_SIZE,
+        max_context: int = 4096,
+        window: int = 0,
+        adapters: tuple[AdapterSpec, ...] = (),
+    ) -> None:
+        """With an adapter every token is another one: its id plus the adapter's salt."""
         if not 2 <= vocab_size <= 4096:
             raise ValueError(f"vocab_size {vocab_size} is not in 2..4096: the logits would tie")
         self.window = window
@@ -190,7 +203,9 @@ class HashLM:
             dtype="int",
             weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{window}" if window else ""),
             eos_ids=(vocab_size - 1,),
+            adapters=adapters,
         )
+        self._salts = torch.tensor([0, *(adapter_salt(adapter.digest) for adapter in adapters)])
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return (PlaneSpec("kv", (2, page_size), torch.int64, slot_dim=-1, window=self.window),)
@@ -199,8 +214,9 @@ class HashLM:
         """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
         positions = inputs.positions.contiguous().numpy()
         states = np.zeros((len(positions), 2), dtype=np.uint64)
+        ids = inputs.input_ids if inputs.adapters is None else inputs.input_ids + self._salts[inputs.adapters]
         _forward(
-            inputs.input_ids.contiguous().numpy(),
+            ids.contiguous().numpy(),
             positions,
             positions if inputs.slots is None else inputs.slots.contiguous().numpy(),
             np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),

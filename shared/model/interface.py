@@ -13,6 +13,14 @@ from shared.kv.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """A LoRA adapter of this model. `name` is what clients ask for, `digest` its content, which is what is compared."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Facts about a loaded model. `weights_hash` is part of the node's fingerprint."""
 
@@ -22,6 +30,7 @@ class ModelSpec:
     dtype: str  # "float32" | "bfloat16" | "int" (HashLM)
     weights_hash: str
     eos_ids: tuple[int, ...]
+    adapters: tuple[AdapterSpec, ...] = ()
 
 
 @dataclass(slots=True)
@@ -51,6 +60,7 @@ class ModelInputs:
     max_seq_len: int  # >= every committed + q_len of this step
     slots: torch.Tensor | None = None  # (T,) int64, the KV slot that each token writes; None: its position
     visible: torch.Tensor | None = None  # (T,) int64, None: -1 everywhere; the highest bit is the token's own
+    adapters: torch.Tensor | None = None  # (T,) int64: 0 none, n the n-th of the spec; None: none everywhere
 
     def for_attention(self) -> AttentionInputs:
         return AttentionInputs(

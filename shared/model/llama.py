@@ -10,6 +10,8 @@ Gemma 3 scales the embedding and norms what each half of a layer adds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shared.core.errors import ConfigError
@@ -19,6 +21,7 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.lora import DOWN, GATE_UP, OUT, QKV, Adapter, AdapterRows
 from shared.model.weights import LayerWeights, LlamaWeights
 
 KV_PLANE = "kv"
@@ -40,12 +43,14 @@ class LlamaModel:
         weights: LlamaWeights,
         attention: AttentionBackend,
         blocks: BlockKernels,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.config = config
         self.spec = spec
         self._weights = weights
         self._attention = attention
         self._blocks = blocks
+        self._adapters = tuple(adapters)
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self._captured: tuple[int, ...] = ()
         self._embed_scale = float(torch.tensor(config.style.embed_scale).to(weights.embed.dtype))
@@ -64,21 +69,25 @@ class LlamaModel:
         residual = self._weights.embed[inputs.input_ids].float() * self._embed_scale
         delta: torch.Tensor | None = None
         aux: list[torch.Tensor] = []
+        rows = None if inputs.adapters is None else AdapterRows(self._adapters, inputs.adapters)
         *inner, last = self._weights.layers
         for index, layer in enumerate(inner):
-            attended = self._attend(index, layer, residual, delta, aux)
-            delta = self._mlp(layer, residual, attended)
-        attended = self._attend(len(inner), last, residual, delta, aux)
-        output = self._finish(last, residual[inputs.logits_idx], attended[inputs.logits_idx])
+            attended = self._attend(index, layer, residual, delta, aux, rows)
+            delta = self._mlp(index, layer, residual, attended, rows)
+        attended = self._attend(len(inner), last, residual, delta, aux, rows)
+        wanted = inputs.logits_idx
+        output = self._finish(last, residual[wanted], attended[wanted], None if rows is None else rows.take(wanted))
         output.aux = torch.cat(aux, dim=-1) if aux else None
         return output
 
-    def _finish(self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> ModelOutput:
+    def _finish(
+        self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None
+    ) -> ModelOutput:
         """E rows: with all KV written, nothing reads the other tokens any more."""
         if len(residual) == 0:
             empty = residual.new_empty(0, self.config.vocab_size)
             return ModelOutput(logits=empty, hidden=residual.to(self.embed.dtype))
-        delta = self._mlp(last, residual, attended)
+        delta = self._mlp(self.config.num_layers - 1, last, residual, attended, rows)
         hidden = self._blocks.add_norm(residual, delta, self._weights.norm)
         return ModelOutput(logits=capped(self._weights.head(hidden), self.config.style.logit_cap), hidden=hidden)
 
@@ -89,24 +98,39 @@ class LlamaModel:
         residual: torch.Tensor,
         delta: torch.Tensor | None,
         aux: list[torch.Tensor],
+        rows: AdapterRows | None,
     ) -> torch.Tensor:
         """(T, heads * D)"""
         normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
         if index in self._captured:
             aux.append(residual.to(self.embed.dtype, copy=True))
-        return self._attention.attend(index, layer.qkv(normed), layer.q_norm, layer.k_norm)
+        qkv = _adapted(rows, index, QKV, normed, layer.qkv(normed))
+        return self._attention.attend(index, qkv, layer.q_norm, layer.k_norm)
 
-    def _mlp(self, layer: LayerWeights, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _mlp(
+        self,
+        index: int,
+        layer: LayerWeights,
+        residual: torch.Tensor,
+        attended: torch.Tensor,
+        rows: AdapterRows | None,
+    ) -> torch.Tensor:
         """attended (M, heads * D) -> (M, H): what the layer's second half adds to the residual."""
-        delta = self._post(layer.out(attended), layer.attn_post_norm)
+        delta = self._post(_adapted(rows, index, OUT, attended, layer.out(attended)), layer.attn_post_norm)
         normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
         if layer.experts is not None:
             return self._post(layer.experts(normed, self._blocks.gate), layer.mlp_post_norm)
         assert layer.gate_up is not None and layer.down is not None
-        return self._post(layer.down(self._blocks.gate(layer.gate_up(normed))), layer.mlp_post_norm)
+        inner = self._blocks.gate(_adapted(rows, index, GATE_UP, normed, layer.gate_up(normed)))
+        return self._post(_adapted(rows, index, DOWN, inner, layer.down(inner)), layer.mlp_post_norm)
 
     def _post(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return delta if norm is None else self._blocks.add_norm(delta.float(), None, norm)
+
+
+def _adapted(rows: AdapterRows | None, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product's result, with what the tokens' adapters add to it."""
+    return y if rows is None else rows.add(layer, product, x, y)
 
 
 def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:

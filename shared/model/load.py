@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,9 +24,11 @@ from shared.model.eagle_head import (
     load_eagle_weights,
 )
 from shared.model.gguf_file import GgufFile
-from shared.model.interface import Model, ModelInputs, ModelSpec
+from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelSpec
 from shared.model.kernels import Kernels, pick_kernels
 from shared.model.llama import LlamaModel
+from shared.model.lora import AdaptedModel, Adapter, load_adapter
+from shared.model.lora_file import LoraFolder
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import LlamaWeights, TensorSource, load_weights, weights_bytes
 
@@ -43,17 +46,21 @@ def load_model(
     threads: int = 1,
     kernels: str = "auto",
     available_bytes: int | None = None,
+    adapters: Mapping[str, str] | None = None,
 ) -> Model:
     """`name`: smollm2, hashlm, a .gguf file or a Hugging Face folder. `max_context` 0 means what the model can.
 
     `threads` is what the core plan gives this process. `kernels`: "auto", "separate" (each compiled kernel called from
     Python) or "torch" (plain torch only). `available_bytes` bounds the weights; None asks the operating system.
+    `adapters`: LoRA folders by the names that clients use.
     """
+    adapters = adapters or {}
     found = resolve_model(name)
     if found.path is None:
         from shared.model.hashlm import HashLM  # not before it is asked for
 
-        return HashLM(max_context=max_context) if max_context else HashLM()
+        own = tuple(AdapterSpec(name, f"hashlm {path}") for name, path in adapters.items())
+        return HashLM(max_context=max_context, adapters=own) if max_context else HashLM(adapters=own)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     source = open_model(found.path)
@@ -61,7 +68,8 @@ def load_model(
     if device == "cpu":
         need = weights_bytes(source.config, DTYPES[dtype], context)
         check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
-    return build_model(source, dtype, torch.device(device), context, threads, kernels)
+    folders = {name: LoraFolder(Path(path).expanduser(), source.config) for name, path in adapters.items()}
+    return build_model(source, dtype, torch.device(device), context, threads, kernels, folders)
 
 
 def open_model(path: Path) -> TensorSource:
@@ -78,7 +86,13 @@ def check_memory(need: int, available: int) -> None:
 
 
 def build_model(
-    source: TensorSource, dtype: str, device: torch.device, context: int, threads: int, kernels: str
+    source: TensorSource,
+    dtype: str,
+    device: torch.device,
+    context: int,
+    threads: int,
+    kernels: str,
+    folders: Mapping[str, LoraFolder],
 ) -> Model:
     config = source.config
     picked = pick_kernels(config, DTYPES[dtype], device, threads, plain=kernels == "torch")
@@ -90,23 +104,35 @@ def build_model(
         dtype=dtype,
         weights_hash=source.content_hash(),
         eos_ids=config.eos_ids,
+        adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items()),
     )
-    model = _assemble(config, spec, weights, picked, as_program=kernels == "auto")
+    make = picked.make_linear
+    adapters = [load_adapter(folder.pairs, config, DTYPES[dtype], device, make) for folder in folders.values()]
+    model = _assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
     if device.type == "cpu":
         warm_up(model)
     return model
 
 
-def _assemble(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, picked: Kernels, as_program: bool) -> Model:
+def _assemble(
+    config: LlamaConfig,
+    spec: ModelSpec,
+    weights: LlamaWeights,
+    picked: Kernels,
+    adapters: Sequence[Adapter],
+    as_program: bool,
+) -> Model:
+    attention = picked.make_attention(weights.rope, weights.local_rope)
+    model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters)
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, obstacle
 
         reason = obstacle(config, weights)
         if reason is None:
-            return CompiledLlama(config, spec, weights, picked.team)
+            program = CompiledLlama(config, spec, weights, picked.team)
+            return AdaptedModel(program, model) if adapters else program
         logging.getLogger(__name__).info("a step runs kernel by kernel, not as one compiled program: %s", reason)
-    attention = picked.make_attention(weights.rope, weights.local_rope)
-    return LlamaModel(config, spec, weights, attention, picked.blocks)
+    return model
 
 
 def warm_up(model: Model) -> None:

@@ -22,9 +22,10 @@ from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
-from shared.model.interface import Model
+from shared.model.interface import Model, ModelSpec
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
+from shared.sched.memory import MAX_ADAPTERS, MAX_VOCAB
 from shared.sched.offload import ColdTier
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
@@ -87,6 +88,14 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     return ColdTier(store, pool, TransferJobs(engine))
 
 
+def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Digests, in the model's order. ConfigError where the prefix cache's keys could not keep them apart."""
+    if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
+        told = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
+        raise ConfigError(f"{told}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
+    return tuple(adapter.digest for adapter in spec.adapters)
+
+
 def assemble_core(
     model: Model,
     streams: StreamSet,
@@ -101,6 +110,7 @@ def assemble_core(
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
     that have a part of the model; the caller gives them the pool, and seals it."""
     planes = pool_planes(model, drafter, settings.page_size)
+    settings = replace(settings, adapters=adapters_of(model.spec))
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
         extras = drafter.relay_specs

@@ -77,6 +77,7 @@ class PlanFreezer:
             history_seeds=tuple(self._history_seeds(shares)),
             width=width,
             max_seq_len=int((upper + q_lens).max()),
+            adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:

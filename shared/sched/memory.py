@@ -17,6 +17,9 @@ from shared.core.request import Request, TokenIds
 from shared.kv.manager import KVManager, page_count
 from shared.sched.settings import SchedSettings
 
+NEXT_BITS = 24  # see prefix_keys
+MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
+
 
 class PageBudget:
     """Arithmetic and reservations over one KVManager; the scheduler decides, this counts."""
@@ -52,7 +55,7 @@ class PageBudget:
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
             return None
-        match = kv.cache.match(self.prefix_keys(ids), len(ids) - 1, owner, first_needed)
+        match = kv.cache.match(self.prefix_keys(req, ids), len(ids) - 1, owner, first_needed)
         missing = page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
         if kv.num_available - missing < keep_free:
             kv.cache.unlock(match.lock)
@@ -70,14 +73,20 @@ class PageBudget:
         for whoever found them would draft badly and never know."""
         if req.lacks_draft_state:
             return
-        keys = self.prefix_keys(ids)
+        keys = self.prefix_keys(req, ids)
         self.kv.insert_prefix(req.row, keys, len(keys))
 
-    def prefix_keys(self, ids: TokenIds) -> TokenIds:
-        """One key per token; with lookahead a key covers the token after it too, so the last one has none yet."""
+    def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
+        """One key per token of its request, which says with which adapter its KV was made; with lookahead a key covers
+        the token after it too, so the last one has none yet.
+
+            bits      62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the token after it
+            without   62 .. 32: the slot         31 .. 0: the token
+        """
+        slot = self._settings.adapter_slot(req)
         if not self._settings.key_lookahead:
-            return ids
-        return (ids[:-1] << np.int64(32)) | ids[1:]
+            return ids | np.int64(slot << 32) if slot else ids
+        return (ids[:-1] << np.int64(32)) | np.int64(slot << NEXT_BITS) | ids[1:]
 
     def release(self, req: Request) -> None:
         self.kv.release(req.row)

@@ -40,10 +40,10 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """A held row whose pages are on their way out; `ids` are the tokens whose KV they are."""
+    """A held row whose pages are on their way out; `keys` are those of the tokens whose KV they are."""
 
     row: int
-    ids: TokenIds
+    keys: TokenIds
 
 
 @dataclass(slots=True, eq=False)
@@ -119,12 +119,13 @@ class Offload:
             return False
         store, ids = self._tier.store, req.all_ids()[: req.computed]
         pages = self._kv.rows.pages_of(req.row).tolist()
-        wanted = dict(zip(identities(self._budget.prefix_keys(ids), self._settings.page_size), pages, strict=False))
+        keys = self._budget.prefix_keys(req, ids)
+        wanted = dict(zip(identities(keys, self._settings.page_size), pages, strict=False))
         missing = {identity: page for identity, page in wanted.items() if identity not in store}
         if not missing or len(missing) > store.num_host + store.num_disk:
             return False
         filings = [(store.add(identity), page) for identity, page in missing.items()]
-        tag = Parking(self._budget.hold(req), ids)
+        tag = Parking(self._budget.hold(req), keys)
         self._tier.save(tag, filings, "park", after_newest_step=True)
         self._counters.offloaded_pages += len(filings)
         return True
@@ -172,7 +173,7 @@ class Offload:
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size
-        keys, first = self._budget.prefix_keys(ids)[:most], num_cached // page_size
+        keys, first = self._budget.prefix_keys(req, ids)[:most], num_cached // page_size
         found: list[tuple[bytes, ColdPage]] = []
         for identity in list(identities(keys, page_size))[first:]:
             cold = self._tier.store.find(identity)
@@ -206,8 +207,7 @@ class Offload:
             self._budget.num_saving -= tag.num_pinned
             self._cache.unlock(tag.lock)
         elif isinstance(tag, Parking):
-            keys = self._budget.prefix_keys(tag.ids)
-            self._kv.insert_prefix(tag.row, keys, len(keys))
+            self._kv.insert_prefix(tag.row, tag.keys, len(tag.keys))
             self._budget.release_held(tag.row)
         else:
             return self._came(tag, failed=done.error is not None)

@@ -22,10 +22,18 @@ class SchedSettings:
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     device: str = "cpu"
     pin_memory: bool = False
+    adapters: tuple[str, ...] = ()  # digests of the model's LoRA adapters, in its order
 
     def keeps_history(self, req: Request) -> bool:
         """Whether the FutureMap holds the request's tokens: its penalties read them, or the drafter does."""
         return self.reads_history or req.sampling.needs_history
+
+    def adapter_slot(self, req: Request) -> int:
+        """As in a plan: 0 none, n the n-th adapter. ValueError for one that the model does not have."""
+        return self.adapters.index(req.adapter) + 1 if req.adapter else 0
+
+    def has_adapter(self, req: Request) -> bool:
+        return not req.adapter or req.adapter in self.adapters
 
     @property
     def speculative(self) -> bool:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -89,6 +89,13 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     build: Text
 
 
+class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A LoRA adapter that a node has loaded. Requests and KV name it by its digest, clients by its name."""
+
+    name: Name
+    digest: Name
+
+
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gauges of a node, sent with every heartbeat. Page states partition pages_total, row states rows_total."""
 
@@ -116,6 +123,7 @@ class Hello(Message, frozen=True):
     host_id: Name  # equal on nodes that can share memory
     transports: Transports
     connection: Count  # the node's count of its connections to this router: equal in a Hello that is said again
+    adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
 
 
 class Welcome(Message, frozen=True):
@@ -162,6 +170,7 @@ class Generate(Message, frozen=True):
     decode_endpoint: Text
     remaining_ms: Milliseconds
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
+    adapter: Text  # digest of the LoRA adapter it runs with; "": none
 
 
 class Abort(Message, frozen=True):
@@ -216,6 +225,7 @@ class Offer(Message, frozen=True):
     fingerprint: Fingerprint
     host_id: Name
     transports: Transports
+    adapter: Text  # the Generate's: KV of another adapter is of no use
 
 
 class Grant(Message, frozen=True):

@@ -61,6 +61,7 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_seq_len: int
     slots: bytes | None
     visible: bytes | None
+    adapters: bytes | None
 
 
 def tell(peer: socket.socket, message: msgspec.Struct) -> None:

@@ -246,7 +246,8 @@ def test_nodes_that_do_not_fit_are_named(router: RouterProcess, pair: Pair) -> N
 
 
 NONSENSE = [[b""], [b"\xff" * 100], [b"\x80"], [b"\x81\xa1t\xa5Hello"], [b"x", b"y", b"z"], [b"\x81\xa1t\xa4Nope"],
-            [encode(Goodbye("somebody-else", 1))], [encode(Hello("cook", "evil", 1, "", FINGERPRINT, 1, 1, "", [], 1))],
+            [encode(Goodbye("somebody-else", 1))],
+            [encode(Hello("cook", "evil", 1, "", FINGERPRINT, 1, 1, "", [], 1, []))],
             [b"\xdd\xff\xff\xff\xff"], [b"\x91" * 5000]]  # fmt: skip
 
 

@@ -132,6 +132,7 @@ class Cluster:
                 decode_endpoint=facts.endpoint if relayed else "",
                 remaining_ms=3_600_000,
                 ended=[],
+                adapter=one.job.adapter,
             ),
         )
 

@@ -35,6 +35,7 @@ def node(
         "host_id": "here",
         "transports": ["shm", "zmq"],
         "connection": 1,
+        "adapters": [],
     }
     return NodeFacts(state, last_seen_s, known_s, Hello(**(given | hello)))
 

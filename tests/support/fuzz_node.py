@@ -90,7 +90,7 @@ class FuzzNode:
         self._connection += 1
         role = self._rng.choice(["prefill", "decode"])
         hello = Hello(role, self._name, self._epoch, self._links.endpoint, self._fingerprint, 4096, 8, "h", ["zmq"],
-                      self._connection)  # fmt: skip
+                      self._connection, [])  # fmt: skip
         self._links.send(router, hello)
         draining = self._rng.random() < 0.7
         self._links.send(router, Heartbeat(self._name, self._epoch, LOAD, draining))

@@ -174,6 +174,7 @@ class Net:
             decode_endpoint=(endpoint or facts.endpoint) if facts else "",
             remaining_ms=remaining_ms,
             ended=[],
+            adapter=job.adapter,
         )
         self.to_node(name_of(node), message)
         return key

@@ -88,6 +88,7 @@ class RouterStub:
                 decode_endpoint=hello.node_endpoint if hello else "",
                 remaining_ms=remaining_ms,
                 ended=[],
+                adapter=job.adapter,
             ),
         )
         return key

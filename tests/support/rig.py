@@ -20,6 +20,7 @@ from shared.engine.ranks import Ranks
 from shared.model.hash_reference import reference_stream
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
+from shared.model.interface import AdapterSpec
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
@@ -42,15 +43,16 @@ class Job:
     sampling: SamplingParams
     seed: int
     window: int = 0  # the model's
+    adapter: str = ""  # digest
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
-        return Request(
-            key, np.asarray(self.prompt, np.int64), self.sampling, self.seed, self.rid, handoff_to=handoff_to
-        )
+        prompt = np.asarray(self.prompt, np.int64)
+        return Request(key, prompt, self.sampling, self.seed, self.rid, handoff_to=handoff_to, adapter=self.adapter)
 
     def expected(self) -> list[int]:
-        return reference_stream(self.prompt, self.sampling, self.seed, self.sampling.max_tokens, window=self.window)
+        count = self.sampling.max_tokens
+        return reference_stream(self.prompt, self.sampling, self.seed, count, window=self.window, adapter=self.adapter)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class CoreKnobs:
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
     seed: int = 0
+    adapters: tuple[str, ...] = ()  # digests, which are their names too
 
 
 class DrawnWidths:
@@ -116,7 +119,8 @@ def make_core(
     """`drafter`, `model`: others than the knobs name. `ranks`: where the model is one rank's part."""
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
-    model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window)
+    adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
+    model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters)
     drafter = drafter or make_drafter(knobs, model)
     settings = SchedSettings(
         page_size=knobs.page_size,

@@ -142,7 +142,7 @@ class FakeNode:
         return Hello(
             role=self.role, node_id=self.node_id, epoch=self.epoch, node_endpoint=endpoint,
             fingerprint=self.fingerprint, max_context=self.max_context, max_running=8, host_id="h", transports=["zmq"],
-            connection=connection,
+            connection=connection, adapters=[],
         )  # fmt: skip
 
     def _load(self) -> NodeLoad:

@@ -36,7 +36,7 @@ def hello(
     context: int = 100,
     connection: int = 1,
 ) -> Hello:
-    return Hello(role, node_id, epoch, f"tcp://{node_id}", fingerprint, context, 8, "host", ["zmq"], connection)
+    return Hello(role, node_id, epoch, f"tcp://{node_id}", fingerprint, context, 8, "host", ["zmq"], connection, [])
 
 
 def load(**rows: int) -> NodeLoad:

@@ -47,8 +47,13 @@ class Rows:
         self.table = order.to(torch.int32).view(num_rows, per_row)
         self.lens = [0] * num_rows
 
-    def step(self, chunks: dict[int, list[int]], wanted: list[int] | None = None) -> torch.Tensor:
-        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`."""
+    def step(
+        self,
+        chunks: dict[int, list[int]],
+        wanted: list[int] | None = None,
+        adapters: dict[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`. `adapters`: slots by row."""
         rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
         q_lens = torch.tensor([len(chunk) for chunk in chunks.values()])
         positions = [self.lens[row] + n for row in rows for n in range(len(chunks[row]))]
@@ -62,9 +67,15 @@ class Rows:
             logits_idx=torch.arange(len(ids)) if wanted is None else torch.tensor(wanted, dtype=torch.long),
             max_q_len=int(q_lens.max()),
             max_seq_len=max(self.lens[row] for row in rows),
+            adapters=self._slots(adapters or {}, chunks),
         )
         with torch.inference_mode():
             return self.model.forward(inputs, self.pool).logits
+
+    @staticmethod
+    def _slots(adapters: dict[int, int], chunks: dict[int, list[int]]) -> torch.Tensor | None:
+        slots = [adapters.get(row, 0) for row, chunk in chunks.items() for _ in chunk]
+        return torch.tensor(slots) if any(slots) else None
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -46,6 +46,7 @@ def make_plan(
         history_seeds=(),
         width=width,
         max_seq_len=most,
+        adapters=np.zeros(num, np.int64),
     )
 
 

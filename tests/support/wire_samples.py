@@ -7,6 +7,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import to_wire
 from shared.wire.messages import (
     Abort,
+    Adapter,
     Drain,
     Failed,
     Fingerprint,
@@ -44,16 +45,16 @@ LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
-    ended=[],
+    ended=[], adapter="b",
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
 MESSAGES: list[Message] = [
-    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1),
+    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")]),
     Welcome("router", 1, 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
-    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"]),
+    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b"),
     Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint", False), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
 ]  # fmt: skip

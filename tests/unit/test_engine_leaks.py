@@ -33,9 +33,9 @@ def test_a_page_is_named() -> None:
 
 def test_a_lock_is_named() -> None:
     script = served()
-    match = script.core.kv.cache.match(
-        script.core.scheduler.budget.prefix_keys(job(1, 12).request().prompt_ids), 12, "the leaker"
-    )
+    req = job(1, 12).request()
+    keys = script.core.scheduler.budget.prefix_keys(req, req.prompt_ids)
+    match = script.core.kv.cache.match(keys, 12, "the leaker")
     assert match.num_tokens == 12
     with pytest.raises(IntegrityError, match="lock of 'the leaker' on 3 pages is still held"):
         script.core.check_integrity(idle=True)

@@ -157,6 +157,7 @@ def generate(**changes: object) -> Generate:
         decode_endpoint="tcp://127.0.0.1:1",
         remaining_ms=1500,
         ended=[],
+        adapter="",
     )
     return Generate(**(fields | changes))
 
@@ -170,6 +171,7 @@ def test_a_generate_becomes_one_request_per_sequence() -> None:
     assert (first.output_ids, second.output_ids) == ([], [9])
     assert first.prompt_ids.tolist() == [1, 2, 3] and first.sampling == SAMPLING
     assert first.deadline == 11.5 and first.handoff_to == "tcp://127.0.0.1:1"
+    assert [req.adapter for req in requests_of(generate(adapter="x"), lambda: 4, now=10.0)] == ["x", "x"]
 
 
 def test_sequences_that_have_ended_are_not_run_again() -> None:
@@ -183,8 +185,9 @@ def test_a_generate_without_decode_node_stays_here() -> None:
 
 def test_an_offer_becomes_a_request() -> None:
     fingerprint = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
-    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"])
+    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x")
     req = request_of(offer, 8, now=1.0)
+    assert req.adapter == "x"
     assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)
     assert req.all_ids().tolist() == [1, 2, 3] and req.handoff_to is None
 

@@ -86,6 +86,7 @@ def step_of(q_lens: list[int], wanted: list[int]) -> ModelInputs:
         max_seq_len=200,
         slots=torch.arange(total) + 300,
         visible=torch.arange(total) + 400,
+        adapters=torch.arange(total) % 3,
     )
 
 
@@ -143,8 +144,8 @@ def test_every_field_of_a_forward_s_inputs_is_sent() -> None:
     assert set(names) == {*Forward.__struct_fields__} - {"num_pages"}
     got = inputs_of(order_of(inputs))
     assert [name for name in names if not same(getattr(got, name), getattr(inputs, name))] == []
-    bare = replace(inputs, slots=None, visible=None)
-    assert inputs_of(order_of(bare)).slots is None and inputs_of(order_of(bare)).visible is None
+    bare = inputs_of(order_of(replace(inputs, slots=None, visible=None, adapters=None)))
+    assert bare.slots is None and bare.visible is None and bare.adapters is None
 
 
 def test_one_part_is_all_of_every_field() -> None:

@@ -76,6 +76,7 @@ def first_plan(seed: int) -> StepPlan:
         history_seeds=(),
         width=WIDTH,
         max_seq_len=1 << 20,
+        adapters=np.zeros(NUM_ROWS, np.int64),
     )
 
 

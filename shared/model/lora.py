@@ -1,0 +1,99 @@
+"""LoRA adapters beside one model's weights: each token of a step goes with its own request's adapter, or with none.
+
+What an adapter adds to a product is a product of two narrow ones, computed on its own tokens only. So a token's result
+does not depend on which adapters its batch mates use. Knows nothing of files or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from shared.kernel.linear import Linear, LinearFactory
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig
+from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.lora_file import LoraPair
+
+QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"
+FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP, "down": DOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Added to the columns [start, start + up.out_features) of a fused product."""
+
+    down: Linear  # in -> r
+    up: Linear  # r -> out, scaled
+    start: int
+
+
+Adapter = dict[tuple[int, str], tuple[Delta, ...]]  # by layer and fused product
+
+
+def load_adapter(
+    pairs: Sequence[LoraPair], config: LlamaConfig, dtype: torch.dtype, device: torch.device, make: LinearFactory
+) -> Adapter:
+    """On the device, in the dtype; `make` as for the model's own products."""
+    starts = {"k": config.q_size, "v": config.q_size + config.kv_size, "up": config.intermediate_size}
+    adapter: Adapter = {}
+    for pair in pairs:
+        down = make(pair.down.to(device, dtype), None)
+        up = make((pair.up.to(device, torch.float32) * pair.scale).to(dtype), None)
+        key = (pair.layer, FUSED[pair.target])
+        adapter[key] = (*adapter.get(key, ()), Delta(down, up, starts.get(pair.target, 0)))
+    return adapter
+
+
+class AdapterRows:
+    """Which tokens of a step go with which adapter."""
+
+    def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
+        """slots (M,) int64: 0 none, n the n-th adapter. Waits for the device."""
+        self._adapters, self._slots = adapters, slots
+        used = [slot for slot in slots.unique().tolist() if slot]
+        self._rows = [(adapters[slot - 1], (slots == slot).nonzero()[:, 0]) for slot in used]
+
+    def take(self, tokens: torch.Tensor) -> AdapterRows:
+        """Of these tokens only, in their order."""
+        return AdapterRows(self._adapters, self._slots[tokens])
+
+    def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x (M, in), y (M, out) the product's result, changed in place and returned."""
+        for adapter, rows in self._rows:
+            for delta in adapter.get((layer, product), ()):
+                columns = slice(delta.start, delta.start + delta.up.out_features)
+                y[rows, columns] += delta.up(delta.down(x[rows]))
+        return y
+
+
+class LlamaLike(Model, Protocol):
+    """What a draft head needs of its target, too."""
+
+    config: LlamaConfig
+    embed: torch.Tensor
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None: ...
+
+
+class AdaptedModel:
+    """A Model: steps in which nobody has an adapter run on `plain`, the others on `adapted`. Both have the same weights
+    and kernels, so a token without an adapter gets the same bits on either."""
+
+    def __init__(self, plain: LlamaLike, adapted: LlamaLike) -> None:
+        self._plain, self._adapted = plain, adapted
+        self.spec, self.config, self.embed = plain.spec, plain.config, plain.embed
+
+    def capture_aux(self, layers: tuple[int, ...]) -> None:
+        for model in (self._plain, self._adapted):
+            model.capture_aux(layers)
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return self._plain.kv_planes(page_size)
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        return (self._plain if inputs.adapters is None else self._adapted).forward(inputs, kv)

@@ -1,0 +1,182 @@
+"""LoRA adapters: as if merged into the weights, for each row its own, and none where none was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_models import VOCAB, Rows, prompt, save_random
+
+from shared.core.errors import ConfigError
+from shared.model.interface import Model
+from shared.model.load import load_model
+from shared.model.lora import AdaptedModel
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 10, "bias": "none", "target_modules": ["q_proj"]}
+
+
+def base(folder: Path) -> Path:
+    save_random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), folder)
+    return folder
+
+
+def adapter(
+    model: Path, folder: Path, seed: int, targets: tuple[str, ...] = TARGETS, rank: int = 4, **config: Any
+) -> Path:
+    """Random, of every layer, in PEFT's format."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        stem, target = name.removesuffix(".weight"), name.split(".")[-2].removesuffix("_proj")
+        if target in targets and "layers" in name:
+            for half, shape in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank))):
+                tensors[f"base_model.model.{stem}.lora_{half}.weight"] = torch.randn(shape, generator=generator) * 0.1
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"r": rank} | config))
+    return folder
+
+
+def merged(model: Path, lora: Path, folder: Path, scale: float) -> Path:
+    """The model with the adapter in its weights."""
+    folder.mkdir()
+    tensors, delta = load_file(model / "model.safetensors"), load_file(lora / "adapter_model.safetensors")
+    for name in tensors:
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in delta:
+            tensors[name] = tensors[name] + scale * delta[f"{stem}.lora_B.weight"] @ delta[f"{stem}.lora_A.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text((model / "config.json").read_text())
+    return folder
+
+
+def load(model: Path, kernels: str = "auto", dtype: str = "float32", **adapters: Path) -> Model:
+    return load_model(str(model), dtype, kernels=kernels, adapters={name: str(path) for name, path in adapters.items()})
+
+
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+@pytest.mark.parametrize(
+    ("changes", "scale"),
+    [({}, 2.5), ({"use_rslora": True}, 5.0), ({"targets": ("v", "down")}, 2.5), ({"rank": 70, "lora_alpha": 35}, 0.5)],
+)
+def test_as_if_merged(kernels: str, changes: dict[str, Any], scale: float, tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    lora = adapter(model, tmp_path / "lora", 1, **changes)
+    want = Rows(load(merged(model, lora, tmp_path / "merged", scale), kernels), 1, 16)
+    plain = Rows(load(model, kernels), 1, 16)
+    rows, ids = Rows(load(model, kernels, tuned=lora), 1, 16), prompt(40)
+    for start, stop in ((0, 30), (30, 31), (31, 40)):
+        got = rows.step({0: ids[start:stop]}, adapters={0: 1})
+        expected = want.step({0: ids[start:stop]})
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        assert torch.equal(got.argmax(-1), expected.argmax(-1))
+        assert (expected - plain.step({0: ids[start:stop]})).abs().max() > 0.1, "an adapter that does nothing"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_row_has_its_own_whoever_else_is_in_the_step(dtype: str, tmp_path: Path) -> None:
+    """Rows with either of two adapters and with none, in one step, have the bits that they have alone; and those with
+    none the bits of a model that knows of no adapters."""
+    model = base(tmp_path / "base")
+    first = adapter(model, tmp_path / "a", 1)
+    second = adapter(model, tmp_path / "b", 2, targets=("q", "gate"), rank=8)
+    both = load(model, dtype=dtype, a=first, b=second)
+    assert isinstance(both, AdaptedModel)
+    chosen = {0: 2, 1: 0, 2: 1, 3: 0, 4: 2}
+    ids = {row: prompt(12 + row, seed=row) for row in chosen}
+    mixed = Rows(both, 5, 16)
+    alone = {row: Rows(load(model, dtype=dtype) if not slot else both, 1, 16) for row, slot in chosen.items()}
+    for start, stop in ((0, 9), (9, 10), (10, 11)):
+        got = mixed.step({row: ids[row][start:stop] for row in chosen}, adapters=chosen)
+        parts = got.split([stop - start] * len(chosen))
+        for (row, slot), part in zip(chosen.items(), parts, strict=True):
+            assert torch.equal(part, alone[row].step({0: ids[row][start:stop]}, adapters={0: slot}))
+
+
+def test_only_the_wanted_rows(tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    tuned = load(model, a=adapter(model, tmp_path / "a", 1))
+    ids = {0: prompt(8, 1), 1: prompt(8, 2)}
+    whole = Rows(tuned, 2, 16).step(ids, adapters={0: 0, 1: 1})
+    some = Rows(tuned, 2, 16).step(ids, wanted=[12, 3, 15], adapters={0: 0, 1: 1})
+    torch.testing.assert_close(some, whole[[12, 3, 15]], atol=1e-5, rtol=1e-5)
+    assert Rows(tuned, 2, 16).step(ids, wanted=[], adapters={0: 0, 1: 1}).shape == (0, VOCAB)
+
+
+def test_digests_are_those_of_the_contents(tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    one, same, other = (adapter(model, tmp_path / name, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    spec = load(model, x=one, y=same, z=other).spec
+    digests = [own.digest for own in spec.adapters]
+    assert [own.name for own in spec.adapters] == ["x", "y", "z"]
+    assert digests[0] == digests[1] != digests[2]
+    assert spec.weights_hash == load(model).spec.weights_hash
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"lora_alpha": None}, "lora_alpha"),
+        ({"r": 7}, "r is 7"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], named: str, tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    lora = adapter(model, tmp_path / "a", 1)
+    (lora / "adapter_config.json").write_text(json.dumps(CONFIG | config))
+    with pytest.raises(ConfigError, match=named):
+        load(model, a=lora)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "named"),
+    [
+        ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", (128,), "lora_magnitude_vector"),
+        ("model.embed_tokens.lora_embedding_A", (4, 97), "lora_embedding_A"),
+        ("model.layers.7.self_attn.q_proj.lora_A.weight", (4, 128), "no q_proj in layer 7"),
+        ("model.layers.1.self_attn.q_proj.lora_A.weight", (4, 64), "needs"),
+        ("model.layers.1.self_attn.v_proj.lora_A.weight", (4, 128), "only half"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(name: str, shape: tuple[int, ...], named: str, tmp_path: Path) -> None:
+    model = base(tmp_path / "base")
+    lora = adapter(model, tmp_path / "a", 1, targets=("q",))
+    path = lora / "adapter_model.safetensors"
+    save_file(load_file(path) | {f"base_model.model.{name}": torch.zeros(shape)}, path)
+    with pytest.raises(ConfigError, match=named):
+        load(model, a=lora)
+
+
+def test_experts_have_no_adapters(tmp_path: Path) -> None:
+    sizes = SIZES | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    save_random(transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes)), tmp_path / "moe")
+    lora = adapter(tmp_path / "moe", tmp_path / "a", 1, targets=("q", "o"))
+    assert Rows(load(tmp_path / "moe", a=lora), 1, 16).step({0: prompt(5)}, adapters={0: 1}).shape == (5, VOCAB)
+    path = lora / "adapter_model.safetensors"
+    extra = {f"base_model.model.model.layers.0.mlp.up_proj.lora_{half}.weight": torch.zeros(4, 4) for half in "AB"}
+    save_file(load_file(path) | extra, path)
+    with pytest.raises(ConfigError, match="no up_proj in layer 0 to adapt"):
+        load(tmp_path / "moe", a=lora)

@@ -1,0 +1,99 @@
+"""Adapters in the router: names become digests, and requests go to nodes that have them."""
+
+from __future__ import annotations
+
+import pytest
+from router_rig import RouterRig, failures, generates, hello, load
+
+from router.api.resolve import Resolver
+from router.api.schemas import CompletionRequest
+from router.dispatch import NewRequest
+from router.registry import Node
+from router.text.hashlm import hash_text_model
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import LimitsConfig, ModelConfig, ParallelConfig
+from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Adapter
+from shared.wire.peers import peer_name
+
+
+def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> Node:
+    said = hello(role, node_id)
+    own = [Adapter(name, digest) for name, digest in adapters.items()]
+    said = type(said)(**{name: getattr(said, name) for name in said.__struct_fields__} | {"adapters": own})
+    node, _ = rig.registry.hello(peer_name(node_id, 1), said, rig.now)
+    assert node is not None
+    node.load = load()
+    return node
+
+
+def start(rig: RouterRig, adapter: str) -> tuple[list, list]:
+    new = NewRequest([1, 2, 3], 1, SamplingParams(max_tokens=5), seed=7, adapter=adapter)
+    _, effects = rig.dispatcher.open([new], rig.now)
+    return generates(effects), failures(effects)
+
+
+def test_only_nodes_with_the_adapter_get_its_requests() -> None:
+    rig = RouterRig()
+    join(rig, "prefill", "p0")
+    join(rig, "prefill", "p1", tuned="x")
+    join(rig, "decode", "d0", tuned="y")
+    join(rig, "decode", "d1", tuned="x", other="z")
+    for _ in range(4):
+        (generate,), _ = start(rig, "x")
+        assert (generate.decode_node, generate.adapter) == ("d1", "x")
+    (alone,), _ = start(rig, "z")
+    assert (alone.decode_node, alone.adapter) == ("", "z")
+    seen = {start(rig, "")[0][0].decode_node for _ in range(8)}
+    assert seen == {"d0", "d1"}
+
+
+def test_without_such_a_node_there_is_a_typed_error() -> None:
+    rig = RouterRig()
+    join(rig, "decode", "d0", tuned="x")
+    sent, failed = start(rig, "gone")
+    assert not sent
+    rig.now += 10.0
+    failed += failures(rig.dispatcher.tick(rig.now))
+    assert failed == [AdapterMissing.code]
+
+
+def test_a_node_that_lacks_it_after_all_is_not_to_blame() -> None:
+    rig = RouterRig(max_attempts=2)
+    first = join(rig, "decode", "d0", tuned="x")
+    (generate,), _ = start(rig, "x")
+    join(rig, "decode", "d1", tuned="x")
+    effects = rig.end(first, generate.key, 0, "error", "adapter_missing")
+    assert [again.adapter for again in generates(effects)] == ["x"]
+    assert first.breaker.allows(rig.now)
+
+
+def test_names() -> None:
+    adapters: dict[str, str] = {}
+    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(), lambda: adapters)
+    with pytest.raises(ModelNotFound):
+        resolver.completion(CompletionRequest(model="tuned", prompt="a"), 100)
+    adapters["tuned"] = "x"
+    plan = resolver.completion(CompletionRequest(model="tuned", prompt="a"), 100)
+    assert (plan.model, plan.adapter) == ("tuned", "x")
+    assert resolver.completion(CompletionRequest(model="hashlm", prompt="a"), 100).adapter == ""
+
+
+def test_while_nodes_differ_the_newest_decides() -> None:
+    rig = RouterRig()
+    join(rig, "decode", "d0", tuned="x", old="o")
+    rig.now += 1.0
+    join(rig, "decode", "d1", tuned="y")
+    assert rig.registry.adapters() == {"tuned": "y", "old": "o"}
+
+
+@pytest.mark.parametrize("given", ["tuned", "=path", "tuned=", "hashlm=path"])
+def test_flags_that_can_not_work(given: str) -> None:
+    with pytest.raises(ConfigError, match="--lora"):
+        ModelConfig(model="hashlm", lora=(given,))
+    with pytest.raises(ConfigError, match="two adapters"):
+        ModelConfig(lora=("a=x", "a=y"))
+    with pytest.raises(ConfigError, match="--tp 2 --lora"):
+        NodeProcessConfig(model=ModelConfig(lora=("a=x",)), parallel=ParallelConfig(tp=2))
+    assert ModelConfig(lora=("a=x=1", "b=y")).adapters == {"a": "x=1", "b": "y"}
