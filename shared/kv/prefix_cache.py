@@ -53,6 +53,7 @@ class Lock:
     owner: str
     held: bool = True
     pages: dict[int, int] = field(default_factory=dict)
+    is_copy: bool = False  # taken to copy pages out, not to use them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,16 @@ class PrefixCache:
         node = self._nodes.get(page)
         return node is not None and node.refs > 0
 
-    def take_cold(self) -> Node | None:
-        """The node that has been unlocked for longest, of those not given before since their unlocking."""
+    def take_cold(self, most: int) -> list[Node]:
+        """The node that has been unlocked for longest, of those not given before since their unlocking, and up to
+        `most` such nodes on the way from it to the root."""
+        nodes: list[Node] = []
         node = next(iter(self._cold), None)
-        if node is not None:
+        while node is not None and node in self._cold and len(nodes) < most:
             del self._cold[node]
-        return node
+            nodes.append(node)
+            node = node.parent
+        return nodes
 
     def identity_of(self, node: Node) -> bytes:
         """See `shared.kv.page_identity`."""
@@ -119,11 +124,12 @@ class PrefixCache:
         return node.identity
 
     def pin(self, node: Node, owner: str) -> Lock:
-        """A lock on the path down to a node of this tree."""
+        """A lock on the path down to a node of this tree, to copy pages of it: to `take_cold` that is no use of them,
+        or a tier that is smaller than the cache would never come to rest."""
         depth, walk = 1, node.parent
         while walk is not None and walk is not self._root:
             depth, walk = depth + 1, walk.parent
-        return self._lock(node, depth, owner)
+        return self._lock(node, depth, owner, is_copy=True)
 
     def match(self, keys: Keys, max_tokens: int, owner: str = "unnamed", first_needed: int = 0) -> Match:
         """Longest cached prefix of at most max_tokens tokens, in whole pages, already locked for `owner`. All of them
@@ -193,7 +199,8 @@ class PrefixCache:
                 break
             node.stamp = stamp
             self._num_evictable += 1
-            self._cold[node] = None
+            if not lock.is_copy:
+                self._cold[node] = None
             if not node.children:
                 self._push_leaf(node)
             node = node.parent
@@ -216,8 +223,8 @@ class PrefixCache:
         data = np.ascontiguousarray(keys[: num_pages * self.page_size], dtype=np.int64).tobytes()
         return (data[start : start + width] for start in range(0, len(data), width))
 
-    def _lock(self, node: Node, num_pages: int, owner: str) -> Lock:
-        lock = Lock(node if num_pages else None, num_pages, owner)
+    def _lock(self, node: Node, num_pages: int, owner: str, is_copy: bool = False) -> Lock:
+        lock = Lock(node if num_pages else None, num_pages, owner, is_copy=is_copy)
         self._locks.add(lock)
         walk: Node | None = lock.node
         while walk is not None and walk is not self._root:
@@ -225,7 +232,8 @@ class PrefixCache:
             if walk.refs > 1:
                 break
             self._num_evictable -= 1
-            self._cold.pop(walk, None)
+            if not is_copy:
+                self._cold.pop(walk, None)
             walk = walk.parent
         return lock
 
@@ -285,11 +293,10 @@ class PrefixCache:
         if {id(node) for node in nodes} != {id(node) for node in self._nodes.values()}:
             found.append(f"{len(nodes)} nodes in the tree, {len(self._nodes)} in the page map")
         found += self._ref_problems(nodes)
-        cold = {node for node in nodes if node.refs == 0}
-        evictable = len(cold)
+        evictable = sum(node.refs == 0 for node in nodes)
         if evictable != self._num_evictable:
             found.append(f"{evictable} evictable pages, the counter says {self._num_evictable}")
-        found += [f"page {node.page} is pinned or gone and counts as cold" for node in self._cold.keys() - cold]
+        found += [f"page {node.page} is gone and counts as cold" for node in self._cold.keys() - set(nodes)]
         on_heap = {id(node) for stamp, _, node in self._leaves if _is_current(stamp, node)}
         lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
         return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]

@@ -134,24 +134,12 @@ class Offload:
         """Some of the pages that are nobody's, longest unused first, one copy at a time. Many are evicted at once, so
         it would be too late to begin when memory is short."""
         while not self._is_saving:
-            node = self._cache.take_cold()
-            if node is None:
+            nodes = self._cache.take_cold(MOST_SAVED_AT_ONCE)
+            if not nodes:
                 return
-            unsaved = self._unsaved(node)
+            unsaved = [node for node in nodes if self._cache.identity_of(node) not in self._tier.store]
             if unsaved:
                 self._save(unsaved)
-
-    def _unsaved(self, node: Node) -> list[Node]:
-        """It and those above it up to one that was saved. Whoever comes for it needs them too."""
-        cache, store = self._cache, self._tier.store
-        nodes: list[Node] = []
-        walk: Node | None = node
-        while walk is not None and walk.page and len(nodes) < MOST_SAVED_AT_ONCE:
-            if cache.identity_of(walk) in store:
-                break
-            nodes.append(walk)
-            walk = walk.parent
-        return nodes
 
     def _save(self, nodes: Sequence[Node]) -> None:
         cache, store = self._cache, self._tier.store

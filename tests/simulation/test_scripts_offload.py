@@ -120,6 +120,15 @@ def test_cached_pages_go_out_before_they_are_evicted_and_come_back() -> None:
     assert script.outcome.ends["r2"].cached_tokens == 16, "the last token is computed in any case"
 
 
+def test_a_tier_smaller_than_the_cache_comes_to_rest() -> None:
+    """Each page is copied out once after it was used, whatever was dropped for it."""
+    script = cold_script(cold_pages=2)
+    one, two = job(1, 30, 8), job(2, 30, 8)
+    script.submit(one, two)
+    finish(script, one, two)
+    assert 2 < script.core.scheduler.counters.offloaded_pages <= 18, "of nine each"
+
+
 def test_cached_pages_stay_while_they_are_copied() -> None:
     script = cold_script(num_pages=10)
     first, other = job(0, 24, 8), job(1, 24, 8)
