@@ -27,6 +27,14 @@ class ModelConfig:
         metavar="MODEL",
     )
     dtype: str = option("bfloat16", "number format of weights and KV", choices=("bfloat16", "float32"))
+    kv_dtype: str = option(
+        "auto",
+        "number format of KV in pages; int8, fp8: with a scale per token and head",
+        choices=("auto", "int8", "fp8"),
+    )
+    weight_dtype: str = option(
+        "auto", "number format of the layers' weights; int8, fp8: a scale per output", choices=("auto", "int8", "fp8")
+    )
     served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")
     max_context: int = option(0, "longest prompt + answer in tokens; 0: what the model was trained for", low=0)
     lora: tuple[str, ...] = option(

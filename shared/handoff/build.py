@@ -36,6 +36,7 @@ from shared.handoff.tombstones import Tombstones
 from shared.kv.layout import page_bytes
 from shared.kv.manager import page_count
 from shared.model.interface import Model
+from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.shard import load_shard
 from shared.observe.log import Logger, capture_libraries
@@ -167,12 +168,20 @@ def devices(sched: SchedConfig, num_ranks: int) -> tuple[str, str]:
 def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
     """Drafts are rank 0's alone."""
     wanted = config.model
+    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     context = wanted.max_context
     if group is not None:
         model = load_shard(wanted.model, wanted.dtype, group, max_context=context, threads=threads)
     else:
-        own = wanted.adapters
-        model = load_model(wanted.model, wanted.dtype, device, max_context=context, threads=threads, adapters=own)
+        model = load_model(
+            wanted.model,
+            wanted.dtype,
+            device,
+            max_context=context,
+            threads=threads,
+            adapters=wanted.adapters,
+            formats=formats,
+        )
     return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
 
 

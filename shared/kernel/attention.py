@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from shared.kernel.byte_format import from_bytes, to_bytes
+
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
 
@@ -65,8 +67,9 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Runs on the forward stream. `begin` once per step, then `attend` once per layer."""
 
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
-        """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0."""
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0. `scales`:
+        where it holds bytes, the plane of their scales, the same but for head_dim."""
         ...
 
     def attend(
@@ -86,8 +89,8 @@ class TorchAttention:
         self._shape = shape
         self._tables, self._local_tables = tables, local_tables
 
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
-        self._inputs, self._kv = inputs, kv
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        self._inputs, self._kv, self._scales = inputs, kv, scales
         page_size = kv.shape[4]
         num_tokens = len(inputs.positions)
         bounds = inputs.cu_q_lens.long()
@@ -109,11 +112,18 @@ class TorchAttention:
         q, k, v = qkv.view(len(qkv), -1, self._shape.head_dim).split((heads, kv_heads, kv_heads), dim=1)
         turn = self._local_turn if self._shape.window(layer) else self._turn
         q, k = self._rotate(q, q_norm, turn), self._rotate(k, k_norm, turn)
-        self._kv[self._write_page, layer, 0, :, self._write_slot] = k
-        self._kv[self._write_page, layer, 1, :, self._write_slot] = v
+        self._write(layer, 0, k)
+        self._write(layer, 1, v)
         if self._inputs.max_q_len <= PADDED_MAX_Q:
             return self._padded(layer, q).flatten(1)
         return self._row_by_row(layer, q).flatten(1)
+
+    def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
+        """(T, kv_heads, D) to the tokens' slots."""
+        page, slot = self._write_page, self._write_slot
+        if self._scales is not None:
+            values, self._scales[page, layer, half, :, slot] = to_bytes(values, self._kv.dtype)
+        self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
         """(T, heads, D), the two halves of a head turned against each other; computed in float32."""
@@ -157,6 +167,8 @@ class TorchAttention:
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, P) pages -> k and v of (B, kv_heads, P * page_size, D)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
+        if self._scales is not None:
+            pages = from_bytes(pages, self._scales[table, layer])
         keys, values = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).unbind(0)
         return keys, values
 

@@ -135,7 +135,8 @@ class NumbaAttention:
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._program = Program(team, make_tasks(shape, dtype), np.zeros((2, NUM_WORDS), np.int64))
 
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        assert scales is None, "pages of bytes are read by TorchAttention"
         self._step.begin(inputs, kv)
         shape = (len(inputs.positions), self._shape.num_heads * self._shape.head_dim)
         self._out = torch.empty(shape, dtype=self._dtype)

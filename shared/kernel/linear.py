@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from shared.kernel.byte_format import from_bytes, to_bytes
+
 
 class Linear(Protocol):
     """y = x W^T (+ bias) for x (M, in) -> (M, out), both in the weight's dtype."""
@@ -60,6 +62,19 @@ class PackedLinear:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return self._run(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class ByteLinear:
+    """The library's product, for any device: the weight becomes float32 again in every call, and a
+    row's result may depend on how many there are."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._data, self._scale = to_bytes(weight, dtype)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x.float(), from_bytes(self._data, self._scale), self._bias).to(x.dtype)
 
 
 class FloatHead:

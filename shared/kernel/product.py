@@ -171,9 +171,9 @@ def multiply_tile(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args
-        multiply = _multiply_pairs if is_half.literal_value else _multiply_floats
+        multiply = _multiply_pairs if is_half.literal_value else multiply_floats
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
-        start = [_read(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in range(BLOCKS)]
+        start = [read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in range(BLOCKS)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         # Variables in name only: the compiler turns them into registers.
         sums = {(r, b): cgutils.alloca_once(builder, SUMS) for r, b in tile}
@@ -181,29 +181,29 @@ def multiply_tile(
             builder.store(start[b], sums[r, b])
         with cgutils.for_range(builder, steps) as loop:
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(STEP_BYTES)))
-            columns = [_read(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in range(BLOCKS)]
+            columns = [read_at(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in range(BLOCKS)]
             for b in range(BLOCKS):
                 emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
             for r, at in enumerate(row_at):
-                step = _spread(builder, _read(builder, at, builder.mul(loop.index, LONG(4)), WORD))
+                step = spread(builder, read_at(builder, at, builder.mul(loop.index, LONG(4)), WORD))
                 for b, column in enumerate(columns):
                     builder.store(multiply(builder, builder.load(sums[r, b]), column, step), sums[r, b])
         item = 2 if out_half.literal_value else 4
         for r, b in tile:
             target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
             total = builder.load(sums[r, b])
-            value = _round(builder, total) if out_half.literal_value else total
+            value = round_to_half(builder, total) if out_half.literal_value else total
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
     return types.void(rows, is_half, out_half, *(types.int64,) * 7), codegen
 
 
-def _read(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
+def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
     return builder.load(builder.inttoptr(builder.add(address, num_bytes), kind.as_pointer()), align=4)
 
 
-def _spread(builder: Any, word: Any) -> Any:
+def spread(builder: Any, word: Any) -> Any:
     """One step of a row in all 16 places."""
     first = builder.insert_element(ir.Constant(STEPS, ir.Undefined), word, WORD(0))
     return builder.shuffle_vector(first, first, ir.Constant(STEPS, [0] * COLUMNS))
@@ -218,14 +218,14 @@ def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     return builder.call(function, [sums, builder.bitcast(column, halves), builder.bitcast(step, halves)])
 
 
-def _multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
+def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """sums[n] += column[n] * step"""
     name = f"llvm.fmuladd.v{COLUMNS}f32"
     function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(SUMS, [SUMS] * 3), name)
     return builder.call(function, [builder.bitcast(column, SUMS), builder.bitcast(step, SUMS), sums])
 
 
-def _round(builder: Any, sums: Any) -> Any:
+def round_to_half(builder: Any, sums: Any) -> Any:
     """float32 -> bits of bfloat16, nearest, ties to even. A NaN may become infinite: it is lost either way."""
 
     def constant(value: int) -> Any:

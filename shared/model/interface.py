@@ -31,6 +31,7 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
+    kv_dtype: str = "auto"  # "int8" | "fp8": bytes with a scale per token and head; "auto": as dtype
 
 
 @dataclass(slots=True)

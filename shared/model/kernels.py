@@ -11,25 +11,45 @@ import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.linear import FloatHead, Head, HeadFactory, Linear, LinearFactory, pick_linear
+from shared.kernel.byte_format import DTYPES
+from shared.kernel.linear import ByteLinear, FloatHead, Head, HeadFactory, Linear, LinearFactory, pick_linear
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True)
+class Formats:
+    """ "int8", "fp8", or "auto": as the model's dtype."""
+
+    kv: str = "auto"
+    weights: str = "auto"  # of the layers' products; embedding and head stay as they are
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
-    make_linear: LinearFactory
+    make_weight: LinearFactory  # a layer's products
+    make_linear: LinearFactory  # others: adapters, draft heads
     make_head: HeadFactory
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]  # of all layers, or of two kinds
     blocks: BlockKernels
     team: Team | None = None  # of the compiled ones
 
 
-def pick_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, threads: int, plain: bool) -> Kernels:
+AS_DTYPE = Formats()
+
+
+def pick_kernels(
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    threads: int,
+    plain: bool,
+    formats: Formats = AS_DTYPE,
+) -> Kernels:
     """numba's on a CPU; torch's elsewhere, where numba is missing, and where `plain` asks for them."""
     if device.type != "cpu" or plain or not has_numba():
-        return library_kernels(config, dtype, device)
-    return compiled_kernels(config, dtype, Team(threads))
+        return library_kernels(config, dtype, device, formats)
+    return compiled_kernels(config, dtype, Team(threads), formats)
 
 
 def has_numba() -> bool:
@@ -42,42 +62,55 @@ def has_numba() -> bool:
     return True
 
 
-def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> Kernels:
-    make_float = pick_linear(device, torch.float32)
+def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
+    make_float, make_linear = pick_linear(device, torch.float32), pick_linear(device, dtype)
+
+    def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return ByteLinear(weight, bias, DTYPES[formats.weights])
+
     return Kernels(
-        make_linear=pick_linear(device, dtype),
+        make_weight=make_linear if formats.weights == "auto" else make_bytes,
+        make_linear=make_linear,
         make_head=lambda weight: FloatHead(make_float(weight.float(), None)),
         make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
         blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
     )
 
 
-def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team) -> Kernels:
+def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, formats: Formats) -> Kernels:
     """What ours don't take (an odd size, an older processor) the library does."""
     from shared.kernel import product
     from shared.kernel.attention_numba import NumbaAttention, supports
     from shared.kernel.blocks_numba import NumbaBlocks
+    from shared.kernel.byte_product import ByteTileLinear
 
-    library = library_kernels(config, dtype, torch.device("cpu"))
+    library = library_kernels(config, dtype, torch.device("cpu"), formats)
     shape = attention_shape(config)
 
     def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         ours = product.supports(weight.shape[1], dtype)
         return product.TileLinear(weight, bias, team) if ours else library.make_linear(weight, bias)
 
+    def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        if not product.supports(weight.shape[1], torch.float32):
+            return library.make_weight(weight, bias)
+        return ByteTileLinear(weight, bias, DTYPES[formats.weights], team)
+
     def make_head(weight: torch.Tensor) -> Head:
         ours = product.supports(weight.shape[1], dtype)
         return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
 
     def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
-        if supports(shape):
+        if supports(shape) and formats.kv == "auto":
             return NumbaAttention(shape, dtype, rope, team, local)
-        logging.getLogger(__name__).info("attention runs on plain torch: heads of %d have no kernel", shape.head_dim)
+        told = f"heads of {shape.head_dim}" if formats.kv == "auto" else f"KV in {formats.kv}"
+        logging.getLogger(__name__).info("attention runs on plain torch: no kernel for %s", told)
         return library.make_attention(rope, local)
 
     inner = [config.intermediate_size] + ([] if config.experts is None else [config.experts.intermediate_size])
     blocks = NumbaBlocks(config.hidden_size, tuple(inner), config.rms_eps, dtype, team, is_gelu(config))
-    return Kernels(make_linear, make_head, make_attention, blocks, team)
+    make_weight = make_linear if formats.weights == "auto" else make_bytes
+    return Kernels(make_weight, make_linear, make_head, make_attention, blocks, team)
 
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:

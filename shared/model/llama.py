@@ -17,6 +17,7 @@ import torch
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend
 from shared.kernel.blocks import BlockKernels
+from shared.kernel.byte_format import DTYPES
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -24,13 +25,17 @@ from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 from shared.model.lora import DOWN, GATE_UP, OUT, QKV, Adapter, AdapterRows
 from shared.model.weights import LayerWeights, LlamaWeights
 
-KV_PLANE = "kv"
+KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
 
 
-def kv_plane(config: LlamaConfig, spec: ModelSpec, page_size: int) -> PlaneSpec:
+def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[PlaneSpec, ...]:
+    """Keys and values, and the scales of bytes where they are such."""
     shape = (config.num_layers, 2, config.num_kv_heads, page_size, config.head_dim)
     window = max(config.windows) if config.windows and all(config.windows) else 0  # one page holds all layers
-    return PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window)
+    if spec.kv_dtype == "auto":
+        return (PlaneSpec(KV_PLANE, shape, getattr(torch, spec.dtype), window=window),)
+    scales = PlaneSpec(SCALE_PLANE, shape[:-1], torch.float32, slot_dim=-1, window=window)
+    return PlaneSpec(KV_PLANE, shape, DTYPES[spec.kv_dtype], window=window), scales
 
 
 class LlamaModel:
@@ -61,11 +66,12 @@ class LlamaModel:
         self._captured = layers
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return (kv_plane(self.config, self.spec, page_size),)
+        return kv_planes(self.config, self.spec, page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
-        self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE))
+        scales = None if self.spec.kv_dtype == "auto" else kv.plane(SCALE_PLANE)
+        self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE), scales)
         residual = self._weights.embed[inputs.input_ids].float() * self._embed_scale
         delta: torch.Tensor | None = None
         aux: list[torch.Tensor] = []

@@ -30,7 +30,7 @@ from shared.kv.pool import KVPool
 from shared.model.config import LayerStyle, LlamaConfig
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 from shared.model.kernels import attention_shape
-from shared.model.llama import KV_PLANE, check_layers, kv_plane
+from shared.model.llama import KV_PLANE, check_layers, kv_planes
 from shared.model.weights import LayerWeights, LlamaWeights
 
 BEFORE, AFTER, TAKEN = 4, 5, 2  # a layer's tasks up to its attention, from there on, and what takes the wanted rows
@@ -75,9 +75,11 @@ def make_layout(num_layers: int, captured: tuple[int, ...]) -> Layout:
     )
 
 
-def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
+def obstacle(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights) -> str | None:
     """Why a network can't be one program, None if it can: every product is ours and none has columns filled up, for a
     task's rows are the next one's."""
+    if spec.kv_dtype != "auto":
+        return f"no kernel for KV in {spec.kv_dtype}"
     if config.experts is not None:
         return "experts are chosen as it runs"
     if config.style != LayerStyle():
@@ -116,7 +118,7 @@ class CompiledLlama:
         self._capacity = 0
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
-        return (kv_plane(self.config, self.spec, page_size),)
+        return kv_planes(self.config, self.spec, page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""

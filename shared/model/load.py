@@ -25,7 +25,7 @@ from shared.model.eagle_head import (
 )
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelSpec
-from shared.model.kernels import Kernels, pick_kernels
+from shared.model.kernels import AS_DTYPE, Formats, Kernels, pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.lora import AdaptedModel, Adapter, load_adapter
 from shared.model.lora_file import LoraFolder
@@ -47,18 +47,21 @@ def load_model(
     kernels: str = "auto",
     available_bytes: int | None = None,
     adapters: Mapping[str, str] | None = None,
+    formats: Formats = AS_DTYPE,
 ) -> Model:
     """`name`: smollm2, hashlm, a .gguf file or a Hugging Face folder. `max_context` 0 means what the model can.
 
     `threads` is what the core plan gives this process. `kernels`: "auto", "separate" (each compiled kernel called from
     Python) or "torch" (plain torch only). `available_bytes` bounds the weights; None asks the operating system.
-    `adapters`: LoRA folders by the names that clients use.
+    `adapters`: LoRA folders by the names that clients use. `formats`: of KV and weights, where not the dtype.
     """
     adapters = adapters or {}
     found = resolve_model(name)
     if found.path is None:
         from shared.model.hashlm import HashLM  # not before it is asked for
 
+        if formats != AS_DTYPE:
+            raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
         own = tuple(AdapterSpec(name, f"hashlm {path}") for name, path in adapters.items())
         return HashLM(max_context=max_context, adapters=own) if max_context else HashLM(adapters=own)
     if dtype not in DTYPES:
@@ -66,10 +69,11 @@ def load_model(
     source = open_model(found.path)
     context = context_of(source, max_context)
     if device == "cpu":
-        need = weights_bytes(source.config, DTYPES[dtype], context)
+        item = None if formats.weights == "auto" else 1
+        need = weights_bytes(source.config, DTYPES[dtype], context, item)
         check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
     folders = {name: LoraFolder(Path(path).expanduser(), source.config) for name, path in adapters.items()}
-    return build_model(source, dtype, torch.device(device), context, threads, kernels, folders)
+    return build_model(source, dtype, torch.device(device), context, threads, kernels, folders, formats)
 
 
 def open_model(path: Path) -> TensorSource:
@@ -93,17 +97,20 @@ def build_model(
     threads: int,
     kernels: str,
     folders: Mapping[str, LoraFolder],
+    formats: Formats,
 ) -> Model:
     config = source.config
-    picked = pick_kernels(config, DTYPES[dtype], device, threads, plain=kernels == "torch")
-    weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_linear, picked.make_head)
+    picked = pick_kernels(config, DTYPES[dtype], device, threads, kernels == "torch", formats)
+    weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_weight, picked.make_head)
+    narrow = "" if formats.weights == "auto" else f" {formats.weights}"
     spec = ModelSpec(
         name=config.name,
         vocab_size=config.vocab_size,
         max_context=context,
         dtype=dtype,
-        weights_hash=source.content_hash(),
+        weights_hash=source.content_hash() + narrow,  # they are others then
         eos_ids=config.eos_ids,
+        kv_dtype=formats.kv,
         adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items()),
     )
     make = picked.make_linear
@@ -127,7 +134,7 @@ def _assemble(
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, obstacle
 
-        reason = obstacle(config, weights)
+        reason = obstacle(config, spec, weights)
         if reason is None:
             program = CompiledLlama(config, spec, weights, picked.team)
             return AdaptedModel(program, model) if adapters else program

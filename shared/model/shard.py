@@ -117,8 +117,9 @@ class OwnHeads:
         self._attention = attention
         self._heads = slice(first, first + count)
 
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
-        self._attention.begin(inputs, kv[:, :, :, self._heads])
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        own = None if scales is None else scales[:, :, :, self._heads]
+        self._attention.begin(inputs, kv[:, :, :, self._heads], own)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None

@@ -156,10 +156,11 @@ def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
     return inverse_frequencies(head_dim, rope.theta, *stretch)
 
 
-def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int) -> int:
+def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int, layer_item: int | None = None) -> int:
     """What load_weights keeps at most: parameters, the head's own copy (tied to the embedding or not) as if it were
-    float32, and the rotary tables."""
+    float32, and the rotary tables. `layer_item`: bytes of a layer's weight, where it is not the dtype."""
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)
+    layers = in_dtype - head
     tables = max_context * config.head_dim * 4 * (1 if config.local_rope is None else 2)
-    return in_dtype * dtype.itemsize + head * 4 + tables
+    return head * dtype.itemsize + layers * (layer_item or dtype.itemsize) + head * 4 + tables

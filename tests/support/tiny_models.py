@@ -42,7 +42,9 @@ class Rows:
         self.model = model
         per_row = -(-max_len // page_size)
         self.pool = KVPool(model.kv_planes(page_size), 1 + num_rows * per_row, page_size)
-        self.pool.plane("kv").fill_(float("nan"))  # what is read must have been written
+        for plane in self.pool.planes:  # what is read must have been written
+            if plane.dtype.is_floating_point:
+                self.pool.plane(plane.name).fill_(float("nan"))
         order = torch.randperm(num_rows * per_row, generator=torch.Generator().manual_seed(1)) + 1
         self.table = order.to(torch.int32).view(num_rows, per_row)
         self.lens = [0] * num_rows

@@ -1,0 +1,199 @@
+"""Matrix products on the CPU with weights of one byte each and a scale per output, summed in float32.
+
+On processors with wide registers each result is summed in the order of k, as in shared/kernel/product.py, whose tiles
+these are: a token's result does not depend on the other rows of its step.
+
+    weights, packed:  [tile of 64 columns][k][column]      a step of k is four vectors of 16 bytes
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from shared.kernel.byte_format import to_bytes
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch
+from shared.kernel.product import (
+    BIAS,
+    BLOCKS,
+    COLUMNS,
+    DEPTH,
+    FETCH_AHEAD,
+    LONG,
+    MOST_ROWS,
+    NUM_TILES,
+    OUT,
+    STEPS,
+    SUMS,
+    TILE_COLUMNS,
+    WEIGHT,
+    WORD,
+    X,
+    multiply_floats,
+    read_at,
+    round_to_half,
+    spread,
+)
+from shared.kernel.program import Program
+from shared.kernel.team import Team
+
+SCALE = 8
+NUM_WORDS = 9
+EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
+
+
+class ByteTileLinear:
+    """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16; keeps its own packed bytes of the weight."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, team: Team) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._dtype = weight.dtype
+        data, scale = to_bytes(weight, dtype)
+        self._packed = pack_bytes(data)
+        padded = len(self._packed) * TILE_COLUMNS
+        self._scale, self._bias = torch.zeros(padded), torch.zeros(padded)
+        self._scale[: self.out_features] = scale
+        if bias is not None:
+            self._bias[: self.out_features] = bias
+        task = make_byte_task(weight.dtype == torch.bfloat16, dtype != torch.int8)
+        self._program = Program(team, [task], np.zeros((1, NUM_WORDS), np.int64))
+        words = self._program.words[0]
+        words[NUM_TILES], words[DEPTH] = self._packed.shape[:2]
+        words[WEIGHT], words[SCALE] = self._packed.data_ptr(), self._scale.data_ptr()
+        words[BIAS] = self._bias.data_ptr()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x, words = x.contiguous(), self._program.words[0]
+        out = torch.empty((len(x), len(self._bias)), dtype=self._dtype)
+        words[NUM_ROWS], words[X], words[OUT] = len(x), x.data_ptr(), out.data_ptr()
+        self._program.run()
+        return out if out.shape[1] == self.out_features else out[:, : self.out_features].contiguous()
+
+
+def pack_bytes(data: torch.Tensor) -> torch.Tensor:
+    """(out, in) bytes -> (tiles, in, 64) int8; `out` filled up to whole tiles with 0."""
+    num_columns, num_inputs = data.shape
+    tiles = -(-num_columns // TILE_COLUMNS)
+    padded = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.int8)
+    padded[:num_columns] = data.view(torch.int8)
+    return padded.view(tiles, TILE_COLUMNS, num_inputs).transpose(1, 2).contiguous()
+
+
+@functools.cache
+def make_byte_task(is_half: bool, is_float8: bool) -> Any:
+    """A share is a run of tiles. x and the results are bfloat16 if `is_half`, else float32."""
+    item = 2 if is_half else 4
+
+    def byte_product(words: Any, share: int) -> None:
+        num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
+        per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
+        row_bytes, out_bytes = depth * item, num_tiles * TILE_COLUMNS * item
+        for tile in range(share * per_share, min((share + 1) * per_share, num_tiles)):
+            weight = words[WEIGHT] + tile * depth * TILE_COLUMNS
+            bias, scale = words[BIAS] + tile * TILE_COLUMNS * 4, words[SCALE] + tile * TILE_COLUMNS * 4
+            out, x, left = words[OUT] + tile * TILE_COLUMNS * item, words[X], num_rows
+            while left > 0:
+                if left >= MOST_ROWS:
+                    rows = MOST_ROWS
+                    multiply_bytes(6, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                elif left >= 3:
+                    rows = 3
+                    multiply_bytes(3, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                else:
+                    rows = 1
+                    multiply_bytes(1, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                left -= rows
+                x += rows * row_bytes
+                out += rows * out_bytes
+
+    return compile_task(byte_product)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply_bytes(
+    typing_context: Any,
+    rows: Any,
+    is_half: Any,
+    is_float8: Any,
+    x: Any,
+    x_stride: Any,
+    weight: Any,
+    depth: Any,
+    bias: Any,
+    scale: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """bias + scale * sums of `rows` rows and BLOCKS column blocks over all k. The first three are constants, all others
+    but depth addresses and bytes."""
+    if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, is_float8)):
+        raise TypeError("rows, is_half and is_float8 must be constants")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, scale_at, out_at, out_bytes = args
+        half, item = is_half.literal_value, 2 if is_half.literal_value else 4
+        widen = _float8s if is_float8.literal_value else _int8s
+        row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
+        tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
+        sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
+        for place in tile:
+            builder.store(ir.Constant(SUMS, [0.0] * COLUMNS), sums[place])
+        with cgutils.for_range(builder, steps) as loop:
+            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(TILE_COLUMNS)))
+            emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD // 4)))
+            columns = [widen(builder, step_at, LONG(COLUMNS * b)) for b in range(BLOCKS)]
+            for r, at in enumerate(row_at):
+                step = _one_input(builder, builder.add(at, builder.mul(loop.index, LONG(item))), half)
+                for b, column in enumerate(columns):
+                    total = multiply_floats(builder, builder.load(sums[r, b]), column, step)
+                    builder.store(total, sums[r, b])
+        for r, b in tile:
+            first = LONG(4 * COLUMNS * b)
+            scales, biases = (read_at(builder, at, first, SUMS) for at in (scale_at, bias_at))
+            total = builder.fadd(builder.fmul(builder.load(sums[r, b]), scales), biases)
+            target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
+            value = round_to_half(builder, total) if half else total
+            builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
+        return context.get_dummy_value()
+
+    return types.void(rows, is_half, is_float8, *(types.int64,) * 8), codegen
+
+
+def _bytes_at(builder: Any, address: Any, num_bytes: Any) -> Any:
+    kind = ir.VectorType(ir.IntType(8), COLUMNS)
+    return builder.load(builder.inttoptr(builder.add(address, num_bytes), kind.as_pointer()), align=1)
+
+
+def _int8s(builder: Any, address: Any, num_bytes: Any) -> Any:
+    """16 of them, as the bits of float32."""
+    wide = builder.sitofp(builder.sext(_bytes_at(builder, address, num_bytes), STEPS), SUMS)
+    return builder.bitcast(wide, STEPS)
+
+
+def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
+    """The same bits in float32's places stand for a number 2^120 times smaller, denormal ones too."""
+
+    def constant(value: int) -> Any:
+        return ir.Constant(STEPS, [value] * COLUMNS)
+
+    bits = builder.zext(_bytes_at(builder, address, num_bytes), STEPS)
+    sign = builder.shl(builder.and_(bits, constant(0x80)), constant(24))
+    rest = builder.shl(builder.and_(bits, constant(0x7F)), constant(20))
+    small = builder.bitcast(builder.or_(sign, rest), SUMS)
+    return builder.bitcast(builder.fmul(small, ir.Constant(SUMS, [EXPONENT] * COLUMNS)), STEPS)
+
+
+def _one_input(builder: Any, address: Any, is_half: bool) -> Any:
+    """One number of x in all 16 places, as the bits of float32."""
+    if not is_half:
+        return spread(builder, read_at(builder, address, LONG(0), WORD))
+    short = ir.IntType(16)
+    bits = builder.load(builder.inttoptr(address, short.as_pointer()), align=2)
+    return spread(builder, builder.shl(builder.zext(bits, WORD), WORD(16)))
