@@ -34,10 +34,10 @@ from shared.model.interface import Model, ModelSpec
 from shared.model.kernels import pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.load import DTYPES, WINDOW_SLACK, check_memory, context_of, open_model, warm_up
-from shared.model.weights import LayerWeights, LlamaWeights, TensorSource, load_weights, weights_bytes
+from shared.model.weights import TensorSource, load_weights, weights_bytes
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
-WHOLE = frozenset({"embed", "head", "rope_factors"} | NORMS)
+WHOLE = frozenset({"embed", "head", "rope_factors", "router"} | NORMS)
 CUT_BY = {
     "q": "num_heads", "q_bias": "num_heads",
     "k": "num_kv_heads", "k_bias": "num_kv_heads", "v": "num_kv_heads", "v_bias": "num_kv_heads",
@@ -67,26 +67,19 @@ def load_shard(
     def make_head(weight: torch.Tensor) -> Head:
         return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
 
-    device = torch.device("cpu")
-    weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_linear, make_head)
+    def make_inner(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return Collecting(picked.make_linear(weight, bias), group)
+
+    device, length = torch.device("cpu"), context + WINDOW_SLACK
+    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_linear, make_head, make_inner)
     config = whole.config
     spec = ModelSpec(config.name, config.vocab_size, context, dtype, whole.content_hash(), config.eos_ids)
     attention = OwnHeads(
         picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
     )
-    model = LlamaModel(config, spec, collecting(weights, group), attention, picked.blocks)
+    model = LlamaModel(config, spec, weights, attention, picked.blocks)
     warm_up(model)
     return model
-
-
-def collecting(weights: LlamaWeights, group: RankGroup) -> LlamaWeights:
-    """The same, with `out` and `down` that take own columns and give all of them."""
-    return replace(weights, layers=tuple(collecting_layer(layer, group) for layer in weights.layers))
-
-
-def collecting_layer(layer: LayerWeights, group: RankGroup) -> LayerWeights:
-    assert layer.down is not None  # experts were refused
-    return replace(layer, out=Collecting(layer.out, group), down=Collecting(layer.down, group))
 
 
 class Collecting:
@@ -135,6 +128,7 @@ class ShardSource:
         check_shares(source.config, size)
         self._source, self._rank, self._size = source, rank, size
         self._num_kv_heads = source.config.num_kv_heads
+        experts = source.config.experts
         own_kv_heads = max(1, self._num_kv_heads // size)
         self.first_kv_head = rank * self._num_kv_heads // size
         self.config = replace(
@@ -142,6 +136,7 @@ class ShardSource:
             num_heads=source.config.num_heads // size,
             num_kv_heads=own_kv_heads,
             intermediate_size=source.config.intermediate_size // size,
+            experts=experts and replace(experts, intermediate_size=experts.intermediate_size // size),
         )
 
     def has(self, name: str) -> bool:
@@ -172,8 +167,10 @@ def share(tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 def check_shares(config: LlamaConfig, size: int) -> None:
     """ConfigError names the first number that `size` ranks can't share evenly."""
-    if config.experts is not None:
-        raise ConfigError(f"--tp {size}: how to share out the experts of {config.name} is not known")
+    experts = config.experts
+    if experts is not None and (experts.count % size or experts.intermediate_size % size):
+        sizes = f"{experts.count} experts of {experts.intermediate_size}"
+        raise ConfigError(f"--tp {size}: {config.name} has {sizes}, and it does not divide both numbers")
     for name in ("num_heads", "hidden_size", "intermediate_size", "vocab_size"):
         if getattr(config, name) % size:
             raise ConfigError(

@@ -42,6 +42,11 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
         (lambda: SpecConfig(spec="medusa"), "--spec"),
         (lambda: SpecConfig(spec_width=1), "--spec-width"),
         (lambda: ParallelConfig(tp=0), "--tp"),
+        (lambda: ParallelConfig(tp=2, dp=2), "--tp 2 --dp 2"),
+        (
+            lambda: NodeProcessConfig(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="eagle")),
+            "--dp 2 --spec eagle",
+        ),
         (lambda: NodeProcessConfig(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
         (lambda: NodeConfig(transport="nccl"), "--transport"),
         (lambda: NodeProcessConfig(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),

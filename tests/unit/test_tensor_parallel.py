@@ -129,9 +129,22 @@ def test_so_has_a_gemma_with_windows_and_one_kv_head(tmp_path: Path) -> None:
     assert_same_bits(tmp_path / "gemma", "float32", 2)
 
 
-def test_experts_are_refused_by_name(llama: Path) -> None:
-    config = replace(open_model(llama).config, experts=ExpertConfig(4, 2, 32, True))
-    with pytest.raises(ConfigError, match="experts"):
+def test_so_has_a_model_with_experts(tmp_path: Path) -> None:
+    """All ranks choose the same ones, and have a part of each."""
+    import transformers  # slow, and only for this
+
+    skip_without_own_products("float32")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": VOCAB}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    config = transformers.Qwen3MoeConfig(**sizes, **heads, **experts)
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "moe")
+    assert_same_bits(tmp_path / "moe", "float32", 2)
+
+
+def test_experts_are_not_cut_unevenly(llama: Path) -> None:
+    config = replace(open_model(llama).config, experts=ExpertConfig(5, 2, 32, True))
+    with pytest.raises(ConfigError, match="5 experts of 32"):
         check_shares(config, 2)
 
 
