@@ -22,6 +22,7 @@ ALLOWED = {
     "shared/model/llama_compiled.py": KERNEL,
     "shared/model/eagle_compiled.py": KERNEL,
     "shared/model/hashdraft.py": KERNEL,
+    "shared/model/hashlm_shard.py": KERNEL,
     "shared/sample/sampler.py": KERNEL,
     "shared/model/hash_reference.py": HOST,
     "shared/kv/manager.py": HOST,
@@ -35,6 +36,8 @@ ALLOWED = {
     "shared/sched/scheduler.py": HOST,
     "prefill_node/bootstrap.py": HOST,
     "shared/engine/engine.py": "copies of results, on the copy stream behind the step",
+    "shared/engine/ranks.py": "a forward's inputs on their way to other processes; ranks are on CPUs",
+    "shared/engine/row_ranks.py": "bounds of rows to deal out; ranks are on CPUs",
     "shared/sched/mirror.py": "lengths that resolve_seq_lens_cpu waited for",
     "shared/handoff/convert.py": "draft state of a processed result, on the host",
 }
