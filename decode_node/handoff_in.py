@@ -39,6 +39,7 @@ class HandoffIn:
     touched: float
     source_drafts: bool  # the source has a draft head too, so pages and record bring draft state
     num_pulling: int = 0
+    num_fetching: int = 0  # announced, and not yet in a staging buffer of ours
     record: Prebuilt | None = None
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's, host
     complete_since: float = 0.0
@@ -51,7 +52,7 @@ class HandoffIn:
     @property
     def needs_source(self) -> bool:
         """Whether something that only the source has is missing still."""
-        return self.record is None or not self.ranges.all_claimed
+        return self.record is None or not self.ranges.all_claimed or self.num_fetching > 0
 
     @property
     def complete(self) -> bool:

@@ -20,7 +20,19 @@ from shared.handoff.context import NodeContext
 from shared.sched.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import MAX_TEXT, Abort, Failed, Generate, Installed, Offer, Prebuilt, Ready, Refuse
+from shared.wire.messages import (
+    MAX_TEXT,
+    Abort,
+    Broken,
+    Failed,
+    Generate,
+    Installed,
+    Offer,
+    Prebuilt,
+    Ready,
+    Refuse,
+    StoreEntry,
+)
 from shared.wire.peers import Received
 
 
@@ -50,6 +62,8 @@ class DecodeSide:
             self._arrived(received, message, now)
         elif isinstance(message, Abort):
             self._given_up(received.peer, message, now)
+        elif isinstance(message, StoreEntry | Broken):
+            self.transfers.pairs.receive(received.peer, message)
         else:
             self._ctx.drop(received.peer, f"{type(message).__name__} at a decode node")
 
@@ -133,10 +147,17 @@ class DecodeSide:
         """A prefill node died. What has arrived completely goes on; the rest fails."""
         for waiting in self.prealloc.take_of_source(peer):
             self._ctx.end(waiting.request.key, NodeLost(f"{peer} is gone"))
+        self.transfers.pairs.peer_closed(peer)
         for handoff in self.transfers.of_source(peer):
             if handoff.needs_source:
                 self._fail(handoff, NodeLost(f"{peer} is gone"))
         self.transfers.forget_dead()
+
+    def hands_over(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self.transfers.pairs.table.close()
 
     def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
         """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and

@@ -1,7 +1,8 @@
 """Transfer: granted requests whose pages are being pulled. A pull is a closure on the transfer stream that waits for
 the newest launched step, because the last step of a page's owner before may still write into it.
 
-    Ready  ->  claim the range  ->  pull into the request's own pages  ->  arrived (an input of a later tick)
+    Ready  ->  claim the range  (->  fetch into staging)  ->  pull into the request's own pages  ->  arrived (an input
+                                                                                                    of a later tick)
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from decode_node.handoff_in import HandoffIn, WaitingOffer
+from decode_node.pairs_in import PairsIn
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.engine.jobs import TransferJobs
 from shared.handoff.context import NodeContext
 from shared.handoff.convert import draft_state_of_bytes, drafts_within
 from shared.handoff.ranges import PageRanges
-from shared.transfer.interface import PageReceiver
+from shared.kv.layout import num_layers
+from shared.transfer.interface import Frames, PageReceiver, part_of
 from shared.wire.codec import to_wire
 from shared.wire.fitting import NO_DRAFT_STATE
 from shared.wire.messages import Grant, Prebuilt, Ready
@@ -30,9 +33,11 @@ class Transfers:
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = receivers
-        self._pulls: TransferJobs[tuple[HandoffIn, int], None] = TransferJobs(ctx.core.engine)
+        self._pulls: TransferJobs[tuple[HandoffIn, Ready], None] = TransferJobs(ctx.core.engine)
         self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
         self._num_leases = 0
+        self._num_layers = num_layers(ctx.core.pool.planes)
+        self.pairs = PairsIn(ctx, receivers)
         self.open: dict[RequestKey, HandoffIn] = {}
         self.held: list[tuple[HandoffIn, float]] = []
 
@@ -44,13 +49,15 @@ class Transfers:
             transport=waiting.transport,
             lease=self._next_lease(),
             row=req.row,
-            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.kv.page_size),
+            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.kv.page_size, self._num_layers),
             since=now,
             touched=now,
             source_drafts=waiting.offer.fingerprint.spec != NO_DRAFT_STATE,
         )
         self.open[req.key] = handoff
         grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
+        if self.pairs.carries(waiting.transport):
+            self.pairs.meet(waiting.source, waiting.transport)
         self._ctx.outbox.send(waiting.source, grant)
         return handoff
 
@@ -71,14 +78,20 @@ class Transfers:
         """Pull a range, unless it came before. HandoffFailed when it is none of ours."""
         handoff.touched = now
         count = len(ready.pages)
-        if not count or not handoff.ranges.claim(ready.first_page, count):
+        if not count or not handoff.ranges.claim(ready.first_page, count, part_of(ready, self._ctx.core.pool)):
             return
-        receiver, frames = self._receivers[handoff.transport], received.frames
+        if self.pairs.carries(handoff.transport):
+            self.pairs.fetch(handoff, ready)
+        else:
+            self._pull(handoff, ready, received.frames)
+
+    def _pull(self, handoff: HandoffIn, ready: Ready, frames: Frames) -> None:
+        receiver = self._receivers[handoff.transport]
         own = self._ctx.core.kv.rows.pages_of(handoff.row)
-        target = own[ready.first_page : ready.first_page + count].copy()
+        target = own[ready.first_page : ready.first_page + len(ready.pages)].copy()
         handoff.num_pulling += 1
         self._pulls.launch(
-            (handoff, count), lambda: receiver.pull(ready, frames, target), "pull", after_newest_step=True
+            (handoff, ready), lambda: receiver.pull(ready, frames, target), "pull", after_newest_step=True
         )
 
     def prebuilt(self, handoff: HandoffIn, record: Prebuilt, now: float) -> None:
@@ -98,22 +111,36 @@ class Transfers:
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         """Book finished pulls and give back rows that waited for them; gives hand-offs whose pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
-        page_bytes = self._ctx.core.pool.page_bytes
+        for fetched in self.pairs.poll():
+            handoff = fetched.handoff
+            if self.open.get(handoff.key) is not handoff:
+                continue
+            handoff.touched = now
+            if fetched.staging is None:
+                failed.append((handoff, HandoffFailed(fetched.error)))
+            else:
+                self._pull(handoff, fetched.ready, fetched.staging)
         for done in self._pulls.take_done():
-            handoff, count = done.tag
+            handoff, ready = done.tag
             handoff.num_pulling -= 1
             handoff.touched = now
             if done.error is not None:
                 failed.append((handoff, done.error))
                 continue
-            handoff.ranges.arrived(count)
-            self._ctx.metrics.count("handoff_bytes", count * page_bytes)
+            self._count(handoff, ready)
             if handoff.ranges.complete:
                 handoff.complete_since = now
                 self._ctx.metrics.observe_queue("transfer", now - handoff.since)
         self._tidying.take_done()
         self._release_held(now)
         return failed
+
+    def _count(self, handoff: HandoffIn, ready: Ready) -> None:
+        pool = self._ctx.core.pool
+        part = part_of(ready, pool)
+        handoff.ranges.arrived(len(ready.pages), part)
+        where = part.bytes_in(pool.planes)
+        self._ctx.metrics.count("handoff_bytes", len(ready.pages) * (where.stop - where.start))
 
     def stalled(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         lease_s = self._ctx.facts.lease_s
@@ -126,6 +153,8 @@ class Transfers:
     def revoked(self, key: RequestKey, row: int, now: float) -> HandoffIn | None:
         """The scheduler took the reservation away. The row is free once no pull writes into its pages."""
         handoff = self.open.pop(key, None)
+        if handoff is not None:
+            self.pairs.forget(handoff)
         if handoff is None or not handoff.num_pulling:
             self._ctx.core.scheduler.release_held(row)
             return handoff

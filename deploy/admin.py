@@ -172,4 +172,10 @@ def table(status: dict[str, Any]) -> str:
         rows.append([node["node"], *map(str, cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"open requests: {status['open_requests']}", *lines])
+    return "\n".join([f"open requests: {status['open_requests']}", *lines, *hand_overs(status)])
+
+
+def hand_overs(status: dict[str, Any]) -> list[str]:
+    """From which node to which, over what, and why."""
+    ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
+    return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

@@ -146,6 +146,7 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
         sched=config.sched,
         spec=config.spec,
         parallel=replace(config.parallel.of(role), tp=tp),
+        transfer=config.transfer,
         node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
         cores=cores,
         security=config.security,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prefill_node.handoff_out import HandoffOut
+from prefill_node.transport_choice import TransportChoice
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.handoff.context import NodeContext
@@ -20,8 +21,9 @@ from shared.wire.peers import peer_name
 class Bootstrap:
     """Owner of hand-offs until they are granted."""
 
-    def __init__(self, ctx: NodeContext) -> None:
+    def __init__(self, ctx: NodeContext, choice: TransportChoice) -> None:
         self._ctx = ctx
+        self._choice = choice
         self.offered: dict[RequestKey, HandoffOut] = {}
         self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> siblings not offered yet
 
@@ -39,6 +41,7 @@ class Bootstrap:
     def offer(self, handoff: HandoffOut, now: float) -> None:
         req, facts = handoff.request, self._ctx.facts
         handoff.since = handoff.touched = now
+        handoff.offered = self._choice.order(handoff.peer)
         self.offered[req.key] = handoff
         self._ctx.outbox.dial(handoff.peer, handoff.endpoint)
         offer = Offer(
@@ -54,7 +57,7 @@ class Bootstrap:
             remaining_ms=max(0, int(1000 * min(req.deadline - now, 1e9))),
             fingerprint=facts.fingerprint,
             host_id=facts.host_id,
-            transports=list(facts.transports),
+            transports=handoff.offered,
             adapter=req.adapter,
         )
         self._ctx.outbox.send(handoff.peer, offer)

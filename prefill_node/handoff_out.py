@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.sched.events import PrefillDone
+from shared.sched.events import ChunkLaunched, PrefillDone
 from shared.transfer.interface import PageSender
 
 
 @dataclass(slots=True, eq=False)
 class HandoffOut:
-    """Pages in the request's own order; those before `next_page` are cached at the peer, or described already.
+    """Pages in the request's own order; those before `next_page` are cached at the peer, or described already. Of those
+    before `layers_end` the first layers are described, or will be as soon as they are computed.
 
-    | cached there | described, Ready sent | final, not described yet | being computed |
-                                           ^ next_page
+    | cached there | described, Ready sent | final, not described yet | being computed | to be computed |
+                                           ^ next_page                                 ^ layers_end
     """
 
     request: Request
@@ -24,9 +25,12 @@ class HandoffOut:
     since: float  # when it came into the queue that it is in
     touched: float = 0.0  # last sign of life to or from the peer
     answered: bool = False
+    offered: list[str] = field(default_factory=list)  # transports, the one that is wanted first
     lease: int = 0
     sender: PageSender | None = None  # None until granted
     next_page: int = 0
+    layers_end: int = 0
+    launched: list[ChunkLaunched] = field(default_factory=list)  # until granted: what may be computed still by then
     num_final_tokens: int = 0
     num_describing: int = 0
     record: PrefillDone | None = None

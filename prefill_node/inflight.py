@@ -1,9 +1,15 @@
-"""Inflight: granted requests. Final pages are described on the transfer stream and announced chunk by chunk, then the
-record goes out; the pages stay pinned until the peer has answered or is gone."""
+"""Inflight: granted requests. Pages are described on the transfer stream and announced: layer by layer while their step
+computes the next ones, what is left when the step is processed. Then the record goes out; the pages stay pinned until
+the peer has answered or is gone.
+
+    step     | layers 0..4 | 5..9 | ... | 25..29, sampling |
+    describe               | 0..4 | 5..9 | ...             | 25.. to the end of the page |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prefill_node.handoff_out import HandoffOut
@@ -13,12 +19,25 @@ from shared.engine.jobs import TransferJobs
 from shared.handoff.context import NodeContext
 from shared.handoff.convert import prebuilt_of
 from shared.kv.manager import page_count
-from shared.transfer.interface import PageSender, PageSet
+from shared.model.interface import LayerMarks
+from shared.sched.events import ChunkLaunched
+from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready
 
 READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 RENEWALS_PER_LEASE = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computing:
+    """Pages whose layers are being computed: pages[0] is the request's page number `first`."""
+
+    handoff: HandoffOut
+    first: int
+    pages: PageList
+    layers: LayerMarks
+    waits_for: int = 0  # the next of the marks
 
 
 class Inflight:
@@ -28,7 +47,7 @@ class Inflight:
         self._ctx = ctx
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
-        self._pages_per_ready = max(1, READY_BYTES // ctx.core.pool.page_bytes)
+        self._computing: list[Computing] = []
         self.granted: dict[RequestKey, HandoffOut] = {}
 
     def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
@@ -44,10 +63,15 @@ class Inflight:
         handoff.next_page = grant.cached_prefix_len // page_size
         handoff.since = handoff.touched = now
         self.granted[handoff.key] = handoff
+        for event in handoff.launched:
+            if event.num_tokens > handoff.num_final_tokens:
+                self.launched(handoff, event)
+        handoff.launched.clear()
         self.push(handoff, now)
 
     def push(self, handoff: HandoffOut, now: float) -> None:
         """Describe what became final, and send the record once there is one; it need not wait for the pages."""
+        self._describe_computed()
         self._describe_final(handoff)
         if handoff.record is not None and not handoff.record_sent:
             handoff.record_sent = True
@@ -55,20 +79,62 @@ class Inflight:
             self._ctx.outbox.send(handoff.peer, prebuilt_of(handoff.record, handoff.lease))
 
     def _describe_final(self, handoff: HandoffOut) -> None:
-        kv, sender = self._ctx.core.kv, handoff.sender
-        assert sender is not None
+        """Whole pages, or what is behind the layers that go ahead."""
+        kv = self._ctx.core.kv
         end = handoff.num_final_tokens // kv.page_size
         if handoff.record is not None:
             end = page_count(handoff.num_final_tokens, kv.page_size)
-        while handoff.next_page < end:
-            first, last = handoff.next_page, min(end, handoff.next_page + self._pages_per_ready)
-            pages = kv.rows.pages_of(handoff.request.row)[first:last].copy()
-            handoff.next_page = last
+        ahead = min(end, handoff.layers_end)
+        ends = self._ctx.core.scheduler.settings.layer_ends
+        for stop, part in ((ahead, Part(ends[-1]) if ends else WHOLE), (end, WHOLE)):
+            if handoff.next_page < stop:
+                pages = kv.rows.pages_of(handoff.request.row)[handoff.next_page : stop].copy()
+                self._describe(handoff, handoff.next_page, pages, part)
+                handoff.next_page = stop
+
+    def _describe(self, handoff: HandoffOut, first: int, pages: PageList, part: Part) -> None:
+        sender = handoff.sender
+        assert sender is not None
+        where = part.bytes_in(self._ctx.core.pool.planes)
+        most = max(1, READY_BYTES // (where.stop - where.start))
+        for start in range(0, len(pages), most):
+            some = pages[start : start + most]
             handoff.num_describing += 1
-            self._jobs.launch((handoff, first), partial(sender.describe, pages), f"describe({first})")
+            job = partial(sender.describe, some, part)
+            self._jobs.launch((handoff, first + start), job, f"describe({first + start})")
+
+    # ---- layers, while later ones are computed
+
+    def launched(self, handoff: HandoffOut, event: ChunkLaunched) -> None:
+        """Its pages go ahead layer by layer: all that this step fills, and what came before and was not sent yet."""
+        page_size = self._ctx.core.kv.page_size
+        end = page_count(event.num_tokens, page_size) if event.is_last else event.num_tokens // page_size
+        first = max(handoff.next_page, handoff.layers_end)
+        if first >= end:
+            return
+        handoff.layers_end = end
+        pages = self._ctx.core.kv.rows.pages_of(handoff.request.row)[first:end].copy()
+        self._computing.append(Computing(handoff, first, pages, event.layers))
+        for mark in event.layers.events:
+            mark.add_callback(lambda _: self._ctx.wake())
+
+    def _describe_computed(self) -> None:
+        self._computing = [left for entry in self._computing if (left := self._advance(entry)) is not None]
+
+    def _advance(self, entry: Computing) -> Computing | None:
+        """Describe the layers that are there by now. None: nothing is left to wait for."""
+        marks, index = entry.layers, entry.waits_for
+        while index < len(marks.ends) and marks.events[index].query():
+            if self.granted.get(entry.handoff.key) is not entry.handoff or marks.events[index].error is not None:
+                return None  # it ended; or its step failed, which ends it
+            before = marks.ends[index - 1] if index else 0
+            self._describe(entry.handoff, entry.first, entry.pages, Part(before, marks.ends[index] - before))
+            index += 1
+        return replace(entry, waits_for=index) if index < len(marks.ends) else None
 
     def poll(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
         """Announce what was described; gives the hand-offs that failed or stalled."""
+        self._describe_computed()
         failed = []
         for done in self._jobs.take_done():
             handoff, first_page = done.tag
@@ -108,4 +174,8 @@ def renewal(handoff: HandoffOut) -> Ready:
         digests=[],
         pool=None,
         inline=True,
+        first_layer=0,
+        num_layers=0,
+        handle=b"",
+        staged_bytes=0,
     )

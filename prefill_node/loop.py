@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from prefill_node.bootstrap import Bootstrap
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
+from prefill_node.pairs_out import PairMessage, PairsOut
+from prefill_node.transport_choice import TransportChoice
 from shared.core.errors import BatonError, HandoffFailed, NodeLost, PartnerOverloaded
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.handoff.context import NodeContext
-from shared.sched.events import ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
+from shared.sched.events import ChunkLaunched, ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.transfer.interface import PageSender
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Abort, Failed, Generate, Grant, Installed, Refuse, Wait
@@ -28,8 +30,10 @@ class PrefillSide:
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
-        self.bootstrap = Bootstrap(ctx)
+        self.choice = TransportChoice(ctx.facts.transports, ctx.log)
+        self.bootstrap = Bootstrap(ctx, self.choice)
         self.inflight = Inflight(ctx, senders)
+        self.pairs = PairsOut(ctx, senders)
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
         self.bootstrap.add(generate, requests, now)
@@ -51,6 +55,8 @@ class PrefillSide:
             self._installed(received.peer, message, now)
         elif isinstance(message, Wait | Refuse | Failed):
             self._answered(received.peer, message, now)
+        elif isinstance(message, PairMessage):
+            self.pairs.receive(received.peer, message)
         else:
             self._ctx.drop(received.peer, f"{type(message).__name__} at a prefill node")
 
@@ -67,6 +73,7 @@ class PrefillSide:
         self._ctx.core.scheduler.set_granted(key)
         try:
             self.inflight.add(handoff, grant, now)
+            self.choice.granted(peer, handoff.offered, grant.transport)
         except HandoffFailed as error:
             self.inflight.granted[key] = handoff
             self._fail(key, error)
@@ -77,6 +84,8 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
+            assert handoff.sender is not None
+            self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
         self._ctx.metrics.observe_queue("inflight", now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
@@ -111,12 +120,22 @@ class PrefillSide:
     def event(self, event: SchedEvent, now: float) -> None:
         if isinstance(event, Ended):
             self._ended(event.key, now)
+        elif isinstance(event, ChunkLaunched):
+            self._launched(event)
         elif isinstance(event, ChunkReady | PrefillDone):
             self._progressed(event, now)
         elif isinstance(event, HandoffUnpinned):
             handoff = self.bootstrap.find(event.request.key)
             if handoff is not None:
                 handoff.num_final_tokens, handoff.record = 0, None
+                handoff.launched.clear()
+
+    def _launched(self, event: ChunkLaunched) -> None:
+        handoff = self.inflight.granted.get(event.key)
+        if handoff is not None:
+            self.inflight.launched(handoff, event)
+        elif (handoff := self.bootstrap.find(event.key)) is not None:
+            handoff.launched.append(event)
 
     def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
         key = event.request.key
@@ -140,6 +159,7 @@ class PrefillSide:
     # ---- time and death
 
     def poll(self, now: float) -> None:
+        self.pairs.poll()
         for key, error in self.inflight.poll(now):
             self._fail(key, error)
         lease_s = self._ctx.facts.lease_s
@@ -153,7 +173,18 @@ class PrefillSide:
             self.inflight.granted.pop(handoff.key, None)
         for handoff in lost:
             self._fail(handoff.key, NodeLost(f"{peer} is gone"))
+        self.pairs.peer_closed(peer)
+        self.choice.forget(peer)
         self._ctx.outbox.hang_up(peer)
 
+    def close(self) -> None:
+        self.pairs.table.close()
+
+    def hands_over(self) -> dict[str, str]:
+        return self.choice.reasons()
+
     def _fail(self, key: RequestKey, error: BatonError) -> None:
+        handoff = self.inflight.granted.get(key)
+        if handoff is not None and handoff.sender is not None and isinstance(error, HandoffFailed):
+            self.choice.failed(handoff.peer, handoff.sender.name)
         self._ctx.core.scheduler.fail(key, error)

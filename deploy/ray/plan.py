@@ -150,6 +150,7 @@ def node_config(
         sched=config.sched,
         spec=config.spec,
         parallel=config.parallel.of(node.role),
+        transfer=config.transfer,
         node=node,
         cores=cores,
         security=config.security,

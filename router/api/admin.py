@@ -125,6 +125,7 @@ def node_status(node: Node, now: float) -> dict[str, object]:
         "rows": load.rows if load else {},
         "pages": load.pages if load else {},
         "waiting": load.waiting if load else 0,
+        "hands_over": load.hands_over if load else {},
     }
 
 

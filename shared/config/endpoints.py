@@ -13,6 +13,11 @@ NO_KEYS = (
     "create`, copy them as it says, and start every router and node with --keys DIR. Without keys they serve this "
     "machine only (127.0.0.1, ::1 or localhost)"
 )
+UNPROVEN = ("gloo", "nccl", "nixl")  # transports whose connections are a library's own
+UNPROVEN_NETWORK = (
+    "its connections neither prove who is at the other end nor encrypt, with keys neither. If everybody who can "
+    "reach these machines may read and change what they say to each other, add --trust-network; else use zmq"
+)
 NO_CLIENT_KEYS = (
     "the HTTP API serves this machine only (127.0.0.1, ::1 or localhost), for it does not encrypt what clients send. "
     "To reach it from elsewhere use a proxy that speaks TLS, or an SSH tunnel. (Keys of `baton keys` are for the ports "

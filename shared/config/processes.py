@@ -20,6 +20,7 @@ from shared.config.settings import (
     SpecConfig,
     TimeoutsConfig,
 )
+from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
 
@@ -68,6 +69,7 @@ class NodeProcessConfig:
     spec: SpecConfig = field(default_factory=SpecConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -76,6 +78,7 @@ class NodeProcessConfig:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
+        self.transfer.check_transport(self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class ClusterConfig:
     spec: SpecConfig = field(default_factory=SpecConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -99,6 +103,7 @@ class ClusterConfig:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
+        self.transfer.check_transport(self.node)
         self.router.check_addresses(has_keys=self.security.has_keys)
 
 
@@ -115,6 +120,7 @@ class RayClusterConfig:
     spec: SpecConfig = field(default_factory=SpecConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -125,4 +131,5 @@ class RayClusterConfig:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
         self.node.check_addresses(has_keys=self.security.has_keys)
+        self.transfer.check_transport(self.node)
         self.router.check_addresses(has_keys=self.security.has_keys)

@@ -240,7 +240,10 @@ class NodeConfig:
     bind_host: str = option("127.0.0.1", "address other nodes reach this one at", metavar="HOST")
     bind_port: int = option(0, "port other nodes reach this one at; 0: any free one", low=0, high=MAX_PORT)
     transport: str = option(
-        "auto", "how KV pages come; auto: shm on one host, else zmq", choices=("auto", "shm", "zmq")
+        "auto",
+        "how KV pages come; auto: what was measured to be fastest of shm (one host), zmq and, with --trust-network, "
+        "gloo. Never run on hardware, only by name: nccl, cuda_ipc (one host) and nixl",
+        choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
     silence_s: float = option(5.0, "a peer silent for so long counts as dead", low=0.5, high=600.0)

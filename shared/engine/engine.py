@@ -18,6 +18,7 @@ from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.verify import Verified
 from shared.engine.worker import Worker
 from shared.kv.integrity import raise_problems
+from shared.model.interface import LayerMarks
 
 
 class Engine:
@@ -44,7 +45,10 @@ class Engine:
     def launch(self, plan: StepPlan) -> StepLease:
         publish_ready = Event() if self.publishes else None
         times = StepTimes(self.streams.clock)
-        lease = StepLease(plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu, times=times)
+        layers = LayerMarks(plan.layer_ends) if plan.layer_ends else None
+        lease = StepLease(
+            plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu, times=times, layers=layers
+        )
         planned = self.streams.schedule.launch(_mark, label="mark")
         self.streams.forward.wait(planned.done)
 
@@ -53,7 +57,8 @@ class Engine:
                 raise StepFailed(f"its lengths were not made: {planned.error}")
             return self.worker.forward(plan, lease)
 
-        lease.forward = self.streams.forward.launch(forward, label=f"forward({plan.step})")
+        marks = layers.events if layers is not None else ()
+        lease.forward = self.streams.forward.launch(forward, arms=marks, label=f"forward({plan.step})")
 
         def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
             if self.publishes:

@@ -12,6 +12,7 @@ from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, Ticket
 from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.model.interface import LayerMarks
 
 
 class StepTimes:
@@ -51,6 +52,7 @@ class StepLease:
     forward: Ticket | None = None
     sampled: Ticket | None = None
     result: Ticket | None = None
+    layers: LayerMarks | None = None
     carry: dict[str, object] = field(default_factory=dict)
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     closed: bool = False

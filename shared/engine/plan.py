@@ -62,6 +62,8 @@ class StepPlan:
     width: int
     max_seq_len: int  # >= committed + q_len of every row
     adapters: Int64s  # (B,) 0 none, n the model's n-th LoRA adapter
+    chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed after the step
+    layer_ends: tuple[int, ...] = ()  # somebody waits for the KV of the first so many layers
 
     @property
     def batch_size(self) -> int:

@@ -65,7 +65,10 @@ class Worker:
                 drafts = self.drafter.propose(fb, self.future_map, self.kv)
             lay_out(fb, drafts)
             yield
+        fb.inputs.layers = lease.layers
         output = self._run_model(fb.inputs)
+        if lease.layers is not None:
+            lease.layers.reached_all()
         lease.carry.update(fb=fb, output=output, drafts=drafts)
         yield
 

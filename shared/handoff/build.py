@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import psutil
@@ -33,7 +34,7 @@ from shared.handoff.node import Node, Side
 from shared.handoff.ranks import RankProcesses
 from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
-from shared.kv.layout import page_bytes
+from shared.kv.layout import layer_ends, page_bytes
 from shared.kv.manager import page_count
 from shared.model.interface import Model
 from shared.model.kernels import Formats
@@ -46,7 +47,7 @@ from shared.sched.assemble import CoreSizes, NodeCore, assemble_core, pool_plane
 from shared.sched.draft_length import make_width_choice
 from shared.sched.settings import SchedSettings
 from shared.spec.choose import make_drafter
-from shared.transfer.choose import available_transports, host_id
+from shared.transfer.choose import available_transports, host_id, make_pair_group
 from shared.wire.codec import WireLimits
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
@@ -74,6 +75,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     links = open_links(config, node_id, time.time_ns() // 1000, ring)
     core: NodeCore | None = None
     others = RankProcesses(config, node_id)
+    node: Node | None = None
     try:
         others.start()
         core = build_core(config, log, links.wakeup.set, others)
@@ -87,6 +89,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
+        if node is not None:
+            node.side.close()
         others.close()
         if core is not None:
             core.streams.stop()
@@ -119,7 +123,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     loaded = load(config, device, threads, others.model_group)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, seconds=round(time.monotonic() - started, 2))
     num_pages, max_context = plan_memory(config, loaded)
-    settings = sched_settings(config, device, num_pages, max_context)
+    settings = sched_settings(config, loaded.model, device, num_pages, max_context)
     sizes = core_sizes(
         config, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, config.memory.page_size))
     )
@@ -207,7 +211,9 @@ def pool_bytes(memory: MemoryConfig) -> int:
     return memory.kv_bytes or int(memory.mem_fraction * available)
 
 
-def sched_settings(config: NodeProcessConfig, device: str, num_pages: int, max_context: int) -> SchedSettings:
+def sched_settings(
+    config: NodeProcessConfig, model: Model, device: str, num_pages: int, max_context: int
+) -> SchedSettings:
     return SchedSettings(
         page_size=config.memory.page_size,
         max_context=max_context,
@@ -217,12 +223,17 @@ def sched_settings(config: NodeProcessConfig, device: str, num_pages: int, max_c
         max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
         device=device,
         pin_memory=device == "cuda",
+        layer_ends=layer_ends(model.kv_planes(config.memory.page_size), layer_parts(config)),
     )
 
 
+def layer_parts(config: NodeProcessConfig) -> int:
+    """With several ranks one does not know what the others have written before a step is over."""
+    return config.transfer.layer_parts if config.parallel.num_ranks == 1 else 1
+
+
 def transports(config: NodeProcessConfig, device: str) -> tuple[str, ...]:
-    """Pages in a GPU's memory have no transport yet."""
-    return available_transports(config.node.transport) if device == "cpu" else ()
+    return available_transports(config.node.transport, device, trusts_network=config.transfer.trust_network)
 
 
 def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
@@ -236,6 +247,8 @@ def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log:
         log=LogOnce(log),
         clock=time.monotonic,
         wire_counts=links.counts,
+        wake=links.wakeup.set,
+        make_group=partial(make_pair_group, host=config.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))
 

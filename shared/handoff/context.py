@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.core.errors import BatonError
+from shared.core.errors import BatonError, ConfigError
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
+from shared.device.cpu import do_nothing
 from shared.handoff.mail import Outbox
 from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
@@ -16,6 +17,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.assemble import NodeCore
 from shared.sched.events import Ended
+from shared.transfer.pair_group import Group
 from shared.wire.messages import Fingerprint
 
 
@@ -37,6 +39,10 @@ class NodeFacts:
     lease_s: float = 60.0
 
 
+def no_group(transport: str, rank: int) -> Group:
+    raise ConfigError(f"this node makes no process groups, for {transport} neither")
+
+
 @dataclass(slots=True)
 class NodeContext:
     """Owned by the node's loop thread."""
@@ -48,6 +54,8 @@ class NodeContext:
     metrics: NodeMetrics
     log: LogOnce
     clock: Callable[[], float]
+    wake: Callable[[], None] = do_nothing  # any thread: there is something for the loop to do
+    make_group: Callable[[str, int], Group] = no_group  # by transport and rank
     wire_counts: Counter[str] = field(default_factory=Counter)  # the links' own count of what they dropped
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know

@@ -75,6 +75,14 @@ class Side(Protocol):
         """Requests that the scheduler does not know (yet)."""
         ...
 
+    def hands_over(self) -> dict[str, str]:
+        """By the name of a decode node: how its pages go there, and why so."""
+        ...
+
+    def close(self) -> None:
+        """The node ends: let go of what transports hold open."""
+        ...
+
 
 class Node:
     """Drives scheduler loop and side. `busy`: tick again at once; else wait for a message or a completion."""
@@ -130,6 +138,8 @@ class Node:
     def _step(self, now: float) -> None:
         if self.ctx.core.loop.step():
             self.busy = True
+        for launched in self.ctx.core.loop.take_launched():
+            self.side.event(launched, now)
         self._watch.look(now)
         self._take_events(now)
 
@@ -353,7 +363,7 @@ class Node:
             return
         self._watch.count()
         self._count_wire()
-        load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside())
+        load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over())
         facts = self.ctx.facts
         for peer in peers:
             self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining))

@@ -1,4 +1,5 @@
-"""Which pages of a hand-off have arrived. Plain numbers of pages in the request's own order, no page ids."""
+"""Which pages of a hand-off have arrived, layer by layer. Plain numbers of pages in the request's own order, no page
+ids; the last layer stands for all that is behind it in a page, too."""
 
 from __future__ import annotations
 
@@ -6,36 +7,46 @@ import numpy as np
 
 from shared.core.errors import HandoffFailed
 from shared.kv.manager import page_count
+from shared.transfer.interface import WHOLE, Part
 
 
 class PageRanges:
-    """Pages [first, end) are expected, in any order, each once.
+    """Pages [first, end) are expected, in any order, each layer of each once.
 
     | cached here, not sent | first ........ end |
     `claimed`: a pull was launched for it;  `arrived`: that pull is over.
     """
 
-    def __init__(self, num_tokens: int, cached_tokens: int, page_size: int) -> None:
+    def __init__(self, num_tokens: int, cached_tokens: int, page_size: int, num_layers: int = 1) -> None:
         self.first = cached_tokens // page_size
         self.end = page_count(num_tokens, page_size)
-        self._claimed = np.zeros(self.end, np.bool_)
+        self._claimed = np.zeros((self.end, num_layers), np.bool_)
         self._claimed[: self.first] = True
-        self._num_left = self.end - self.first
+        self._num_left = (self.end - self.first) * num_layers
 
-    def claim(self, first: int, count: int) -> bool:
+    def claim(self, first: int, count: int, part: Part = WHOLE) -> bool:
         """Take a range before it is pulled. False: all of it came before (a duplicate). HandoffFailed: not ours."""
         if first < self.first or first + count > self.end:
             raise HandoffFailed(f"pages {first}..{first + count - 1} where {self.first}..{self.end - 1} were asked for")
-        claimed = self._claimed[first : first + count]
+        layers = self._layers(part)
+        claimed = self._claimed[first : first + count, layers]
         if claimed.all():
             return False
         if claimed.any():
             raise HandoffFailed(f"pages {first}..{first + count - 1} overlap others that came before")
-        self._claimed[first : first + count] = True
+        self._claimed[first : first + count, layers] = True
         return True
 
-    def arrived(self, count: int) -> None:
-        self._num_left -= count
+    def arrived(self, count: int, part: Part = WHOLE) -> None:
+        layers = self._layers(part)
+        self._num_left -= count * (layers.stop - layers.start)
+
+    def _layers(self, part: Part) -> slice:
+        num_layers = self._claimed.shape[1]
+        layers = slice(part.first, part.first + part.count if part.count else num_layers)
+        if not layers.start < layers.stop <= num_layers:
+            raise HandoffFailed(f"layers {part.first} + {part.count} of {num_layers}")
+        return layers
 
     @property
     def all_claimed(self) -> bool:

@@ -9,10 +9,10 @@ from shared.device.events import Event
 from shared.engine.plan import StepPlan
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.assemble import NodeCore
-from shared.wire.messages import NodeLoad
+from shared.wire.messages import MAX_NAMES, NodeLoad
 
 
-def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request]) -> NodeLoad:
+def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str]) -> NodeLoad:
     """`offers`: requests that wait for memory outside the scheduler. Takes the samples since the last call."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
@@ -26,6 +26,7 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request]) -
         spec_width=scheduler.widths.choose(len(scheduler.running)),
         counters=metrics.counters(),
         observations=metrics.take_observations(),
+        hands_over=dict(list(hands_over.items())[:MAX_NAMES]),
     )
 
 

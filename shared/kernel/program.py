@@ -45,10 +45,13 @@ class Program:
         addresses = (self._tasks.ctypes.data, self._counters.ctypes.data, yield_address())
         self._header = np.array([0, team.size, *addresses], np.int64)
 
-    def run(self, num_tasks: int | None = None) -> None:
-        """The first `num_tasks`, or all."""
-        self._counters.fill(0)
-        self._header[NUM_TASKS] = len(self._tasks) if num_tasks is None else num_tasks
+    def run(self, stop: int | None = None, start: int = 0) -> None:
+        """Tasks [start, stop), to the last one when not given. Whoever splits a program runs its parts in order."""
+        stop = len(self._tasks) if stop is None else stop
+        self._counters[start:stop].fill(0)
+        self._header[NUM_TASKS] = stop - start
+        self._header[TASKS] = self._tasks.ctypes.data + start * self._tasks.strides[0]
+        self._header[COUNTERS] = self._counters.ctypes.data + start * self._counters.strides[0]
         self._team.enter(self._driver.address, self._header.ctypes.data)
 
 

@@ -41,3 +41,20 @@ def pool_window(planes: tuple[PlaneSpec, ...]) -> int:
     """How many tokens, the newest included, a pool of these planes must keep: those of its widest window; 0: all."""
     windows = [plane.window for plane in planes]
     return max(windows) if windows and all(windows) else 0
+
+
+def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
+    """Of the first plane, which is the model's: its first dimension. A layer is a contiguous part of a page."""
+    return planes[0].shape[0]
+
+
+def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
+    """Where all but the last of so many parts of a page end, in layers; about equal, none is empty."""
+    layers = num_layers(planes)
+    parts = min(num_parts, layers)
+    return tuple(layers * part // parts for part in range(1, parts))
+
+
+def layer_bytes(planes: tuple[PlaneSpec, ...]) -> int:
+    """Bytes of one layer in one page."""
+    return math.prod(planes[0].shape[1:]) * planes[0].dtype.itemsize

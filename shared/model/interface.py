@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from shared.device.events import Event
 from shared.kernel.attention import AttentionInputs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -32,6 +34,26 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
     kv_dtype: str = "auto"  # "int8" | "fp8": bytes with a scale per token and head; "auto": as dtype
+
+
+class LayerMarks:
+    """Tells who waits for pages that the KV of a step's first layers is written. events[i] fires after ends[i] of them,
+    on the forward stream; made and armed at the step's launch. What comes after the last end needs no mark: it is
+    there when the step is."""
+
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends = tuple(ends)
+        self.events = tuple(Event(f"layers {end}") for end in self.ends)
+
+    def reached(self, num_layers: int) -> None:
+        """The model's, after so many layers."""
+        for end, event in zip(self.ends, self.events, strict=True):
+            if end <= num_layers and not event.fired:
+                event.fire()
+
+    def reached_all(self) -> None:
+        """For models that do not say how far they are."""
+        self.reached(self.ends[-1])
 
 
 @dataclass(slots=True)
@@ -62,6 +84,7 @@ class ModelInputs:
     slots: torch.Tensor | None = None  # (T,) int64, the KV slot that each token writes; None: its position
     visible: torch.Tensor | None = None  # (T,) int64, None: -1 everywhere; the highest bit is the token's own
     adapters: torch.Tensor | None = None  # (T,) int64: 0 none, n the n-th of the spec; None: none everywhere
+    layers: LayerMarks | None = None  # somebody wants to know how far the forward is; a model may say so, or not
 
     def for_attention(self) -> AttentionInputs:
         return AttentionInputs(

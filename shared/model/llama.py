@@ -79,6 +79,8 @@ class LlamaModel:
         *inner, last = self._weights.layers
         for index, layer in enumerate(inner):
             attended = self._attend(index, layer, residual, delta, aux, rows)
+            if inputs.layers is not None:
+                inputs.layers.reached(index + 1)
             delta = self._mlp(index, layer, residual, attended, rows)
         attended = self._attend(len(inner), last, residual, delta, aux, rows)
         wanted = inputs.logits_idx

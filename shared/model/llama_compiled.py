@@ -28,7 +28,7 @@ from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LayerStyle, LlamaConfig
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.interface import LayerMarks, ModelInputs, ModelOutput, ModelSpec
 from shared.model.kernels import attention_shape
 from shared.model.llama import KV_PLANE, check_layers, kv_planes
 from shared.model.weights import LayerWeights, LlamaWeights
@@ -134,8 +134,18 @@ class CompiledLlama:
         ids, wanted = inputs.input_ids.contiguous(), inputs.logits_idx.contiguous()
         self._fill_step(ids, wanted, hidden, logits)
         aux = self._fill_aux(num_tokens)
-        self._program.run(None if num_outputs else self._at.take_residual)
+        self._run(None if num_outputs else self._at.take_residual, inputs.layers)
         return ModelOutput(logits=head.cut(logits), hidden=hidden, aux=aux)
+
+    def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
+        """In one call, or in one for each group of layers that somebody waits for."""
+        start = 0
+        for end in layers.ends if layers is not None else ():
+            written = int(self._at.write[end - 1]) + 1
+            self._program.run(written, start)
+            layers.reached(end)
+            start = written
+        self._program.run(stop, start)
 
     def _fill_aux(self, num_tokens: int) -> torch.Tensor | None:
         if not self._captured:

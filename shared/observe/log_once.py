@@ -29,6 +29,9 @@ class LogOnce:
         self._clock = clock
         self._kinds: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()  # kind -> (last line, silent since)
 
+    def info(self, kind: Hashable, message: str, /, **fields: object) -> bool:
+        return self._write("info", kind, message, fields)
+
     def warning(self, kind: Hashable, message: str, /, **fields: object) -> bool:
         return self._write("warning", kind, message, fields)
 

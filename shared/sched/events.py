@@ -9,6 +9,7 @@ import torch
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.engine.plan import StepResult
+from shared.model.interface import LayerMarks
 from shared.observe.metric_names import SPEC_DEPTH_PREFIX
 
 
@@ -37,6 +38,17 @@ class Ended:
     cached_tokens: int
     error_code: str = ""
     error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLaunched:
+    """A step was launched after which the first num_tokens tokens of a request to hand over have KV; is_last: that is
+    all of them. `layers` says how far it is. Announced by the loop, at once."""
+
+    key: RequestKey
+    num_tokens: int
+    is_last: bool
+    layers: LayerMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,7 @@ class HandoffUnpinned:
     request: Request
 
 
-SchedEvent = Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
+SchedEvent = ChunkLaunched | Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
 
 
 @dataclass(slots=True)

@@ -78,6 +78,8 @@ class PlanFreezer:
             width=width,
             max_seq_len=int((upper + q_lens).max()),
             adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
+            chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
+            layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:

@@ -13,6 +13,7 @@ from shared.core.errors import BatonError, RankLost, StepFailed
 from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
+from shared.sched.events import ChunkLaunched
 from shared.sched.scheduler import Arrival, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class EngineLoop:
         self.depth = 1 if overlap else 0
         self.num_steps = 0
         self.num_failed_steps = 0
+        self._launched: list[ChunkLaunched] = []
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
         """Install PREBUILT records whose KV is here."""
@@ -78,9 +80,20 @@ class EngineLoop:
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        self.engine.launch(plan)
+        self._announce(plan, self.engine.launch(plan))
         self.num_steps += 1
         return True
+
+    def _announce(self, plan: StepPlan, lease: StepLease) -> None:
+        if lease.layers is None:
+            return
+        for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
+            self._launched.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), lease.layers))
+
+    def take_launched(self) -> list[ChunkLaunched]:
+        """Chunks whose layers can be waited for, launched since the last call."""
+        launched, self._launched = self._launched, []
+        return launched
 
     def _resolve(self) -> bool:
         """Exact host lengths, for backends that can't do without. False when the step waited for had failed."""

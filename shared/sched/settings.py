@@ -20,6 +20,7 @@ class SchedSettings:
     relays_drafts: bool = False  # the drafter leaves state in the relay, without which a row can't go on by stash
     needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
+    layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts: the first so many layers, then more, then the rest
     device: str = "cpu"
     pin_memory: bool = False
     adapters: tuple[str, ...] = ()  # digests of the model's LoRA adapters, in its order

@@ -6,22 +6,24 @@ next owner's bytes, which the receiver's digest tells. Knows nothing of the sock
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import torch
 
 from shared.core.errors import HandoffFailed
 from shared.kv.pool import KVPool
 from shared.transfer.interface import (
+    WHOLE,
+    Frames,
     PageList,
     PageSet,
+    Part,
+    describe_pages,
     fill_page,
-    page_digest,
+    part_of,
     require_digest,
     require_lengths,
-    require_page_bytes,
+    require_part_bytes,
 )
-from shared.wire.codec import Buffer
 from shared.wire.messages import Ready
 
 
@@ -31,14 +33,11 @@ class FrameSender:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
-    def describe(self, pages: PageList) -> PageSet:
-        views = [self._pool.page_view(int(page)) for page in pages]
-        return PageSet(
-            pages=[int(page) for page in pages],
-            generations=[int(self._pool.generation[page]) for page in pages],
-            digests=[page_digest(view) for view in views],
-            frames=tuple(view.data for view in views),
-        )
+    def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
+        numbers, generations, digests = describe_pages(self._pool, pages, part)
+        where = part.bytes_in(self._pool.planes)
+        frames = tuple(self._pool.page_view(page)[where].data for page in numbers)
+        return PageSet(numbers, generations, digests, frames=frames, part=part)
 
 
 class FrameReceiver:
@@ -47,13 +46,15 @@ class FrameReceiver:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
-    def pull(self, ready: Ready, frames: Sequence[Buffer], dst_pages: PageList) -> None:
+    def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         require_lengths(ready, dst_pages, self._pool.num_pages)
-        if not ready.inline or len(frames) != len(ready.pages):
+        part = part_of(ready, self._pool)
+        if not ready.inline or isinstance(frames, torch.Tensor) or len(frames) != len(ready.pages):
             raise HandoffFailed(f"{len(ready.pages)} pages announced, {len(frames)} frames came")
         for frame, digest, src, dst in zip(frames, ready.digests, ready.pages, dst_pages, strict=True):
-            require_page_bytes(len(frame), self._pool)
-            copied = fill_page(self._pool.page_view(int(dst)), np.frombuffer(frame, np.uint8))
+            require_part_bytes(len(frame), part, self._pool)
+            source = np.frombuffer(frame, np.uint8)
+            copied = fill_page(self._pool.page_view(int(dst)), part, self._pool.planes, source)
             require_digest(copied, digest, src, subject=ready.key.rid)
 
     def forget_dead(self) -> None:

@@ -1,8 +1,14 @@
 """How KV pages get from one node's pool into another's: the receiver pulls, checks, and trusts nobody.
 
-    sender      describe(pages): generation, then digest of each page     on its transfer stream, pages pinned
-    message     Ready (generations, digests, pool or frames)
-    receiver    pull(ready): copy -> generation (shm) -> digest           on its transfer stream
+    sender      describe(pages, part): generation, then digest of each page's part   on its transfer stream, pinned
+    message     Ready (part, generations, digests; where the bytes are, or they follow as frames)
+    receiver    pull(ready): copy -> generation -> digest                            on its transfer stream
+
+A part is some layers of a page: those of layer i can travel while layer i + 1 is computed.
+
+    page        | layer 0 | layer 1 | ... | layer n - 1 | planes of a draft head |
+    Part(0, 2)  |=================|
+    Part(2)                       |=============================================|     all that is behind, too
 
 The digest is taken of the copy, so whatever happened on the way (a reused page, a torn write, a wrong frame) is seen
 where it would do harm. Knows nothing of requests, leases or sockets.
@@ -11,31 +17,54 @@ where it would do harm. Knows nothing of requests, leases or sockets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
+import torch
 
 from shared.core.errors import HandoffFailed
-from shared.kv.layout import page_bytes
+from shared.kv.layout import PlaneSpec, layer_bytes, num_layers, page_bytes
 from shared.kv.pool import ByteArray, KVPool
+from shared.transfer.digest import Digests, host_digests, page_digest
 from shared.wire.codec import Buffer
-from shared.wire.messages import Key, PoolRef, Ready
+from shared.wire.messages import Key, PoolRef, Ready, Take
 
 PageList = Sequence[int] | npt.NDArray[np.int32]
+Frames = Sequence[Buffer] | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers [first, first + count) of a page; count 0: everything from `first` on, other planes included."""
+
+    first: int = 0
+    count: int = 0
+
+    def bytes_in(self, planes: tuple[PlaneSpec, ...]) -> slice:
+        """Where it is in a page of these planes."""
+        one = layer_bytes(planes)
+        return slice(self.first * one, (self.first + self.count) * one if self.count else page_bytes(planes))
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True, slots=True)
 class PageSet:
-    """Some final pages of a sender, in order. `frames` (zmq) are views of the pool: pinned until Installed."""
+    """A part of some pages of a sender, final, in order. How the bytes come: from `pool`; as `frames`, views of the
+    sender's pool that are pinned until Installed; through a library, by `handle`; or when the receiver asks for them,
+    and then `staged_bytes` is each page's."""
 
     pages: list[int]
     generations: list[int]
     digests: list[int]
     pool: PoolRef | None = None
     frames: tuple[memoryview, ...] = ()
+    part: Part = WHOLE
+    staged_bytes: int = 0
+    handle: bytes = b""
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
         """The message that goes before `frames`; first_page counts in the request's own page list."""
@@ -47,7 +76,11 @@ class PageSet:
             generations=self.generations,
             digests=self.digests,
             pool=self.pool,
-            inline=self.pool is None,
+            inline=self.pool is None and not self.staged_bytes and not self.handle,
+            first_layer=self.part.first,
+            num_layers=self.part.count,
+            handle=self.handle,
+            staged_bytes=self.staged_bytes,
         )
 
     def split(self, num_pages: int) -> list[PageSet]:
@@ -55,7 +88,13 @@ class PageSet:
         first pages while the next are on the wire: with zmq, pages of 1 to 2 MiB per message are the fastest."""
         cuts = [slice(i, i + num_pages) for i in range(0, len(self.pages), num_pages)]
         return [
-            PageSet(self.pages[cut], self.generations[cut], self.digests[cut], self.pool, self.frames[cut])
+            replace(
+                self,
+                pages=self.pages[cut],
+                generations=self.generations[cut],
+                digests=self.digests[cut],
+                frames=self.frames[cut],
+            )
             for cut in cuts
         ]
 
@@ -65,9 +104,9 @@ class PageSender(Protocol):
 
     name: str
 
-    def describe(self, pages: PageList) -> PageSet:
-        """Reads every byte of the pages: run it on the transfer stream, after the step that wrote them, never on
-        the loop. The pages stay pinned until the receiver has answered."""
+    def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
+        """Reads every byte of that part of the pages: run it on the transfer stream, after the layers that wrote it,
+        never on the loop. The pages stay pinned until the receiver has answered."""
         ...
 
 
@@ -76,10 +115,11 @@ class PageReceiver(Protocol):
 
     name: str
 
-    def pull(self, ready: Ready, frames: Sequence[Buffer], dst_pages: PageList) -> None:
-        """Copy ready.pages[i] into the own pool's page dst_pages[i]. The caller has ordered the stream behind the
-        newest launched step (it may still read or write these pages). HandoffFailed when anything is off; then some
-        of dst_pages have been written, which is why the whole attempt fails. Long copies run without the GIL."""
+    def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
+        """Copy the part of ready.pages[i] into the own pool's page dst_pages[i]. The caller has ordered the stream
+        behind the newest launched step (it may still read or write these pages). HandoffFailed when anything is off;
+        then some of dst_pages have been written, which is why the whole attempt fails. Long copies run without the
+        GIL. `frames` is what came with the Ready, or the staging buffer that a process group filled."""
         ...
 
     def forget_dead(self) -> None:
@@ -89,30 +129,51 @@ class PageReceiver(Protocol):
     def close(self) -> None: ...
 
 
-def page_digest(page: ByteArray) -> int:
-    """xxh3_64 of (page_bytes,) uint8; contiguous, any place. Without the GIL."""
-    return xxhash.xxh3_64_intdigest(page.data)
+def part_of(ready: Ready | Take, pool: KVPool) -> Part:
+    """The part that a peer announced; HandoffFailed when our pages have none like it."""
+    part = Part(ready.first_layer, ready.num_layers)
+    if part != WHOLE and part.first + max(1, part.count) > num_layers(pool.planes):
+        raise HandoffFailed(f"layers {part.first} + {part.count}, ours are {num_layers(pool.planes)}")
+    return part
 
 
-def require_page_bytes(num_bytes: int, pool: KVPool) -> None:
-    """A sender's page may consist of all our planes, or of the leading ones: it has no draft head, and we have."""
-    sizes = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
+def require_part_bytes(num_bytes: int, part: Part, pool: KVPool) -> None:
+    """The rest of a sender's page may consist of all our planes, or of the leading ones: it has no draft head, and we
+    have."""
+    ends = [page_bytes(pool.planes[:count]) for count in range(1, len(pool.planes) + 1)]
+    where = part.bytes_in(pool.planes)
+    sizes = [where.stop - where.start] if part.count else [end - where.start for end in ends]
     if num_bytes not in sizes:
-        raise HandoffFailed(f"a page of {num_bytes} bytes, ours have {pool.page_bytes}")
+        raise HandoffFailed(f"{num_bytes} bytes of a page, ours have {' or '.join(map(str, sizes))} there")
 
 
-def fill_page(target: ByteArray, source: ByteArray) -> ByteArray:
-    """Copy what came and zero what did not, so that draft KV is never that of a page's last owner. Gives the part of
-    `target` that was copied."""
+def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source: ByteArray) -> ByteArray:
+    """Copy what came and zero what did not, so that draft KV is never that of a page's last owner. Gives the bytes of
+    `page` that were copied."""
+    target = page[part.bytes_in(planes)]
     copied = target[: len(source)]
     np.copyto(copied, source)
     target[len(source) :] = 0
     return copied
 
 
+def describe_pages(
+    pool: KVPool, pages: PageList, part: Part, digests: Digests = host_digests
+) -> tuple[list[int], list[int], list[int]]:
+    """(pages, generations, digests). Generations are read first: a page that changes owner in between can then only
+    look stale, never fresh."""
+    numbers = [int(page) for page in pages]
+    generations = [int(pool.generation[page]) for page in numbers]
+    return numbers, generations, digests(pool, numbers, part.bytes_in(pool.planes))
+
+
 def require_digest(page: ByteArray, expected: int, src: int, subject: str) -> None:
     if page_digest(page) != expected:
-        raise HandoffFailed(f"page {src}: its digest differs from the one announced", subject=subject)
+        raise digest_differs(src, subject)
+
+
+def digest_differs(src: int, subject: str) -> HandoffFailed:
+    return HandoffFailed(f"page {src}: its digest differs from the one announced", subject=subject)
 
 
 def require_lengths(ready: Ready, dst_pages: PageList, num_pages: int) -> None:

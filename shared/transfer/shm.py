@@ -9,21 +9,23 @@ memory of dead senders has to be let go of on purpose (`forget_dead`).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.core.errors import HandoffFailed
 from shared.kv.pool import KVPool, ReadOnlyPool
 from shared.transfer.interface import (
+    WHOLE,
+    Frames,
     PageList,
     PageSet,
+    Part,
+    describe_pages,
     fill_page,
-    page_digest,
+    part_of,
     require_digest,
     require_lengths,
-    require_page_bytes,
+    require_part_bytes,
 )
-from shared.wire.codec import Buffer
 from shared.wire.messages import PoolRef, Ready
 
 MAX_OPEN_POOLS = 64
@@ -38,11 +40,9 @@ class ShmSender:
         self._pool = pool
         self.ref = PoolRef(os.getpid(), pool.fd, pool.num_pages, pool.page_bytes, pool.nonce)
 
-    def describe(self, pages: PageList) -> PageSet:
-        # Generation before digest: a page that changes owner in between can then only look stale, never fresh.
-        generations = [int(self._pool.generation[page]) for page in pages]
-        digests = [page_digest(self._pool.page_view(int(page))) for page in pages]
-        return PageSet([int(page) for page in pages], generations, digests, pool=self.ref)
+    def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
+        numbers, generations, digests = describe_pages(self._pool, pages, part)
+        return PageSet(numbers, generations, digests, pool=self.ref, part=part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,15 @@ class ShmReceiver:
     def num_open(self) -> int:
         return len(self._open)
 
-    def pull(self, ready: Ready, frames: Sequence[Buffer], dst_pages: PageList) -> None:
+    def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         require_lengths(ready, dst_pages, self._pool.num_pages)
-        if ready.pool is None or frames:
+        part = part_of(ready, self._pool)
+        where = part.bytes_in(self._pool.planes)
+        if ready.pool is None or len(frames):
             raise HandoffFailed("pages came as frames where a shared pool was granted")
         source = self._mapped(ready.pool)
         for src, generation, digest, dst in zip(ready.pages, ready.generations, ready.digests, dst_pages, strict=True):
-            copied = fill_page(self._pool.page_view(int(dst)), source.page(src))
+            copied = fill_page(self._pool.page_view(int(dst)), part, self._pool.planes, source.page(src)[where])
             if int(source.generation[src]) != generation:
                 raise HandoffFailed(f"page {src} has a new owner: its generation changed", subject=ready.key.rid)
             require_digest(copied, digest, src, subject=ready.key.rid)
@@ -92,7 +94,7 @@ class ShmReceiver:
         known = self._open.get(ref)
         if known is not None:
             return known.pool
-        require_page_bytes(ref.page_bytes, self._pool)
+        require_part_bytes(ref.page_bytes, WHOLE, self._pool)
         self.forget_dead()
         if len(self._open) >= MAX_OPEN_POOLS:
             raise HandoffFailed(f"{MAX_OPEN_POOLS} pools of peers are open already")

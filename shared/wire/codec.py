@@ -116,8 +116,9 @@ def _check(message: AnyMessage, limits: WireLimits) -> None:
     elif isinstance(message, Ready):
         if not len(message.pages) == len(message.generations) == len(message.digests):
             raise WireError("Ready: pages, generations and digests differ in number")
-        if message.inline == (message.pool is not None):
-            raise WireError("Ready: pages come either inline or from a pool")
+        ways = (message.inline, message.pool is not None, bool(message.handle), message.staged_bytes > 0)
+        if ways.count(True) != 1:
+            raise WireError("Ready: pages come inline, from a pool, through a library, or when they are asked for")
     elif isinstance(message, Prebuilt) and message.committed == 0:
         raise WireError("Prebuilt: no committed tokens")
 

@@ -4,6 +4,8 @@
     router -> node   Welcome, Generate, Abort, Drain
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed
+    D -> P           Join, Take                              transports with a process group per pair
+    both             StoreEntry, Broken                      the same
 
 Tensors never travel inside a message: they are separate, length-checked frames (`Ready` and `Prebuilt` say which).
 """
@@ -26,6 +28,8 @@ MAX_TOKENS = 1 << 20  # of one sequence; so many pages it may have, too
 MAX_RUNS = 1 << 14  # of one message: rows of a node, tokens that a step adds to a row
 MAX_NAMES = 256  # counters, histograms and states of one node
 MAX_DRAFT_BYTES = 4 << 20
+MAX_HANDLE_BYTES = 1 << 16
+MAX_STORE_BYTES = 1 << 16  # of what two processes tell each other while they connect
 MAX_REAL = 3.4028234e38  # what float32 holds
 MAX_MS = 10**12
 
@@ -110,6 +114,8 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counters: Annotated[dict[Name, Real], Meta(max_length=MAX_NAMES)]
     # histogram samples since the last heartbeat, by metric name
     observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
+    # a prefill node's: by decode node, the transport and why it is that one
+    hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
 
 
 class Hello(Message, frozen=True):
@@ -259,10 +265,11 @@ class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ready(Message, frozen=True):
-    """Pages [first_page, first_page + len(pages)) of the request's own page list are final.
+    """Pages [first_page, first_page + len(pages)) of the request's own page list are final, in these layers.
 
-    shm: `pages` and `generations` index P's pool, the receiver copies. zmq: one frame of page_bytes per page
-    follows the message. A digest is xxh3_64 over the page's bytes.
+    shm: `pages` and `generations` index P's pool, the receiver copies. zmq: one frame per page follows the message.
+    With a handle, a library reads them. None of these: the receiver asks for them (Take). A digest is of the bytes of
+    a page's part: xxh3_64, or in a GPU's memory a sum (shared/transfer/digest.py).
     """
 
     key: Key
@@ -273,6 +280,10 @@ class Ready(Message, frozen=True):
     digests: Annotated[list[Unsigned], Meta(max_length=MAX_TOKENS)]
     pool: PoolRef | None
     inline: bool
+    first_layer: Count
+    num_layers: Count  # 0: from first_layer to the end of the page, all that is behind the layers included
+    handle: Annotated[bytes, Meta(max_length=MAX_HANDLE_BYTES)]  # a pool that a library opens; its own bytes
+    staged_bytes: Count  # of one page's part, where the receiver asks for them
 
 
 class Prebuilt(Message, frozen=True):
@@ -298,7 +309,39 @@ class Failed(Message, frozen=True):
     reason: Text
 
 
+class Join(Message, frozen=True):
+    """Come into a process group of us two. Its number is D's, never the same twice in one life."""
+
+    transport: Name
+    group: Count
+
+
+class StoreEntry(Message, frozen=True):
+    """What the two sides of a group have to know of each other to connect."""
+
+    group: Count
+    name: Name
+    value: Annotated[bytes, Meta(max_length=MAX_STORE_BYTES)]
+
+
+class Take(Message, frozen=True):
+    """D will receive this part of these pages as transfer number `order` of the group: P sends it, whatever comes."""
+
+    group: Count
+    order: Count
+    pages: Annotated[list[Count], Meta(max_length=MAX_TOKENS)]
+    first_layer: Count
+    num_layers: Count
+
+
+class Broken(Message, frozen=True):
+    """The group is over; what was to come through it will not."""
+
+    group: Count
+    reason: Text
+
+
 AnyMessage = (
     Hello | Welcome | Heartbeat | Goodbye | Drain | Generate | Abort | Tokens
-    | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed
+    | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
 )  # fmt: skip

@@ -141,7 +141,9 @@ class Receiver:
 
     def pull_shm(self, n: int) -> None:
         ready = self.shm_ready
-        part = Ready(KEY, 1, 0, ready.pages[:n], ready.generations[:n], ready.digests[:n], ready.pool, False)
+        part = Ready(
+            KEY, 1, 0, ready.pages[:n], ready.generations[:n], ready.digests[:n], ready.pool, False, 0, 0, b"", 0
+        )
         self.shm.pull(part, (), range(1, n + 1))
 
     def ask(self, way: str, n: int) -> None:

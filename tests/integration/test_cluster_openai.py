@@ -18,7 +18,7 @@ EOS = 95
 LONG = "The quick brown fox jumps over the lazy dog, again and again, until the prefill node has seen enough of it. "
 
 
-@pytest.fixture(scope="module", params=["shm", "zmq"])
+@pytest.fixture(scope="module", params=["shm", "zmq", "gloo"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("up") / "up.log"
     with baton_up(log, "--model", "hashlm", "--transport", request.param, "--heartbeat-s", "0.1") as cluster:

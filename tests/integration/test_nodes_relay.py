@@ -19,7 +19,7 @@ def router() -> Iterator[RouterStub]:
     stub.close()
 
 
-@pytest.fixture(params=["shm", "zmq"])
+@pytest.fixture(params=["shm", "zmq", "gloo"])
 def nodes(request: pytest.FixtureRequest, router: RouterStub, tmp_path: Path) -> Iterator[tuple[NodeProcess, ...]]:
     flags = ("--transport", request.param)
     started = (

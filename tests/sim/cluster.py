@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from prefill_node.loop import PrefillSide
 from shared.core.errors import BatonError
@@ -254,7 +255,8 @@ def check_node(host: NodeHost) -> None:
             "granted": side.inflight.granted,
         }
     else:
-        books |= {"open": side.transfers.open, "held": side.transfers.held}  # type: ignore[attr-defined]
+        transfers = side.transfers  # type: ignore[attr-defined]
+        books |= {"open": transfers.open, "held": transfers.held}
     left = [name for name, book in books.items() if book]
     if left:
         raise Violation(f"{host.name}: something is left in {', '.join(left)}")
@@ -270,10 +272,16 @@ def check_router(router: RouterHost) -> None:
             raise Violation(f"{router.name} thinks that {node.node_id} has {work} to do")
 
 
-def run_seed(seed: int, *, keeps_timeline: bool = False, word: str = "") -> SeedReport:
+def run_seed(
+    seed: int,
+    *,
+    keeps_timeline: bool = False,
+    word: str = "",
+    change: Callable[[ClusterPlan], ClusterPlan] = lambda plan: plan,
+) -> SeedReport:
     """Never raises: what goes wrong, in an oracle or in the code under test, is in the report."""
     report, started = SeedReport(seed), time.process_time()
-    cluster = Cluster(draw_plan(seed))
+    cluster = Cluster(change(draw_plan(seed)))
     try:
         with watching_requests(cluster.watch.steps):
             cluster.run()

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +25,7 @@ from shared.device.simulated import World
 from shared.handoff.context import NodeContext, NodeFacts
 from shared.handoff.daemon import Daemon
 from shared.handoff.fingerprint import make_fingerprint
-from shared.handoff.node import Node
+from shared.handoff.node import Node, Side
 from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
 from shared.observe.log import Logger
@@ -36,6 +37,7 @@ from shared.wire.peers import Inbound, peer_name
 from tests.sim.plan import ClusterPlan, NodePlan, RouterPlan
 from tests.sim.wire import Network, Port
 from tests.support.rig import MAX_CONTEXT, make_core
+from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks
 TIMED_EVERY = 7
@@ -149,7 +151,8 @@ class NodeHost:
         )
         log = LogOnce(QuietLogger(f"{self.name}.{self.lives}", self.net), clock=self.clock)
         routers = Routers(tuple(router.endpoint for router in self.cluster.routers))
-        ctx = NodeContext(core, facts, routers, Tombstones(lease_s), NodeMetrics(), log, clock=self.clock)
+        books = (routers, Tombstones(lease_s), NodeMetrics(), log)
+        ctx = NodeContext(core, facts, *books, clock=self.clock, make_group=partial(TwinGroup, wake=self._wake))
         if plan.role == "prefill":
             return Node(ctx, PrefillSide(ctx, {name: make_sender(name, core.pool) for name in plan.transports}))
         return Node(ctx, DecodeSide(ctx, {name: make_receiver(name, core.pool) for name in plan.transports}))
@@ -173,6 +176,7 @@ class NodeHost:
             self.net.dark.add(self.name)
         self.num_steps += self.node.ctx.core.loop.num_steps
         self.port.die(in_the_dark=in_the_dark)
+        close_groups(self.node.side, in_the_dark=in_the_dark)
         self.node.ctx.core.close()
         self.node = self.daemon = None
 
@@ -240,6 +244,15 @@ class NodeHost:
             self.plan = replace(self.plan, role=then, knobs=knobs)
         self.kill()
         self.net.timers.after(self.rng.uniform(0.1, 1.0), self.restart)
+
+
+def close_groups(side: Side, *, in_the_dark: bool) -> None:
+    """What a system does for a process that ends, unless it ends with it: its connections are closed."""
+    if in_the_dark:
+        table = side.pairs.table if isinstance(side, PrefillSide) else side.transfers.pairs.table  # type: ignore[attr-defined]
+        for pair in table:
+            pair.group.vanish()
+    side.close()
 
 
 class RouterHost:

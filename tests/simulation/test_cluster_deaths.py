@@ -24,7 +24,7 @@ def quiet() -> None:
     logging.getLogger("shared.sched.loop").setLevel(logging.CRITICAL)
 
 
-def plan_of(seed: int) -> ClusterPlan:
+def plan_of(seed: int, transport: str = "zmq") -> ClusterPlan:
     """Two and two, with memory for all; long answers, sequences that stop at different times, and no hang-ups."""
     base = next(plan for plan in map(draw_plan, range(seed, seed + 1000)) if len(plan.nodes) == 4)
     rng = random.Random(seed)
@@ -35,7 +35,7 @@ def plan_of(seed: int) -> ClusterPlan:
     names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
     knobs = CoreKnobs(num_pages=400, max_running=32)
     nodes = tuple(
-        replace(node, node_id=name, role=name.partition("-")[0], knobs=knobs, transports=("zmq",), step_s=0.01,
+        replace(node, node_id=name, role=name.partition("-")[0], knobs=knobs, transports=(transport,), step_s=0.01,
                 max_waiting=1024, clock_rate=1.0)
         for node, name in zip(base.nodes, names, strict=True)
     )  # fmt: skip
@@ -76,8 +76,9 @@ def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
 @pytest.mark.parametrize("kind", ["crash", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHER_ENDS)])
-def test_every_stream_survives_one_node(kind: str, victim: str) -> None:
-    cluster = run(plan_of(len(kind) + len(victim)), victim, kind)
+@pytest.mark.parametrize("transport", ["zmq", "gloo"])
+def test_every_stream_survives_one_node(transport: str, kind: str, victim: str) -> None:
+    cluster = run(plan_of(len(kind) + len(victim), transport), victim, kind)
     clients = cluster.clients[:CLIENTS]
     assert [client.outcome for client in clients] == ["done"] * CLIENTS
     assert max(client.ended_at for client in clients) - STRIKE_AT["prefill"] < MOST_S

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rig import CoreKnobs, Job, make_core
+from twin_groups import TwinGroup
 
 from decode_node.loop import DecodeSide
 from prefill_node.loop import PrefillSide
@@ -24,6 +25,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.assemble import NodeCore
 from shared.transfer.choose import make_receiver, make_sender
+from shared.transfer.pair_group import Group
 from shared.wire.codec import decode, encode, key_of, to_wire
 from shared.wire.messages import (
     Abort,
@@ -45,7 +47,13 @@ LEASE_S = 60.0
 
 
 def make_node(
-    role: str, node_id: str, knobs: CoreKnobs, epoch: int = 1, transport: str = "zmq", core: NodeCore | None = None
+    role: str,
+    node_id: str,
+    knobs: CoreKnobs,
+    epoch: int = 1,
+    transport: str = "zmq",
+    core: NodeCore | None = None,
+    make_group: Callable[[str, int], Group] = TwinGroup,
 ) -> Node:
     """`core`: another than the knobs describe."""
     core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
@@ -63,7 +71,8 @@ def make_node(
         lease_s=LEASE_S,
     )
     log = LogOnce(Logger(node_id, io.StringIO()))
-    ctx = NodeContext(core, facts, Routers((ROUTER,)), Tombstones(LEASE_S), NodeMetrics(), log, clock=lambda: 0.0)
+    books = (Routers((ROUTER,)), Tombstones(LEASE_S), NodeMetrics(), log)
+    ctx = NodeContext(core, facts, *books, clock=lambda: 0.0, make_group=make_group)
     side = (
         PrefillSide(ctx, {transport: make_sender(transport, core.pool)})
         if role == "prefill"
@@ -185,6 +194,7 @@ class Net:
     def kill(self, node: Node) -> None:
         """Like kill -9: the others see a closed connection."""
         name = name_of(node)
+        node.side.close()  # the system closes its connections
         self.dead.add(name)
         self.inboxes[name].clear()
         for other in self.nodes:
@@ -285,6 +295,7 @@ def assert_clean(*nodes: Node) -> None:
         else:
             assert isinstance(side, DecodeSide)
             assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.held
+            assert not side.transfers.pairs.num_under_way
 
 
 def expected(job: Job, seq_index: int = 0) -> list[int]:

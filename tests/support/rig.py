@@ -78,6 +78,7 @@ class CoreKnobs:
     cold_pages: int = 0  # the cold tier's, in memory and
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
+    layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
 
@@ -131,6 +132,7 @@ def make_core(
         mix=knobs.mix,
         needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
         max_ungranted_pages=knobs.max_ungranted_pages,
+        layer_ends=knobs.layer_ends,
     )
     sizes = CoreSizes(
         knobs.num_pages,

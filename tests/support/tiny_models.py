@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs
+from shared.model.interface import LayerMarks, Model, ModelInputs
 from shared.model.load import load_model
 
 VOCAB = 97
@@ -54,6 +54,7 @@ class Rows:
         chunks: dict[int, list[int]],
         wanted: list[int] | None = None,
         adapters: dict[int, int] | None = None,
+        layers: LayerMarks | None = None,
     ) -> torch.Tensor:
         """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`. `adapters`: slots by row."""
         rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
@@ -70,6 +71,7 @@ class Rows:
             max_q_len=int(q_lens.max()),
             max_seq_len=max(self.lens[row] for row in rows),
             adapters=self._slots(adapters or {}, chunks),
+            layers=layers,
         )
         with torch.inference_mode():
             return self.model.forward(inputs, self.pool).logits

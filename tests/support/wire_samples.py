@@ -8,6 +8,7 @@ from shared.wire.codec import to_wire
 from shared.wire.messages import (
     Abort,
     Adapter,
+    Broken,
     Drain,
     Failed,
     Fingerprint,
@@ -17,6 +18,7 @@ from shared.wire.messages import (
     Heartbeat,
     Hello,
     Installed,
+    Join,
     Message,
     NodeLoad,
     Offer,
@@ -25,6 +27,8 @@ from shared.wire.messages import (
     Ready,
     Refuse,
     SequenceEnd,
+    StoreEntry,
+    Take,
     TokenLogprobs,
     TokenRun,
     Tokens,
@@ -40,15 +44,19 @@ WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
 FINGERPRINT = Fingerprint(
     protocol=1, numerics=1, model="m", weights="w", dtype="f", page_size=16, page_layout="l", spec="none", build="b"
 )
-LOAD = NodeLoad(10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]})
+LOAD = NodeLoad(
+    10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}
+)
 LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
     ended=[], adapter="b",
 )  # fmt: skip
-READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False)
-INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True)
+READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False, 2, 3, b"", 0)
+INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
+STAGED = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"", 640)
+REMOTE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"\x01", 0)
 MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")]),
     Welcome("router", 1, 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
@@ -57,4 +65,6 @@ MESSAGES: list[Message] = [
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b"),
     Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint", False), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
+    STAGED, REMOTE, Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
+    Broken(1, "reset by peer"),
 ]  # fmt: skip

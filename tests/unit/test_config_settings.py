@@ -23,7 +23,14 @@ from shared.config.settings import (
     SecurityConfig,
     SpecConfig,
 )
+from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
+
+
+def far(node: NodeConfig, **transfer: bool) -> NodeProcessConfig:
+    """A node of several machines, with keys."""
+    return NodeProcessConfig(node=node, security=SecurityConfig(keys="keys"), transfer=TransferConfig(**transfer))
+
 
 PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
 
@@ -48,7 +55,9 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
             "--dp 2 --spec eagle",
         ),
         (lambda: NodeProcessConfig(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
-        (lambda: NodeConfig(transport="nccl"), "--transport"),
+        (lambda: NodeConfig(transport="pigeon"), "--transport"),
+        (lambda: far(NodeConfig(transport="gloo", bind_host="10.0.0.2")), "--trust-network"),
+        (lambda: far(NodeConfig(transport="nixl", bind_host="10.0.0.2")), "--transport nixl"),
         (lambda: NodeProcessConfig(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),
         (lambda: RouterConfig(port=70000), "--port"),
         (lambda: RouterConfig(policy="random"), "--policy"),
@@ -60,6 +69,13 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
 def test_a_bad_value_is_refused_and_the_flag_named(make, named):
     with pytest.raises(ConfigError, match=named):
         make()
+
+
+def test_an_unproven_network_is_taken_where_somebody_says_so() -> None:
+    for transport in ("gloo", "nccl", "nixl"):
+        far(NodeConfig(transport=transport, bind_host="10.0.0.2"), trust_network=True)
+        NodeProcessConfig(node=NodeConfig(transport=transport))
+    far(NodeConfig(bind_host="10.0.0.2"))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])

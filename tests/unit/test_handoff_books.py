@@ -316,7 +316,7 @@ def test_load_partitions_pages_and_rows() -> None:
     core = make_core(CoreKnobs(num_pages=20, max_running=4))
     req = Request(KEY, np.asarray([1] * 40, np.int64), SAMPLING, 0, 0)
     core.scheduler.grant(req)
-    load = node_load(core, NodeMetrics(), [req])
+    load = node_load(core, NodeMetrics(), [req], {})
     assert sum(load.pages.values()) == load.pages_total == 19
     assert sum(load.rows.values()) == load.rows_total == 4
     assert load.pages["granted"] == 3 and load.rows["granted"] == 1

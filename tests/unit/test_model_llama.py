@@ -11,7 +11,7 @@ import transformers
 from tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 from shared.kernel.product import supports
-from shared.model.interface import ModelInputs
+from shared.model.interface import LayerMarks, ModelInputs
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
 
@@ -193,6 +193,39 @@ def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, 
     ):
         assert torch.equal(program.step(chunks, wanted), separate.step(chunks, wanted))
     assert torch.equal(program.pool.plane("kv").nan_to_num(), separate.pool.plane("kv").nan_to_num())
+
+
+class Watch(LayerMarks):
+    """Keeps what the first layers hold when they are said to be written."""
+
+    def __init__(self, kv: torch.Tensor, ends: tuple[int, ...]) -> None:
+        super().__init__(ends)
+        self._kv = kv
+        self.seen: dict[int, torch.Tensor] = {}
+
+    def reached(self, num_layers: int) -> None:
+        super().reached(num_layers)
+        if num_layers in self.ends:
+            self.seen[num_layers] = self._kv[:, :num_layers].clone()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "separate", "auto"])
+@pytest.mark.parametrize("family", ["llama-whole", "qwen3-whole"])
+@pytest.mark.parametrize("wanted", [[39], []])
+def test_marked_layers_are_written_and_change_nothing(
+    family: str, kernels: str, wanted: list[int], tmp_path: Path
+) -> None:
+    save(family, tmp_path)
+    plain, marked = (Rows(load(tmp_path, kernels), 2, 16) for _ in range(2))
+    for ends in ((1,), (1, 2), (2,)):
+        watch = Watch(marked.pool.plane("kv"), ends)
+        chunks = {0: prompt(40)} if ends == (1,) else {0: prompt(1), 1: prompt(7)}
+        asked = wanted if ends == (1,) else [7]
+        assert torch.equal(plain.step(chunks, asked), marked.step(chunks, asked, layers=watch))
+        assert sorted(watch.seen) == list(ends) and all(event.query() for event in watch.events)
+        for end, seen in watch.seen.items():
+            assert torch.equal(seen.nan_to_num(), marked.pool.plane("kv")[:, :end].nan_to_num())
+    assert torch.equal(plain.pool.plane("kv").nan_to_num(), marked.pool.plane("kv").nan_to_num())
 
 
 def test_wrong_ids_fail_before_anything_is_read(tmp_path: Path) -> None:

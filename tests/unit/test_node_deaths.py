@@ -1,4 +1,4 @@
-"""Two nodes, one of which dies at any message; routers that restart or vanish; deadlines, leases and strays.
+"""Nodes that die; routers that restart or vanish; deadlines, leases and strays.
 
 Each test ends with the same two questions: has every request that can still be heard ended once and rightly, and is
 every page, row and book of the living nodes as before?
@@ -54,55 +54,6 @@ def ends_of(net: Net, key: Key) -> list[tuple[str, str]]:
 
 
 # ---- deaths
-
-
-def handoff_messages() -> int:
-    p, d = pair()
-    net = Net([p, d])
-    for rid in range(3):
-        net.generate(p, job(rid), d)
-    net.run()
-    return sum(isinstance(message, RELAY) for message in [m for _, _, m in net.seen])
-
-
-NUM_MESSAGES = 25  # of three hand-offs, checked below
-
-
-def test_the_number_of_messages_to_die_at() -> None:
-    assert handoff_messages() == NUM_MESSAGES
-
-
-@pytest.mark.parametrize("when", range(NUM_MESSAGES))
-@pytest.mark.parametrize("who", ["prefill", "decode"])
-def test_death_at_every_message(when: int, who: str) -> None:
-    p, d = pair()
-    net = Net([p, d])
-    victim, survivor = (p, d) if who == "prefill" else (d, p)
-    seen = 0
-
-    def strike(src: str, dst: str, message: object) -> None:
-        nonlocal seen
-        seen += isinstance(message, RELAY)
-        if seen == when + 1 and name_of(victim) not in net.dead:
-            net.kill(victim)
-
-    net.on_message = strike
-    keys = [net.generate(p, job(rid), d) for rid in range(3)]
-    net.run()
-    assert net.dead
-    for rid, key in enumerate(keys):
-        assert expected(job(rid))[: len(net.router.streams[key])] == net.router.streams[key]
-        for end in net.router.ends[key]:
-            assert (end.reason, end.error_code) in (("length", ""), ("error", "node_lost"))
-            if end.reason == "length":
-                assert net.router.streams[key] == expected(job(rid))
-    if who == "decode":
-        assert all(net.router.ends[key] for key in keys if not handed_over(net, key)), "each gets a clear error"
-    assert_clean(survivor)
-
-
-def handed_over(net: Net, key: Key) -> bool:
-    return any(message.key == key for message in net.messages(Installed))
 
 
 def test_requests_that_are_installed_survive_their_prefill_node() -> None:
@@ -276,22 +227,6 @@ def test_a_deadline_ends_a_request_on_both_nodes() -> None:
         net.release_held()
         net.run()
         assert_clean(p, d)
-
-
-@pytest.mark.parametrize("lost", RELAY)
-def test_a_hand_off_that_stalls_is_given_up(lost: type) -> None:
-    """One message is lost for good; the lease ends what it would have gone on with."""
-    p, d = pair()
-    net = Net([p, d])
-    net.drop = lambda src, dst, message: isinstance(message, lost)
-    key = net.generate(p, job(), d)
-    net.run()
-    for _ in range(12):
-        net.at(LEASE_S / 4)
-        net.run()
-    if lost is not Installed:
-        assert ("error", "handoff_failed") in ends_of(net, key)
-    assert_clean(p, d)
 
 
 def test_a_long_queue_at_the_prefill_node_is_no_stall() -> None:

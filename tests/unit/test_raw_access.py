@@ -39,6 +39,10 @@ ALLOWED = {
     "shared/engine/ranks.py": "a forward's inputs on their way to other processes; ranks are on CPUs",
     "shared/engine/row_ranks.py": "bounds of rows to deal out; ranks are on CPUs",
     "shared/sched/mirror.py": "lengths that resolve_seq_lens_cpu waited for",
+    "shared/sched/freeze.py": HOST,
+    "shared/transfer/cuda_ipc.py": "the pool's memory, for a library that opens it in another process",
+    "shared/transfer/nixl.py": "the same",
+    "shared/transfer/digest.py": "digests, which the stream that made them waited for",
     "shared/handoff/convert.py": "draft state of a processed result, on the host",
 }
 

@@ -23,7 +23,7 @@ def page_of(core: NodeCore) -> CollectorRegistry:
     watch = StepWatch(core, metrics, lambda: 0.0)
     watch.count()
     watch.count()  # nothing is counted twice
-    load = node_load(core, metrics, ())
+    load = node_load(core, metrics, (), {})
     ClusterMetrics(registry).update(
         NodeReport("d0", "decode", 1, load.pages_total, load.pages, load.rows, 0, load.spec_width, load.counters, {})
     )

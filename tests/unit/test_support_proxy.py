@@ -63,7 +63,7 @@ def abort(rid: str) -> Abort:
 
 def ready(num_pages: int) -> Ready:
     numbers = list(range(num_pages))
-    return Ready(Key("r", 1, "a", 0, 0), 1, 0, numbers, numbers, numbers, None, inline=True)
+    return Ready(Key("r", 1, "a", 0, 0), 1, 0, numbers, numbers, numbers, None, True, 0, 0, b"", 0)
 
 
 def test_both_ways_and_with_page_frames(ends: Ends) -> None:

@@ -76,7 +76,7 @@ def test_pages_and_messages_go_both_ways_and_carry_their_sender_s_key(
     pair: tuple[NodeLinks, NodeLinks], folder: Path
 ) -> None:
     prefill, decode = pair
-    pages, ready = [bytes(100_000), b"small"], Ready(KEY, 1, 0, [1, 2], [1, 1], [1, 1], None, True)
+    pages, ready = [bytes(100_000), b"small"], Ready(KEY, 1, 0, [1, 2], [1, 1], [1, 1], None, True, 0, 0, b"", 0)
     assert prefill.send("d@8", ready, pages)
     received = next_of(decode, Received, [])
     assert (received.peer, received.message) == ("p@7", ready)

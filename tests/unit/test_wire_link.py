@@ -30,12 +30,12 @@ from shared.wire.wakeup import Wakeup
 
 DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
-LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {})
+LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {})
 Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
 
 
 def inline_ready(pages: int) -> Ready:
-    return Ready(KEY, 1, 0, list(range(1, pages + 1)), [1] * pages, [1] * pages, None, True)
+    return Ready(KEY, 1, 0, list(range(1, pages + 1)), [1] * pages, [1] * pages, None, True, 0, 0, b"", 0)
 
 
 class Inbox:
@@ -474,7 +474,7 @@ def test_a_peer_that_is_back_while_its_old_connection_lingers() -> None:
 
 def test_no_message_of_ours_needs_a_frame_but_inline_ready() -> None:
     """The codec's frame rule and the sample below must not drift apart."""
-    ready = Ready(KEY, 1, 0, [1], [1], [1], PoolRef(1, 1, 2, 64, 5), False)
+    ready = Ready(KEY, 1, 0, [1], [1], [1], PoolRef(1, 1, 2, 64, 5), False, 0, 0, b"", 0)
     links, other = NodeLinks("d", 1), NodeLinks("p", 1)
     other.dial("d@1", links.endpoint)
     messages: list[Message] = [ready, msgspec.structs.replace(ready, inline=True, pool=None)]

@@ -1,4 +1,7 @@
-"""One conformance suite for all transports, over real sockets where the transport has some, and the faults of each."""
+"""One conformance suite for all transports, over real sockets where the transport has some, and the faults of each.
+
+What two nodes make of them is in test_transfer_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -20,18 +26,29 @@ from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
-from shared.transfer.choose import available_transports, choose_transport, host_id, make_receiver, make_sender
-from shared.transfer.interface import PageReceiver, PageSender, PageSet
+from shared.transfer.choose import (
+    available_transports,
+    choose_transport,
+    host_id,
+    make_pair_group,
+    make_receiver,
+    make_sender,
+)
+from shared.transfer.interface import WHOLE, Frames, PageReceiver, PageSender, PageSet, Part
+from shared.transfer.pair_group import Group, PairGroup
+from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.shm import ShmReceiver, ShmSender
-from shared.wire.codec import Buffer, decode, to_wire
+from shared.transfer.staged import StagedReceiver, StagedSender
+from shared.wire.codec import decode, to_wire
 from shared.wire.link import NodeLinks
-from shared.wire.messages import PoolRef, Ready
+from shared.wire.messages import PoolRef, Ready, Take
 from shared.wire.peers import Received
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 PLANES = (PlaneSpec("kv", (2, 2, 16, 20), torch.float32), PlaneSpec("draft", (7,), torch.int64))
 NUM_PAGES = 12
-Carry = Callable[[PageSet], tuple[Ready, Sequence[Buffer]]]
+TCP = "tcp://127.0.0.1:*"
+Carry = Callable[[PageSet], tuple[Ready, Frames]]
 
 
 def filled_pool(shared: bool, seed: int, num_pages: int = NUM_PAGES) -> KVPool:
@@ -40,24 +57,104 @@ def filled_pool(shared: bool, seed: int, num_pages: int = NUM_PAGES) -> KVPool:
     return pool
 
 
+class OurLibrary:
+    """A RemoteMemory within one process: a handle is a number."""
+
+    name = "remote"
+    pools: ClassVar[dict[bytes, KVPool]] = {}
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def export(self) -> bytes:
+        self.pools[b"%d" % self._pool.nonce] = self._pool
+        return b"%d" % self._pool.nonce
+
+    def open(self, handle: bytes) -> OurMemory:
+        return OurMemory(self._pool, self.pools[handle])
+
+
+class OurMemory:
+    def __init__(self, own: KVPool, peer: KVPool) -> None:
+        self._own, self._peer = own, peer
+        self.num_pages, self.page_bytes = peer.num_pages, peer.page_bytes
+        self.is_dead = False
+
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
+        for src, dst in zip(pages, dst_pages, strict=True):
+            self._own.pages_bytes[dst, part_bytes] = self._peer.pages_bytes[src, part_bytes]
+
+    def close(self) -> None:
+        self.is_dead = True
+
+
+def make_ends(name: str, src: KVPool, dst: KVPool) -> tuple[PageSender, PageReceiver]:
+    if name == "remote":
+        return RemoteSender(src, OurLibrary(src)), RemoteReceiver(dst, OurLibrary(dst))
+    return make_sender(name, src), make_receiver(name, dst)
+
+
 class Ends:
     """Sender with its pool and allocator, receiver with its pool, and the wire between them."""
 
-    def __init__(self, name: str, carry: Carry) -> None:
+    def __init__(self, name: str, carry: Carry | None = None) -> None:
         self.src = filled_pool(shared=name == "shm", seed=1)
         self.dst = filled_pool(shared=False, seed=2)
         self.allocator = PageAllocator(NUM_PAGES, self.src.generation)
-        self.sender: PageSender = make_sender(name, self.src)
-        self.receiver: PageReceiver = make_receiver(name, self.dst)
-        self.carry = carry
+        self.sender, self.receiver = make_ends(name, self.src, self.dst)
+        self.carry = carry or self.carry_staged
+
+    def carry_staged(self, pages: PageSet) -> tuple[Ready, Frames]:
+        """The pages go out as they are when they are asked for."""
+        assert isinstance(self.sender, StagedSender) and isinstance(self.receiver, StagedReceiver)
+        ready = pages.ready(KEY, 1, 0)
+        take = Take(1, 0, ready.pages, ready.first_layer, ready.num_layers)
+        self.receiver.check(ready)
+        if not ready.pages:
+            return ready, self.receiver.make_staging(ready)
+        self.sender.check(take)
+        staging = self.receiver.make_staging(ready)
+        self.groups[0].post(staging)
+        self.groups[1].post(self.sender.stage(take))
+        end = time.monotonic() + 20
+        while not (arrived := self.groups[0].take_finished()):
+            assert not self.groups[0].error and time.monotonic() < end
+            time.sleep(0.001)
+        return ready, arrived[0]
+
+    @cached_property
+    def groups(self) -> tuple[PairGroup, PairGroup]:
+        """Real ones, of one process."""
+        ends = [make_pair_group(self.sender.name, rank, "127.0.0.1", self.src.device, lambda: None) for rank in (0, 1)]
+        introduce(*ends)
+        return ends[0], ends[1]
+
+    def close(self) -> None:
+        for group in self.__dict__.get("groups", ()):
+            group.abort("the end")
+            assert group.join(20)
+        self.receiver.close()
+        self.src.close(), self.dst.close()
 
     def pull(self, described: PageSet, dst_pages: Sequence[int], **changes: object) -> None:
         ready, frames = self.carry(described)
         self.receiver.pull(msgspec.structs.replace(ready, **changes), frames, dst_pages)
 
 
+def introduce(receiver: Group, sender: Group) -> None:
+    """Each hears what the other has to say, until both are connected."""
+    end, told = time.monotonic() + 20, 0
+    while told < 4:
+        for group, other in ((receiver, sender), (sender, receiver)):
+            for entry in group.take_entries():
+                other.deliver(*entry)
+                told += 1
+        assert time.monotonic() < end and not receiver.error and not sender.error
+        time.sleep(0.0005)
+
+
 def socket_carry(near: NodeLinks, far: NodeLinks) -> Carry:
-    def carry(pages: PageSet) -> tuple[Ready, Sequence[Buffer]]:
+    def carry(pages: PageSet) -> tuple[Ready, Frames]:
         assert near.send("far", pages.ready(KEY, 1, 0), pages.frames)
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -69,16 +166,33 @@ def socket_carry(near: NodeLinks, far: NodeLinks) -> Carry:
     return carry
 
 
-@pytest.fixture(params=["shm", "zmq-tcp", "zmq-ipc"])
+NO_HARDWARE = {
+    "nccl": "needs two GPUs, each with a process of its own",
+    "cuda_ipc": "needs a GPU; its logic runs here as `remote`",
+    "nixl": "needs the package nixl; its logic runs here as `remote`, its calls in test_transfer_libraries.py",
+}
+HERE = ["shm", "zmq-tcp", "zmq-ipc", "gloo", "remote"]  # remote: cuda_ipc and nixl, over a library of our own making
+ALL = [*HERE, *(pytest.param(name, marks=pytest.mark.skip(reason=why)) for name, why in NO_HARDWARE.items())]
+
+
+@pytest.fixture(params=ALL)
 def ends(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> Iterator[Ends]:
-    bind = f"ipc://{tmp_path}/far" if request.param == "zmq-ipc" else "tcp://127.0.0.1:*"
-    near, far = NodeLinks("p", 1), NodeLinks("d", 1, bind)
+    name = request.param.partition("-")[0]
+    if name != "zmq":
+        made = Ends(name, None if name == "gloo" else direct)
+        yield made
+        made.close()
+        return
+    near, far = NodeLinks("p", 1), NodeLinks("d", 1, f"ipc://{tmp_path}/far" if "ipc" in request.param else TCP)
     near.dial("far", far.endpoint)
-    made = Ends(request.param.partition("-")[0], socket_carry(near, far))
+    made = Ends(name, socket_carry(near, far))
     yield made
-    made.receiver.close()
     near.close(), far.close()
-    made.src.close(), made.dst.close()
+    made.close()
+
+
+def direct(pages: PageSet) -> tuple[Ready, Frames]:
+    return pages.ready(KEY, 1, 0), ()
 
 
 def test_pages_arrive_whole_and_nothing_else_changes(ends: Ends) -> None:
@@ -139,18 +253,22 @@ def test_a_wrong_number_or_place_of_pages_copies_nothing(ends: Ends, dst: list[i
 
 def test_pages_of_another_size_are_refused(ends: Ends) -> None:
     other = KVPool(PLANES[:1], 4, 16)
-    receiver = make_receiver(ends.receiver.name, other)
+    receiver = make_ends(ends.receiver.name, ends.src, other)[1]
     ready, frames = ends.carry(ends.sender.describe([4]))
-    with pytest.raises(HandoffFailed, match="bytes, ours have"):
+    with pytest.raises(HandoffFailed, match="bytes of a page, ours have"):
         receiver.pull(ready, frames, [1])
     receiver.close()
 
 
-def test_the_other_transports_ready_is_refused(ends: Ends) -> None:
-    pool = filled_pool(shared=ends.sender.name == "zmq", seed=3)
-    other = make_sender("shm" if ends.sender.name == "zmq" else "zmq", pool).describe([4])
+@pytest.mark.parametrize("other", ["shm", "zmq", "gloo"])
+def test_another_transports_ready_is_refused(ends: Ends, other: str) -> None:
+    if other == ends.sender.name:
+        other = "zmq" if other == "shm" else "shm"
+    pages = make_sender(other, filled_pool(shared=other == "shm", seed=3)).describe([4])
+    before = ends.dst.pages_bytes.clone()
     with pytest.raises(HandoffFailed):
-        ends.receiver.pull(other.ready(KEY, 1, 0), other.frames, [1])
+        ends.receiver.pull(pages.ready(KEY, 1, 0), pages.frames, [1])
+    assert torch.equal(ends.dst.pages_bytes, before)
 
 
 def test_a_split_set_arrives_like_a_whole_one(ends: Ends) -> None:
@@ -161,28 +279,98 @@ def test_a_split_set_arrives_like_a_whole_one(ends: Ends) -> None:
     assert torch.equal(ends.dst.pages_bytes[1:6], ends.src.pages_bytes[3:8])
 
 
+# layers
+
+
+def layers_of(pool: KVPool, page: int, part: Part) -> torch.Tensor:
+    return pool.pages_bytes[page, part.bytes_in(PLANES)]
+
+
+def test_layers_travel_alone_and_make_a_whole_page_in_any_order(ends: Ends) -> None:
+    before = ends.dst.pages_bytes.clone()
+    first, rest = Part(0, 1), Part(1)
+    assert first.bytes_in(PLANES).stop == rest.bytes_in(PLANES).start
+    described = [ends.sender.describe([4, 5], part) for part in (rest, first)]
+    ends.pull(described[0], [1, 2])
+    assert torch.equal(layers_of(ends.dst, 1, rest), layers_of(ends.src, 4, rest))
+    assert torch.equal(before[1, first.bytes_in(PLANES)], layers_of(ends.dst, 1, first)), "nothing else changes"
+    ends.pull(described[1], [1, 2])
+    assert torch.equal(ends.dst.pages_bytes[1:3], ends.src.pages_bytes[4:6])
+
+
+def test_layers_that_are_still_to_be_written_do_not_matter(ends: Ends) -> None:
+    described = ends.sender.describe([4], Part(0, 1))
+    ends.src.page_view(4)[Part(1).bytes_in(PLANES)] = 0
+    ends.pull(described, [1])
+    ends.src.page_view(4)[0] ^= 1
+    with pytest.raises(HandoffFailed, match="page 4: its digest"):
+        ends.pull(described, [1])
+
+
+@pytest.mark.parametrize("changes", [{"first_layer": 2}, {"num_layers": 3}, {"first_layer": 1, "num_layers": 2}])
+def test_layers_that_are_not_there_are_refused(ends: Ends, changes: dict[str, int]) -> None:
+    before = ends.dst.pages_bytes.clone()
+    with pytest.raises(HandoffFailed):
+        ends.pull(ends.sender.describe([4], Part(0, 1)), [1], **changes)
+    assert torch.equal(ends.dst.pages_bytes, before)
+
+
+def test_pages_without_a_draft_plane_leave_zeros_there(ends: Ends) -> None:
+    """The sender has no draft head, and the receiver has: draft KV must not be that of the page's last owner."""
+    name = ends.sender.name
+    if name == "shm":
+        ends.src.close()
+    ends.src = KVPool(PLANES[:1], NUM_PAGES, 16, shared=name == "shm")
+    ends.src.pages_bytes.fill_(7)
+    ends.sender = make_ends(name, ends.src, ends.dst)[0]
+    for part in (WHOLE, Part(1)):
+        ends.dst.pages_bytes.fill_(9)
+        ends.pull(ends.sender.describe([4], part), [1])
+        where, end = part.bytes_in(PLANES), PLANES[0].num_bytes
+        assert (ends.dst.page_view(1)[where.start : end] == 7).all() and not ends.dst.page_view(1)[end:].any()
+        assert (ends.dst.page_view(1)[: where.start] == 9).all()
+
+
+# transports that read the sender's memory when the receiver asks
+
+
+@pytest.fixture(params=["shm", "gloo", "remote"])
+def reading(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    made = Ends(request.param, None if request.param == "gloo" else direct)
+    yield made
+    made.close()
+
+
+def test_a_freed_page_with_unchanged_bytes_is_caught_by_its_generation(reading: Ends) -> None:
+    if reading.sender.name == "remote":
+        pytest.skip("generations lie in the sender's host memory: a digest tells other bytes, and the same do no harm")
+    pages = reading.allocator.alloc(2)
+    assert pages is not None
+    described = reading.sender.describe(pages)
+    reading.allocator.free(pages[1:])
+    with pytest.raises(HandoffFailed, match=f"page {pages[1]} has a new owner"):
+        reading.pull(described, [1, 2])
+    again = reading.allocator.alloc(1)  # the next owner gets the very page
+    assert again is not None and again[0] == pages[1]
+    with pytest.raises(HandoffFailed, match="generation"):
+        reading.pull(described, [1, 2])
+
+
+@pytest.mark.parametrize("page", [0, NUM_PAGES, 2**40])
+def test_a_page_out_of_the_senders_range_is_refused(reading: Ends, page: int) -> None:
+    described = reading.sender.describe([4])
+    with pytest.raises(HandoffFailed):
+        reading.pull(replace(described, pages=[page]), [1])
+
+
 # shm only
 
 
 @pytest.fixture
 def shm() -> Iterator[Ends]:
-    made = Ends("shm", lambda pages: (pages.ready(KEY, 1, 0), ()))
+    made = Ends("shm", direct)
     yield made
-    made.receiver.close()
-    made.src.close(), made.dst.close()
-
-
-def test_a_freed_page_with_unchanged_bytes_is_caught_by_its_generation(shm: Ends) -> None:
-    pages = shm.allocator.alloc(2)
-    assert pages is not None
-    described = shm.sender.describe(pages)
-    shm.allocator.free(pages[1:])
-    with pytest.raises(HandoffFailed, match=f"page {pages[1]} has a new owner"):
-        shm.pull(described, [1, 2])
-    again = shm.allocator.alloc(1)  # the next owner gets the very page
-    assert again is not None and again[0] == pages[1]
-    with pytest.raises(HandoffFailed, match="generation"):
-        shm.pull(described, [1, 2])
+    made.close()
 
 
 def test_a_page_that_changes_owner_in_the_middle_of_a_pull_is_caught(shm: Ends) -> None:
@@ -216,12 +404,6 @@ def test_a_pool_that_is_not_the_announced_one_is_refused(shm: Ends, changes: dic
     with pytest.raises(HandoffFailed):
         shm.pull(described, [1], pool=msgspec.structs.replace(described.pool, **changes))
     assert isinstance(shm.receiver, ShmReceiver) and shm.receiver.num_open == 0
-
-
-@pytest.mark.parametrize("page", [0, NUM_PAGES, 2**40])
-def test_a_page_out_of_the_senders_range_is_refused(shm: Ends, page: int) -> None:
-    with pytest.raises(HandoffFailed):
-        shm.pull(shm.sender.describe([4]), [1], pages=[page])
 
 
 def test_a_pool_stays_mapped_between_pulls_and_a_closed_one_is_let_go_of(shm: Ends) -> None:
@@ -258,6 +440,7 @@ import sys
 import msgspec, torch
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.shm import ShmSender
 from shared.wire.codec import encode
 from shared.wire.messages import Key
@@ -323,8 +506,9 @@ def test_other_threads_run_while_pages_are_copied() -> None:
 # choice
 
 
-def test_the_best_common_transport_is_chosen() -> None:
+def test_the_first_common_transport_of_the_offer_is_chosen() -> None:
     both, only_zmq = ("shm", "zmq"), ("zmq",)
+    assert choose_transport("a", both, "a", ("zmq", "shm")) == "zmq"
     assert choose_transport("a", both, "a", both) == "shm"
     assert choose_transport("a", both, "b", both) == "zmq"
     assert choose_transport("a", both, "a", only_zmq) == "zmq"
@@ -335,9 +519,13 @@ def test_the_best_common_transport_is_chosen() -> None:
 
 def test_settings_name_what_is_there() -> None:
     assert available_transports("auto") == ("shm", "zmq")
-    assert available_transports("zmq") == ("zmq",)
-    with pytest.raises(ConfigError, match="--transport carrier-pigeon"):
-        available_transports("carrier-pigeon")
+    assert available_transports("auto", trusts_network=True) == ("shm", "zmq", "gloo")
+    assert available_transports("auto", "cuda", trusts_network=True) == (), "nothing that has never run"
+    assert available_transports("cuda_ipc", "cuda") == ("cuda_ipc",)
+    assert available_transports("zmq") == ("zmq",) and available_transports("gloo") == ("gloo",)
+    for setting, device in (("carrier-pigeon", "cpu"), ("nccl", "cpu"), ("shm", "cuda"), ("zmq", "cuda")):
+        with pytest.raises(ConfigError, match=f"--transport {setting}"):
+            available_transports(setting, device)
     for make in (make_sender, make_receiver):
         with pytest.raises(ConfigError):
             make("carrier-pigeon", KVPool(PLANES, 2, 16))

@@ -1,0 +1,90 @@
+"""The sending side of process groups: what a decode node asks for is staged on the transfer stream and sent, in the
+order in which it asked.
+
+    Join -> group    Take -> stage (transfer stream) -> posted -> over
+
+Whatever was asked for is sent, even when its request has ended meanwhile and the pages are somebody else's: the other
+side counts on the order, and tells stale pages by generation and digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from shared.core.errors import HandoffFailed
+from shared.engine.jobs import TransferJobs
+from shared.handoff.context import NodeContext
+from shared.handoff.pair_table import Pair, PairTable
+from shared.transfer.interface import PageSender
+from shared.transfer.staged import StagedSender
+from shared.transfer.torch_groups import SENDER
+from shared.wire.messages import Broken, Join, StoreEntry, Take
+
+PairMessage = Join | StoreEntry | Take | Broken
+
+
+class PairsOut:
+    """Owner of the groups in which this node sends."""
+
+    def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
+        self._ctx = ctx
+        self._senders = {name: sender for name, sender in senders.items() if isinstance(sender, StagedSender)}
+        self._stagings: TransferJobs[Pair, torch.Tensor] = TransferJobs(ctx.core.engine)
+        self.table = PairTable(ctx, SENDER)
+
+    def receive(self, peer: str, message: PairMessage) -> None:
+        if isinstance(message, Join):
+            self._join(peer, message)
+        elif isinstance(message, StoreEntry):
+            self.table.deliver(peer, message)
+        elif isinstance(message, Take):
+            self._take(peer, message)
+        elif (pair := self.table.get(peer, message.group)) is not None:
+            self.table.end(pair, f"{peer}: {message.reason}", tell=False)
+
+    def _join(self, peer: str, join: Join) -> None:
+        older = self.table.get(peer)
+        if older is not None and join.group <= older.number:
+            return  # heard before
+        if older is not None:
+            self.table.end(older, f"{peer} has a new one", tell=False)
+        if join.transport not in self._senders or self.table.is_full:
+            self._ctx.outbox.send(peer, Broken(join.group, "no process groups here, or too many"))
+            return
+        self.table.open(peer, join.transport, join.group)
+
+    def _take(self, peer: str, take: Take) -> None:
+        pair = self.table.get(peer, take.group)
+        if pair is None:  # it is over here, and the peer has not heard so, or never will
+            self._ctx.outbox.send(peer, Broken(take.group, "the group is over"))
+            return
+        if take.order < pair.num_agreed:
+            return  # heard before
+        sender = self._senders[pair.transport]
+        try:
+            sender.check(take)
+            if take.order > pair.num_agreed or not pair.has_room_for_peer:
+                raise HandoffFailed(f"transfer {take.order} asked for, after {pair.num_agreed}")
+        except HandoffFailed as error:
+            self.table.end(pair, error.message, tell=True)
+            return
+        pair.num_agreed += 1
+        self._stagings.launch(pair, lambda: sender.stage(take), "stage")
+
+    def poll(self) -> None:
+        for done in self._stagings.take_done():
+            if done.value is None:
+                self.table.end(done.tag, f"pages could not be staged: {done.error}", tell=True)
+            else:
+                done.tag.group.post(done.value)
+        for pair in self.table:
+            pair.num_over += len(pair.group.take_finished())
+        self.table.take_broken()
+        self.table.tell_peers()
+
+    def peer_closed(self, peer: str) -> None:
+        pair = self.table.get(peer)
+        if pair is not None:
+            self.table.end(pair, f"{peer} is gone", tell=False)

@@ -1,0 +1,97 @@
+"""Which transport a decode node is offered first. Each that both nodes have is tried a few times, in turn; then the one
+stays that was fastest from a prompt's last chunk to its installation, which is what a request waits for. The others are
+tried again once in a while.
+
+    offered: shm, zmq    granted: shm    measured    offered: zmq, shm    granted: zmq    measured ...    shm it is
+
+A decode node takes the first of those offered that it can use, so one that was passed over can't be used here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from shared.observe.log_once import LogOnce
+
+TRIALS = 5
+KEPT = 15  # hand-offs that a figure is the median of, at most
+AGAIN_EVERY = 64
+NEAR = 0.9  # so much of the time must a transport take at most that is to replace a better known one
+FAILED_S = 60.0  # a hand-off that failed counts as so slow
+
+
+@dataclass(slots=True)
+class Measured:
+    """Of one peer, by transport; those that it can't use are gone."""
+
+    seconds: dict[str, deque[float]]
+    chosen: str = ""
+    why: str = "not measured yet"
+    num_offers: int = field(default=0)
+
+
+class TransportChoice:
+    """transports: what this node has, best first while nothing was measured. Owned by the node's loop."""
+
+    def __init__(self, transports: Sequence[str], log: LogOnce) -> None:
+        self._transports = tuple(transports)
+        self._log = log
+        self._peers: dict[str, Measured] = {}
+
+    def order(self, peer: str) -> list[str]:
+        """What to offer, the one that is wanted first."""
+        known = self._of(peer)
+        known.num_offers += 1
+        names = list(known.seconds)
+        first = min(names, key=lambda name: min(TRIALS, len(known.seconds[name])), default="")  # of equals the first
+        if first and len(known.seconds[first]) >= TRIALS:
+            turn = known.num_offers // AGAIN_EVERY
+            first = names[turn % len(names)] if known.num_offers % AGAIN_EVERY == 0 else known.chosen
+        return [name for name in self._transports if name == first] + [name for name in names if name != first]
+
+    def granted(self, peer: str, offered: Sequence[str], transport: str) -> None:
+        """The answer to an offer."""
+        known = self._of(peer)
+        for name in offered[: offered.index(transport)] if transport in offered else ():
+            known.seconds.pop(name, None)
+        self._choose(peer, known)
+
+    def measured(self, peer: str, transport: str, seconds: float) -> None:
+        """From the last chunk to the answer that it is installed."""
+        known = self._of(peer)
+        if transport in known.seconds:
+            known.seconds[transport].append(seconds)
+            self._choose(peer, known)
+
+    def failed(self, peer: str, transport: str) -> None:
+        self.measured(peer, transport, FAILED_S)
+
+    def forget(self, peer: str) -> None:
+        self._peers.pop(peer, None)
+
+    def reasons(self) -> dict[str, str]:
+        """By decode node: the transport, and why."""
+        said = {peer: f"{known.chosen or 'in turn'}: {known.why}" for peer, known in self._peers.items()}
+        return {peer.partition("@")[0]: why for peer, why in said.items()}
+
+    def _of(self, peer: str) -> Measured:
+        return self._peers.setdefault(peer, Measured({name: deque(maxlen=KEPT) for name in self._transports}))
+
+    def _choose(self, peer: str, known: Measured) -> None:
+        if len(known.seconds) == 1:
+            chosen, why = next(iter(known.seconds)), "the only one that both have"
+        elif all(len(samples) >= TRIALS for samples in known.seconds.values()):
+            times = {name: median(samples) for name, samples in known.seconds.items()}
+            fastest = min(times, key=lambda name: times[name])
+            chosen = known.chosen or fastest
+            chosen = fastest if times[fastest] < NEAR * times.get(chosen, FAILED_S) else chosen
+            why = ", ".join(f"{name} {1e3 * times[name]:.1f} ms" for name in times) + " from last chunk to installed"
+        else:
+            return
+        changed = chosen != known.chosen
+        known.chosen, known.why = chosen, why
+        if changed:
+            self._log.info((peer, chosen), "transport chosen", peer=peer, transport=chosen, why=why)

@@ -1,0 +1,92 @@
+"""Transport `cuda_ipc`: on one host a GPU's memory is opened by another process, and pages are copied by the GPU.
+
+Written after what torch.multiprocessing does to share tensors, with fields of a message instead of a pickle. **Never
+run on hardware.** Its logic is that of remote.py, which is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from shared.core.errors import HandoffFailed
+from shared.kv.pool import KVPool
+
+
+class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What torch needs to open a storage of another process, and what we need to know of the pool in it."""
+
+    pid: int
+    num_pages: int
+    page_bytes: int
+    nonce: int
+    device: int
+    storage: bytes
+    storage_bytes: int
+    storage_offset: int
+    counter: bytes
+    counter_offset: int
+    event: bytes
+    event_sync: bool
+
+
+class CudaIpc:
+    """A RemoteMemory. The pool must lie in memory of cudaMalloc (no expandable segments)."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def export(self) -> bytes:
+        pool = self._pool
+        shared: Any = pool.pages_bytes.untyped_storage()._share_cuda_()
+        handle = Handle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, *shared)
+        return msgspec.msgpack.encode(handle)
+
+    def open(self, handle: bytes) -> OpenIpc:
+        found = decode_handle(handle)
+        storage = torch.UntypedStorage._new_shared_cuda(
+            found.device, found.storage, found.storage_bytes, found.storage_offset, found.counter,
+            found.counter_offset, found.event, found.event_sync,
+        )  # fmt: skip
+        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return OpenIpc(self._pool, found, flat.view(found.num_pages, found.page_bytes))
+
+
+def decode_handle(handle: bytes) -> Handle:
+    """HandoffFailed for what is none, or does not add up."""
+    try:
+        found = msgspec.msgpack.decode(handle, type=Handle)
+    except msgspec.MsgspecError as error:
+        raise HandoffFailed(f"cuda_ipc: no handle: {error}") from None
+    fits = found.num_pages > 1 and found.page_bytes > 0 and found.pid > 0
+    if not fits or found.num_pages * found.page_bytes != found.storage_bytes:
+        raise HandoffFailed(f"cuda_ipc: {found.num_pages} pages of {found.page_bytes} in {found.storage_bytes} bytes")
+    return found
+
+
+class OpenIpc:
+    """pages: (num_pages, page_bytes) uint8, the peer's memory; only read."""
+
+    def __init__(self, own: KVPool, handle: Handle, pages: torch.Tensor) -> None:
+        self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
+        self._own = own
+        self._pid = handle.pid
+        self._pages = pages
+
+    def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
+        for src, dst in zip(pages, dst_pages, strict=True):
+            self._own.pages_bytes[dst, part_bytes].copy_(self._pages[src, part_bytes])
+
+    @property
+    def is_dead(self) -> bool:
+        return not os.path.isdir(f"/proc/{self._pid}")
+
+    def close(self) -> None:
+        """torch unmaps it when the last tensor on it is gone."""
+        self._pages = self._pages[:0]

@@ -1,0 +1,117 @@
+"""The thread of one process group: connects, then carries out transfers one after another in the order in which they
+were posted. Knows nothing of pages, requests or messages.
+
+    loop     post(staging) ---> |        take_finished() <--- |   take_entries(): for the peer
+    thread                      connect, start, start, finish, finish, ...
+
+Nothing that was posted is ever taken back: a transfer that one side left out would shift all later ones.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from shared.transfer.link_store import LinkStore
+from shared.transfer.torch_groups import TorchGroup
+
+
+class Group(Protocol):
+    """One end of a process group of two, as the node's loop uses it."""
+
+    error: str  # why it is over; empty while it is not
+
+    def post(self, staging: torch.Tensor) -> None:
+        """The next transfer, (n,) uint8. It belongs to the group until it comes out as finished."""
+        ...
+
+    def take_finished(self) -> list[torch.Tensor]:
+        """In the order in which they were posted."""
+        ...
+
+    def take_entries(self) -> list[tuple[str, bytes]]:
+        """What the peer's end must be told to connect."""
+        ...
+
+    def deliver(self, name: str, value: bytes) -> None:
+        """What the peer's end told us."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """The peer is proven dead, or nobody needs the group any more. Never blocks."""
+        ...
+
+    def join(self, timeout_s: float) -> bool:
+        """After `abort`: whether nothing of it runs any more."""
+        ...
+
+
+class PairGroup:
+    """A Group over torch.distributed. `wake` is called on its thread when there is something to take."""
+
+    def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
+        self._wire, self._rank, self._wake = wire, rank, wake
+        self._store = LinkStore(self._tell)
+        self._posted: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
+        self._finished: deque[torch.Tensor] = deque()
+        self._entries: deque[tuple[str, bytes]] = deque()
+        self.error = ""  # why it is over
+        self._thread = threading.Thread(target=self._main, name=f"pair-group-{rank}", daemon=True)
+        self._thread.start()
+
+    def post(self, staging: torch.Tensor) -> None:
+        self._posted.put(staging)
+
+    def take_finished(self) -> list[torch.Tensor]:
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def take_entries(self) -> list[tuple[str, bytes]]:
+        return [self._entries.popleft() for _ in range(len(self._entries))]
+
+    def deliver(self, name: str, value: bytes) -> None:
+        self._store.deliver(name, value)
+
+    def abort(self, reason: str) -> None:
+        self.error = self.error or reason
+        self._store.fail(reason)
+        self._posted.put(None)
+        self._wire.abort()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _tell(self, name: str, value: bytes) -> None:
+        self._entries.append((name, value))
+        self._wake()
+
+    def _main(self) -> None:
+        try:
+            self._wire.connect(self._store, self._rank)
+            self._carry_out()
+        except Exception as error:
+            self.error = self.error or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self._wire.abort()
+        self._wake()
+
+    def _carry_out(self) -> None:
+        begun: deque[tuple[Any, torch.Tensor]] = deque()
+        while self._begin(begun):
+            work, staging = begun.popleft()
+            self._wire.finish(work)
+            self._finished.append(staging)
+            self._wake()
+
+    def _begin(self, begun: deque[tuple[Any, torch.Tensor]]) -> bool:
+        """Start all that was posted; blocks while there is nothing to finish. False: aborted."""
+        while not begun or not self._posted.empty():
+            staging = self._posted.get()
+            if staging is None:
+                return False
+            begun.append((self._wire.start(staging), staging))
+        return True

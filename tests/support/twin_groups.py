@@ -1,0 +1,92 @@
+"""A process group without threads or sockets: two ends in one process that find each other by what they are told of one
+another, as real ones do, and hand buffers over at once. For tests whose order of events must be their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+
+from shared.transfer.torch_groups import SENDER
+
+
+def do_nothing() -> None:
+    """Nobody needs waking."""
+
+
+class TwinGroup:
+    """See `shared.transfer.pair_group.Group`. `open` False: transfers stay under way, as with a slow peer."""
+
+    ends: ClassVar[WeakValueDictionary[str, TwinGroup]] = WeakValueDictionary()
+    made: ClassVar[int] = 0
+
+    def __init__(self, transport: str, rank: int, wake: Callable[[], None] = do_nothing) -> None:
+        TwinGroup.made += 1
+        self.name = f"{transport}-{TwinGroup.made}"
+        self.transport, self.rank, self._wake = transport, rank, wake
+        TwinGroup.ends[self.name] = self
+        self.error = ""
+        self.open = True
+        self.posted: deque[torch.Tensor] = deque()
+        self._finished: list[torch.Tensor] = []
+        self._entries = [(f"0/{rank}", self.name.encode())]
+        self._twin: TwinGroup | None = None
+
+    def post(self, staging: torch.Tensor) -> None:
+        if not self.error:
+            self.posted.append(staging)
+            self.move()
+
+    def move(self) -> None:
+        """Transfers that both ends have posted, in order; a size that only one of them agreed to breaks both."""
+        twin = self._twin
+        while twin is not None and self.posted and twin.posted and self.open and twin.open:
+            mine, theirs = self.posted.popleft(), twin.posted.popleft()
+            if mine.numel() != theirs.numel():
+                self.reset(f"{mine.numel()} bytes against {theirs.numel()}")
+                twin.reset("the same")
+                return
+            source, target = (mine, theirs) if self.rank == SENDER else (theirs, mine)
+            target.copy_(source)
+            self._finish(mine)
+            twin._finish(theirs)
+
+    def _finish(self, staging: torch.Tensor) -> None:
+        self._finished.append(staging)
+        self._wake()
+
+    def take_finished(self) -> list[torch.Tensor]:
+        finished, self._finished = self._finished, []
+        return finished
+
+    def take_entries(self) -> list[tuple[str, bytes]]:
+        entries, self._entries = self._entries, []
+        return entries
+
+    def deliver(self, name: str, value: bytes) -> None:
+        twin = TwinGroup.ends.get(value.decode())
+        if twin is None or twin.error:
+            self.reset("Connection refused")
+            return
+        self._twin = twin
+        self.move()
+
+    def abort(self, reason: str) -> None:
+        """As when a process closes its connection: the other end sees that."""
+        self.error = self.error or reason
+        if self._twin is not None and self._twin._twin is self:
+            self._twin.reset("Connection closed by peer")
+
+    def vanish(self) -> None:
+        """The machine lost its power: the other end sees nothing."""
+        self.error, self._twin = "gone", None
+
+    def reset(self, why: str) -> None:
+        self.error = self.error or why
+        self._wake()
+
+    def join(self, timeout_s: float) -> bool:
+        return True
