@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -141,9 +142,15 @@ class Registry:
         return [node.hello.max_context for node in self._nodes.values() if not node.is_silent]
 
     def adapters(self) -> dict[str, str]:
-        """Digest of each LoRA adapter by the name that clients use. While nodes differ, that of who came last."""
-        nodes = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
-        return {adapter.name: adapter.digest for node in nodes for adapter in node.hello.adapters}
+        """Digest of each LoRA adapter by the name that clients use. Where nodes differ, what most of them have counts,
+        and of equally many what was there first: one node gives no name another meaning."""
+        votes: dict[str, Counter[str]] = {}
+        there = sorted((node for node in self._nodes.values() if not node.is_silent), key=lambda node: node.known_since)
+        for node in there:
+            own = {adapter.name: adapter.digest for adapter in node.hello.adapters}  # a node has one vote for a name
+            for name, digest in own.items():
+                votes.setdefault(name, Counter())[digest] += 1
+        return {name: max(counts, key=lambda digest: counts[digest]) for name, counts in votes.items()}
 
     def misfits(self) -> list[tuple[str, str, str]]:
         """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""

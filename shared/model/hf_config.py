@@ -30,11 +30,11 @@ _USED = (
 USED = frozenset(_USED.split())
 # Training, bookkeeping and other programs' settings: no answer depends on them.
 _NO_MATTER = (
-    "_attn_implementation_autoset _from_model_config _name_or_path attention_dropout auto_map bos_token_id "
-    "cache_implementation cls_token_id dtype hidden_dropout initializer_range is_llama_config model_type "
-    "output_router_logits pad_token_id pretraining_tp router_aux_loss_coef sep_token_id task_specific_params "
-    "tokenizer_class torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version "
-    "use_cache"
+    "_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _from_model_config _name_or_path "
+    "attention_dropout attn_implementation auto_map bos_token_id cache_implementation cls_token_id do_sample dtype "
+    "hidden_dropout initializer_range is_llama_config max_length max_new_tokens model_type output_router_logits "
+    "pad_token_id pretraining_tp router_aux_loss_coef sep_token_id task_specific_params temperature tokenizer_class "
+    "top_k top_p torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache"
 )
 NO_MATTER = frozenset(_NO_MATTER.split())
 FAMILY_FIELDS = {

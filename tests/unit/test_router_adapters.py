@@ -80,12 +80,20 @@ def test_names() -> None:
     assert resolver.completion(CompletionRequest(model="hashlm", prompt="a"), 100).adapter == ""
 
 
-def test_while_nodes_differ_the_newest_decides() -> None:
+def test_where_nodes_differ_most_of_them_decide() -> None:
     rig = RouterRig()
-    join(rig, "decode", "d0", tuned="x", old="o")
-    rig.now += 1.0
-    join(rig, "decode", "d1", tuned="y")
-    assert rig.registry.adapters() == {"tuned": "y", "old": "o"}
+    for seconds, (node_id, adapters) in enumerate(
+        {"d0": {"tuned": "x", "old": "o"}, "d1": {"tuned": "y", "new": "n"}, "d2": {"tuned": "y"}}.items()
+    ):
+        rig.now = float(seconds)
+        join(rig, "decode", node_id, **adapters)
+        wanted = "y" if node_id == "d2" else "x"
+        assert rig.registry.adapters()["tuned"] == wanted
+    assert rig.registry.adapters() == {"tuned": "y", "old": "o", "new": "n"}
+    node = rig.registry.named("d2")
+    assert node is not None
+    node.is_silent = True
+    assert rig.registry.adapters()["tuned"] == "x"
 
 
 @pytest.mark.parametrize("given", ["tuned", "=path", "tuned=", "hashlm=path"])
