@@ -28,9 +28,10 @@ class StreamSet:
     copy: Stream
     transfer: Stream
     clock: Clock = field(default_factory=StillClock)  # of the forward stream's work
+    stages: tuple[Stream, ...] = ()  # of a pipeline's stages behind the first, which runs on `forward`
 
-    def all(self) -> tuple[Stream, Stream, Stream, Stream]:
-        return self.schedule, self.forward, self.copy, self.transfer
+    def all(self) -> tuple[Stream, ...]:
+        return self.schedule, self.forward, self.copy, self.transfer, *self.stages
 
     def reset(self) -> None:
         """A new epoch on every stream, after the engine has drained its leases."""
@@ -49,22 +50,25 @@ def make_streams(
     notify: Callable[[], None] = do_nothing,
     device: torch.device | None = None,
     world: World | None = None,
+    num_stages: int = 1,
 ) -> StreamSet:
     """`on_thread_start` runs on each worker thread (cpu). `notify` follows each completion on the copy and transfer
     streams, on the worker's or the watcher's thread (cpu, cuda): only these end something the host waits for, and a
     host woken by each closure of a step takes the interpreter's lock from it. `device` is needed by cuda, `world` by
-    simulated."""
+    simulated. `num_stages`: of the model's pipeline; inline has one stream for each too, so that order can be seen."""
+    behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify}
     if kind == "inline":
         inline = (InlineStream(name) for name in ("schedule", "forward", "copy", "transfer"))
-        return StreamSet(*inline, clock=HostClock())
+        return StreamSet(*inline, clock=HostClock(), stages=tuple(map(InlineStream, behind)))
     if kind == "cpu":
         workers = (
             CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
             for name in ("forward", "copy", "transfer")
         )
-        return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock())
-    if kind == "cuda":
+        later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
+        return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock(), stages=later)
+    if kind == "cuda" and not behind:
         device = device or torch.device("cuda", torch.cuda.current_device())
         drawn: list[CudaStream] = []
         for name in ("schedule", "forward", "copy", "transfer"):
@@ -72,5 +76,6 @@ def make_streams(
             drawn.append(CudaStream(name, device, notify=notify_of.get(name, do_nothing), taken=taken))
         return StreamSet(*drawn, clock=CudaClock())
     if kind == "simulated" and world is not None:
-        return StreamSet(*(world.stream(name) for name in ("schedule", "forward", "copy", "transfer")))
+        four = (world.stream(name) for name in ("schedule", "forward", "copy", "transfer"))
+        return StreamSet(*four, stages=tuple(map(world.stream, behind)))
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")

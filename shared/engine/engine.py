@@ -3,6 +3,7 @@ Knows nothing of requests: rows in, results out."""
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Generator
 
@@ -16,7 +17,7 @@ from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.verify import Verified
-from shared.engine.worker import Worker
+from shared.engine.worker import OnVerifyComplete, Worker
 from shared.kv.integrity import raise_problems
 from shared.model.interface import LayerMarks
 
@@ -26,6 +27,11 @@ class Engine:
 
     forward   | forward(N) sample(N) | forward(N+1) ...
     copy      |        .. d2h(N)     |
+
+    With a pipeline of two stages the relay stays with the first, and sampling is launched a step late:
+
+    forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
+    stage1                 | stage(N)               | stage(N+1)               |
     """
 
     def __init__(self, streams: StreamSet, worker: Worker, future_map: FutureMap, publishes: bool) -> None:
@@ -36,6 +42,7 @@ class Engine:
         self.leases: deque[StepLease] = deque()
         self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
         self.last_done: Event | None = None
+        self._unsampled: deque[StepLease] = deque()
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -59,6 +66,42 @@ class Engine:
 
         marks = layers.events if layers is not None else ()
         lease.forward = self.streams.forward.launch(forward, arms=marks, label=f"forward({plan.step})")
+        self._launch_stages(lease)
+        self.leases.append(lease)
+        self._open[lease.step] = lease
+        self._unsampled.append(lease)
+        while len(self._unsampled) > len(self.streams.stages):
+            self._sample_oldest()
+        return lease
+
+    def _launch_stages(self, lease: StepLease) -> None:
+        before = lease.forward
+        for index, stream in enumerate(self.streams.stages, start=1):
+            assert before is not None
+            stream.wait(before.done)
+            run = functools.partial(self.worker.stage, index, lease)
+            before = stream.launch(run, label=f"stage{index}({lease.step})")
+            lease.stages.append(before)
+
+    @property
+    def unsampled_steps(self) -> frozenset[int]:
+        """Launched steps whose sampling comes behind the next step's forward: what they relay it can't read."""
+        return frozenset(lease.step for lease in self._unsampled)
+
+    def flush(self) -> bool:
+        """Launch all sampling that waits for later steps; whether there was any. Before anybody else writes the relay,
+        and before anything waits for these steps."""
+        waited = bool(self._unsampled)
+        while self._unsampled:
+            self._sample_oldest()
+        return waited
+
+    def _sample_oldest(self) -> None:
+        lease = self._unsampled.popleft()
+        plan, publish_ready = lease.work, lease.publish_ready
+        assert isinstance(plan, StepPlan)
+        if lease.stages:
+            self.streams.forward.wait(lease.stages[-1].done)
 
         def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
             if self.publishes:
@@ -67,19 +110,30 @@ class Engine:
 
         arms = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self.worker.sample(plan, lease, on_verify_complete), arms=arms, label=f"sample({plan.step})"
+            lambda: self._sample(plan, lease, on_verify_complete), arms=arms, label=f"sample({plan.step})"
         )
         self._launch_copy(lease)
-        return lease
+
+    def _sample(
+        self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
+    ) -> Generator[None, None, Verified]:
+        for ticket in lease.stages:
+            if ticket.error is not None:
+                raise StepFailed(f"a stage of it failed: {ticket.error}")
+        return self.worker.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
-        """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step."""
+        """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step: behind the
+        sampling of those whose rows they may have got."""
+        self.flush()
         publish_ready = Event() if self.publishes else None
         lease = StepLease(admission.step, admission, publish_ready)
         arms = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
             lambda: self._seed_relay(admission, publish_ready), arms=arms, label=f"admit({admission.step})"
         )
+        self.leases.append(lease)
+        self._open[lease.step] = lease
         self._launch_copy(lease)
         return lease
 
@@ -100,11 +154,10 @@ class Engine:
         self.streams.copy.wait(sampled.done)
         lease.result = self.streams.copy.launch(lambda: _to_host(lease), label=f"d2h({lease.step})")
         self.last_done = sampled.done
-        self.leases.append(lease)
-        self._open[lease.step] = lease
 
     def newest_publish(self) -> Event | None:
         """The event to wait for before lengths are read: the newest lease's, armed at its launch (S6)."""
+        self.flush()
         return self.leases[-1].publish_ready if self.leases else None
 
     def collect(self) -> StepResult | None:
@@ -115,6 +168,7 @@ class Engine:
 
     def recover(self) -> list[StepLease]:
         """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
+        self.flush()
         drained = list(self.leases)
         for lease in drained:
             lease.done.synchronize()
@@ -123,7 +177,7 @@ class Engine:
             del self._open[lease.step]
         self.leases.clear()
         self.last_done = None
-        for stream in (self.streams.schedule, self.streams.forward, self.streams.copy):
+        for stream in (self.streams.schedule, self.streams.forward, self.streams.copy, *self.streams.stages):
             stream.reset()
         return drained
 
@@ -145,8 +199,8 @@ def _mark() -> None:
 
 
 def _to_host(lease: StepLease) -> StepResult | None:
-    """Runs on the copy stream after the step's sampling."""
-    for ticket in (lease.forward, lease.sampled):  # the first error is the cause, the second only follows from it
+    """Runs on the copy stream after the step's sampling. The first error is the cause, others follow from it."""
+    for ticket in (lease.forward, *lease.stages, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error
     plan = lease.work

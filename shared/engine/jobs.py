@@ -38,7 +38,10 @@ class TransferJobs(Generic[T, R]):
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
         """`after_newest_step`: the job writes pages that a launched step may still read or write, as a finished
         request's last step does: it waits for the newest one."""
-        transfer, newest = self._engine.streams.transfer, self._engine.last_done
+        transfer = self._engine.streams.transfer
+        if after_newest_step:
+            self._engine.flush()
+        newest = self._engine.last_done
         if after_newest_step and newest is not None:
             transfer.wait(newest)
         self._open.append((tag, transfer.launch(lambda: _guarded(job), label=label)))

@@ -50,6 +50,7 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket | None = None
+    stages: list[Ticket] = field(default_factory=list)  # of a pipeline's stages behind the first
     sampled: Ticket | None = None
     result: Ticket | None = None
     layers: LayerMarks | None = None
@@ -68,6 +69,11 @@ class StepLease:
     def done(self) -> Event:
         assert self.result is not None, "lease was never launched"
         return self.result.done
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the result lies on the host. One whose sampling is still to be launched has not."""
+        return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
         """Drop all references and give the result. Raises what the step raised, after the references are gone."""

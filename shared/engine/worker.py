@@ -1,6 +1,7 @@
 """The worker: one step as two closures on the forward stream, target forward and sampling.
 
-        forward   init_new -> resolve inputs -> draft -> target
+        forward   init_new -> resolve inputs -> draft -> target, or its first stage
+        stage     the target's next stage, on a stream of its own
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
 Each is a generator: a `yield` is a point where, on the simulated backend, another stream may run. Two closures, so
@@ -9,7 +10,7 @@ that a row with a grammar can delay its sampling, and only that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from shared.engine.ranks import Ranks
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.interface import Model, ModelInputs, ModelOutput, Stage
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import needs_history, sample
 
@@ -42,14 +43,17 @@ class Worker:
         drafter: Drafter | None = None,
         device: str = "cpu",
         ranks: Ranks | None = None,
+        stages: Sequence[Stage] = (),
     ) -> None:
-        """`ranks`: the others that have a part of the model, where it is shared out."""
+        """`ranks`: the others that have a part of the model, where it is shared out. `stages`: its own, where it is a
+        pipeline; not both."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
         self.drafter = drafter
         self.device = device
         self._ranks = ranks
+        self._stages = stages
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
@@ -66,10 +70,17 @@ class Worker:
             lay_out(fb, drafts)
             yield
         fb.inputs.layers = lease.layers
-        output = self._run_model(fb.inputs)
+        output = self._stages[0](fb.inputs, None, self.kv) if self._stages else self._run_model(fb.inputs)
         if lease.layers is not None:
             lease.layers.reached_all()
         lease.carry.update(fb=fb, output=output, drafts=drafts)
+        yield
+
+    def stage(self, index: int, lease: StepLease) -> Generator[None, None, None]:
+        """Runs on the stage's stream, behind the stage before it."""
+        fb, carried = lease.carry["fb"], lease.carry["output"]
+        yield
+        lease.carry["output"] = self._stages[index](fb.inputs, carried, self.kv)
         yield
 
     def sample(

@@ -66,7 +66,7 @@ class StepWatch:
         open_steps = set()
         for lease in self._core.engine.leases:
             open_steps.add(lease.step)
-            if lease.step not in self._launched and isinstance(lease.work, StepPlan):
+            if lease.step not in self._launched and isinstance(lease.work, StepPlan) and lease.result is not None:
                 self._began(lease.step, lease.done, now)
         for step in [step for step in self._launched if step not in open_steps]:
             self._metrics.observe("step_seconds", max(0.0, now - self._launched.pop(step)))

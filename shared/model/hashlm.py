@@ -214,7 +214,7 @@ class HashLM:
         """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
         positions = inputs.positions.contiguous().numpy()
         states = np.zeros((len(positions), 2), dtype=np.uint64)
-        ids = inputs.input_ids if inputs.adapters is None else inputs.input_ids + self._salts[inputs.adapters]
+        ids = self.salted(inputs)
         _forward(
             ids.contiguous().numpy(),
             positions,
@@ -233,6 +233,10 @@ class HashLM:
             hidden=torch.from_numpy(wanted.view(np.int64)[:, None]),
             aux=torch.cat([sums, inputs.positions.unsqueeze(1)], dim=1),
         )
+
+    def salted(self, inputs: ModelInputs) -> torch.Tensor:
+        """(T,) int64: the tokens, each with its adapter."""
+        return inputs.input_ids if inputs.adapters is None else inputs.input_ids + self._salts[inputs.adapters]
 
     def logits_of(self, states: npt.NDArray[np.uint64]) -> torch.Tensor:
         """(E,) states -> (E, vocab) float32."""

@@ -115,3 +115,12 @@ class Model(Protocol):
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; writes KV of all T tokens, returns logits of the E asked for."""
         ...
+
+
+class Stage(Protocol):
+    """A part of a model's layers, one after another: a pipeline stage. Runs on its own stream."""
+
+    def __call__(self, inputs: ModelInputs, carried: torch.Tensor | None, kv: KVPool) -> torch.Tensor | ModelOutput:
+        """`carried`: what the stage before gave, None for the first. The last one gives the model's output. Writes the
+        KV of all T tokens in its layers, and touches no others."""
+        ...

@@ -22,7 +22,7 @@ from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
-from shared.model.interface import Model, ModelSpec
+from shared.model.interface import Model, ModelSpec, Stage
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
 from shared.sched.memory import MAX_ADAPTERS, MAX_VOCAB
@@ -74,6 +74,13 @@ def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[
     return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
 
 
+def check_stages(stages: Sequence[Stage], streams: StreamSet, ranks: Ranks | None) -> None:
+    if max(1, len(stages)) != 1 + len(streams.stages):
+        raise ConfigError(f"{len(stages)} stages on {1 + len(streams.stages)} streams")
+    if stages and ranks is not None:
+        raise ConfigError("a model is shared out among ranks or among stages, not both")
+
+
 def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
     """`window`: of a pool whose layers all have one; 0: some layer reads everything."""
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
@@ -106,9 +113,14 @@ def assemble_core(
     overlap: bool = True,
     widths: WidthChoice | None = None,
     ranks: Ranks | None = None,
+    stages: Sequence[Stage] = (),
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
-    that have a part of the model; the caller gives them the pool, and seals it."""
+    that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
+    pipeline."""
+    check_stages(stages, streams, ranks)
+    ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
+    settings = replace(settings, num_stages=max(1, len(stages)), layer_ends=ends)
     planes = pool_planes(model, drafter, settings.page_size)
     settings = replace(settings, adapters=adapters_of(model.spec))
     extras: Sequence[RelaySpec] = ()
@@ -135,7 +147,7 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
-    worker = Worker(model, pool, future_map, drafter, settings.device, ranks)
+    worker = Worker(model, pool, future_map, drafter, settings.device, ranks, stages)
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)

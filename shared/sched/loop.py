@@ -25,7 +25,8 @@ class EngineLoop:
     def __init__(self, scheduler: Scheduler, engine: Engine, overlap: bool) -> None:
         self.scheduler = scheduler
         self.engine = engine
-        self.depth = 1 if overlap else 0
+        self.depth = int(overlap) + len(engine.streams.stages)
+        self._num_left = 0
         self.num_steps = 0
         self.num_failed_steps = 0
         self._launched: list[ChunkLaunched] = []
@@ -58,6 +59,7 @@ class EngineLoop:
 
     def _wait_oldest(self) -> bool:
         offload = self.scheduler.queues.offload
+        self.engine.flush()
         if self.engine.leases:
             self.engine.leases[0].done.synchronize()
         elif offload is not None:
@@ -77,9 +79,10 @@ class EngineLoop:
     def _launch_next(self) -> bool:
         if not self._resolve():
             return True
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.engine.unsampled_steps)
         if plan is None:
-            return False
+            return self.engine.flush()  # whoever could step next waits for what these say
+        self._settle_rows()
         self._announce(plan, self.engine.launch(plan))
         self.num_steps += 1
         return True
@@ -94,6 +97,13 @@ class EngineLoop:
         """Chunks whose layers can be waited for, launched since the last call."""
         launched, self._launched = self._launched, []
         return launched
+
+    def _settle_rows(self) -> None:
+        """Row or pages of a request that has left may have a new owner in the next step. What the sampling of the old
+        one's last step still writes (history, drafts, a tree's path) comes before that step's forward."""
+        if self.scheduler.budget.num_left != self._num_left:
+            self._num_left = self.scheduler.budget.num_left
+            self.engine.flush()
 
     def _resolve(self) -> bool:
         """Exact host lengths, for backends that can't do without. False when the step waited for had failed."""
@@ -114,13 +124,14 @@ class EngineLoop:
     def _drain(self) -> None:
         """Close leases up to the failed one, which starts the recovery."""
         failures = self.num_failed_steps
+        self.engine.flush()
         while self.engine.leases and self.num_failed_steps == failures:
             self.engine.leases[0].done.synchronize()
             self._process_done()
 
     def _process_done(self) -> bool:
         progressed = False
-        while self.engine.leases and self.engine.leases[0].done.query():
+        while self.engine.leases and self.engine.leases[0].has_ended:
             lease = self.engine.leases[0]
             try:
                 result = self.engine.collect()

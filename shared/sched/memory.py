@@ -28,6 +28,7 @@ class PageBudget:
         self.kv = kv
         self._settings = settings
         self._held: dict[int, int] = {}  # row -> its private pages
+        self.num_left = 0  # rows that their requests have left, so far
         self.num_saving = 0  # cached pages that a copy into the cold tier pins for a moment
 
     def cover(self, row: int, num_tokens: int) -> bool:
@@ -89,11 +90,13 @@ class PageBudget:
         return (ids[:-1] << np.int64(32)) | np.int64(slot << NEXT_BITS) | ids[1:]
 
     def release(self, req: Request) -> None:
+        self.num_left += 1
         self.kv.release(req.row)
         req.row = 0
 
     def hold(self, req: Request) -> int:
         """Take the row away from its request while a pull may still write into its pages."""
+        self.num_left += 1
         row, req.row = req.row, 0
         self.kv.set_tag(row, "held")
         self._held[row] = self.kv.num_private(row)

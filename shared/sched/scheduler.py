@@ -199,14 +199,15 @@ class Scheduler:
 
     # ---- planning
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, unsampled: frozenset[int] = frozenset()) -> StepPlan | None:
+        """`unsampled`: launched steps whose tokens this one could not read; their rows step later."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
         stepping = self.room.reserve_running(width)
         self._drop_left_rows()
         self.room.admit_waiting(self.oldest_offer)
-        rows = np.asarray([i for i, req in enumerate(self.running.reqs) if req in stepping], dtype=np.int64)
+        rows = self._choose_rows(stepping, unsampled)
         if not self.settings.mix and self.prefilling and not self._last_was_prefill:
             rows = rows[:0]  # steps alternate
         shares = [] if len(rows) and not self.settings.mix else self._share_chunks(mixed=len(rows) > 0)
@@ -214,6 +215,17 @@ class Scheduler:
             return None
         self._last_was_prefill = bool(shares)
         return self._launchable(shares, rows, width)
+
+    def _choose_rows(self, stepping: set[Request], unsampled: frozenset[int]) -> Int64s:
+        """In a pipeline of n stages n batches are on their way at once: each step takes an n-th of the rows, those that
+        have waited longest."""
+        batch = self.running
+        rows = np.asarray([i for i, req in enumerate(batch.reqs) if req in stepping], dtype=np.int64)
+        if self.settings.num_stages == 1 or not len(rows):
+            return rows
+        free = [i for i in rows.tolist() if int(batch.expect_step[i]) not in unsampled]
+        most = -(-len(rows) // self.settings.num_stages)
+        return np.asarray(sorted(sorted(free, key=lambda i: int(batch.expect_step[i]))[:most]), dtype=np.int64)
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
         step = self._new_step()

@@ -20,6 +20,7 @@ from shared.engine.ranks import Ranks
 from shared.model.hash_reference import reference_stream
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
+from shared.model.hashlm_stages import split
 from shared.model.interface import AdapterSpec
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted, Ended
@@ -79,6 +80,7 @@ class CoreKnobs:
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
     layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
+    stages: int = 1  # 2: the model is a pipeline, a layer per stage
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
 
@@ -142,12 +144,12 @@ def make_core(
         knobs.cold_pages,
         knobs.cold_file_pages,
     )
-    streams = make_streams(knobs.backend, world=world)
+    streams = make_streams(knobs.backend, world=world, num_stages=knobs.stages)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
-    return assemble_core(
-        model, streams, settings, sizes, drafter=drafter, overlap=knobs.overlap, widths=widths, ranks=ranks
-    )
+    stages = split(model) if knobs.stages > 1 else ()
+    how = {"overlap": knobs.overlap, "widths": widths, "ranks": ranks, "stages": stages}
+    return assemble_core(model, streams, settings, sizes, drafter=drafter, **how)
 
 
 @dataclass

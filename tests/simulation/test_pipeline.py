@@ -1,0 +1,200 @@
+"""A model in two pipeline stages: two batches are on their way at once, rank 0 keeps the relay, and nobody notices."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pair_rig import make_pair, run_pair
+from rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from script import FORWARD, SCHEDULE, TRANSFER, Script, job
+
+from shared.core.errors import ConfigError
+from shared.core.request import FinishReason
+from shared.device.streams import make_streams
+from shared.engine.jobs import TransferJobs
+from shared.model.hash_reference import reference_stream
+from shared.model.hashlm import HashLM
+from shared.model.hashlm_stages import split
+from shared.sched.assemble import CoreSizes, assemble_core
+from shared.sched.scheduler import Arrival
+from shared.sched.settings import SchedSettings
+
+STAGE = "stage1"
+
+
+def rows_of(script: Script, index: int) -> set[int]:
+    return set(script.plans[index].req_pool_indices.tolist())
+
+
+def test_two_batches_take_turns() -> None:
+    script = Script(stages=2)
+    jobs = [job(rid, 9, 20) for rid in range(4)]
+    requests = script.submit(*jobs)
+    script.run_until_running(*requests)
+    for _ in range(4):
+        script.step_done()
+    for index in (-1, -2, -3):
+        assert len(rows_of(script, index)) == 2 and not rows_of(script, index) & rows_of(script, index - 1)
+        assert rows_of(script, index) == rows_of(script, index - 2)
+    assert_streams(jobs, script.finish())
+    assert_whole(script.core)
+
+
+def test_the_first_stage_goes_on_while_the_second_has_not_begun() -> None:
+    script = Script(stages=2)
+    jobs = [job(rid, 9, 20) for rid in range(4)]
+    requests = script.submit(*jobs)
+    script.run_until_running(*requests)
+    script.world.run_until_idle()
+    script.step()
+    script.step()
+    *_, first, second = script.core.engine.leases
+    script.world.run_stream(SCHEDULE)
+    script.world.run_stream(FORWARD)
+    assert first.forward is not None and second.forward is not None
+    assert first.forward.done.peek() and second.forward.done.peek(), "sampling waits behind the next forward"
+    assert not first.stages[0].done.peek()
+    assert_streams(jobs, script.finish())
+
+
+def test_chunks_of_one_prompt_follow_one_another_through_the_stages() -> None:
+    script = Script(stages=2, chunk_size=8)
+    running, long = job(1, 9, 30), job(2, 60, 8)
+    (req,) = script.submit(running)
+    script.run_until_running(req)
+    script.submit(long)
+    script.world.run_until_idle()
+    mixed = 0
+    while not script.outcome.ends.get("r2"):
+        script.step()
+        mixed += 0 < script.plans[-1].num_prefill < script.plans[-1].batch_size
+        script.world.run_stream(SCHEDULE)
+        script.world.run_stream(FORWARD)
+        script.world.run_until_idle()
+    assert mixed >= 3
+    assert_streams([running, long], script.finish())
+
+
+def test_a_lone_row_steps_without_waiting_for_others() -> None:
+    script = Script(stages=2)
+    one = job(1, 9, 20)
+    script.submit(one)
+    assert_streams([one], script.finish())
+    assert not script.core.engine.unsampled_steps
+
+
+def test_an_arrival_comes_behind_the_sampling_of_its_row_s_last_owner() -> None:
+    """H2 in a pipeline: the zombie's sampling was to be launched with the next step, and would have overwritten the
+    relay of the arrival, which has none."""
+    script = Script(stages=2, max_running=1)
+    (dying,) = script.submit(job(1, 12, 30))
+    script.run_until_running(dying)
+    assert script.core.engine.unsampled_steps
+    script.core.scheduler.abort(dying.key)
+    arriving = job(2, 9, 12)
+    arrived = arriving.request()
+    assert script.core.scheduler.grant(arrived) == 0 and arrived.row == 1
+    fill_from_elsewhere(script, arrived, arriving)
+    script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 9, (), {})])
+    assert script.finish().streams["r2"] == arriving.expected()
+
+
+def fill_from_elsewhere(script: Script, req, arriving) -> TransferJobs:  # noqa: ANN001
+    """A pull of what another node has computed into the request's pages."""
+    other = Script(page_size=script.core.kv.page_size)
+    sent = replace(arriving, rid=99).request(handoff_to="here")
+    other.core.scheduler.submit(sent)
+    while sent.state.value != "handed_off":
+        other.world.run_until_idle()
+        other.core.loop.step()
+    source = [other.core.pool.page_view(page).copy() for page in other.core.kv.rows.pages_of(sent.row).tolist()]
+    target = script.core.kv.rows.pages_of(req.row).tolist()
+
+    def copy() -> None:
+        for mine, theirs in zip(target, source, strict=False):
+            script.core.pool.page_view(mine)[:] = theirs
+
+    jobs: TransferJobs = TransferJobs(script.core.engine)
+    jobs.launch(req, copy, "pull", after_newest_step=True)
+    return jobs
+
+
+def test_a_pull_comes_after_all_stages_of_the_zombie_that_writes_the_page() -> None:
+    script = Script(stages=2, prefix_cache=False)
+    (dying,) = script.submit(job(1, 9, 30))
+    script.run_until_running(dying)
+    zombie = script.in_flight()
+    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])  # type: ignore[index]
+    script.core.scheduler.abort(dying.key)
+    arriving = job(2, 14, 12)
+    arrived = arriving.request()
+    assert script.core.scheduler.grant(arrived) == 0
+    assert written in script.core.kv.rows.pages_of(arrived.row)[:4]
+    jobs = fill_from_elsewhere(script, arrived, arriving)
+    for stream in (SCHEDULE, FORWARD, TRANSFER, STAGE, FORWARD, TRANSFER):
+        script.world.run_stream(stream)
+    assert [done.tag for done in jobs.take_done()] == [arrived]
+    script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 14, (), {})])
+    assert script.finish().streams["r2"] == arriving.expected()
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_row_s_next_owner_comes_behind_the_drafts_of_its_last_one(tree: bool) -> None:
+    """Sampling writes history and, of a tree, KV: a step late, they would hit whoever has row and pages by then."""
+    shape = {"width": 7, "topk": 2, "steps": 2} if tree else {"width": 4}
+    for seed in range(4):
+        knobs = CoreKnobs("inline", page_size=4, num_pages=90, max_running=3, stages=2, seed=seed, **shape)  # type: ignore[arg-type]
+        jobs = draw_jobs(random.Random(seed), 30, max_prompt=40)
+        jobs = [replace(one, sampling=replace(one.sampling, repetition_penalty=1.3)) for one in jobs]
+        core = make_core(knobs)
+        assert_streams(jobs, run_local(core, jobs, retract_every=7, rng=random.Random(seed)))
+        assert_whole(core)
+        core.close()
+
+
+@pytest.mark.parametrize("backend", ["inline", "cpu", "simulated"])
+def test_a_stage_that_raises_costs_its_own_requests_only(backend: str) -> None:
+    core = make_core(CoreKnobs(backend, page_size=4, stages=2, max_running=6, seed=3))
+    stages, calls = core.engine.worker._stages, 0
+
+    def faulty(*args):  # noqa: ANN002, ANN202
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise RuntimeError("injected")
+        return stages[1](*args)
+
+    core.engine.worker._stages = (stages[0], faulty)
+    jobs = [job(rid, 9, 20) for rid in range(6)]
+    outcome = run_local(core, jobs)
+    failed = [rid for rid, end in outcome.ends.items() if end.reason is FinishReason.ERROR]
+    assert 0 < len(failed) < 6 and core.loop.num_failed_steps == 1
+    assert_streams([one for one in jobs if f"r{one.rid}" not in failed], outcome)
+    assert_whole(core)
+    core.close()
+
+
+def test_a_pipeline_hands_over_to_a_pipeline() -> None:
+    pair = make_pair(CoreKnobs("simulated", page_size=4, num_pages=150, stages=2, seed=4))
+    jobs = draw_jobs(random.Random(4), 12, max_prompt=60)
+    assert_streams(jobs, run_pair(pair, jobs, retract_every=9))
+    pair.close()
+
+
+@pytest.mark.parametrize("window", [0, 6])
+def test_two_stages_compute_what_one_model_does(window: int) -> None:
+    core = make_core(CoreKnobs("inline", page_size=4, stages=2, window=window, chunk_size=7))
+    one = replace(job(1, 40, 10), window=window)
+    outcome = run_local(core, [one])
+    assert outcome.streams["r1"] == reference_stream(one.prompt, one.sampling, one.seed, 10, window=window)
+    core.close()
+
+
+def test_there_is_a_stream_for_each_stage() -> None:
+    model, settings = HashLM(), SchedSettings(page_size=4, max_context=64)
+    with pytest.raises(ConfigError, match="2 stages on 1 streams"):
+        assemble_core(model, make_streams("inline"), settings, CoreSizes(20, 2), stages=split(model))
+    assert np.all([stream.name for stream in make_streams("inline", num_stages=3).stages] == ["stage1", "stage2"])
