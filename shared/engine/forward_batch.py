@@ -53,6 +53,7 @@ class ForwardBatch:
             max_q_len=int(plan.q_lens.max()),
             max_seq_len=plan.max_seq_len,
             adapters=torch.from_numpy(plan.adapters[token_rows]).to(device) if plan.adapters.any() else None,
+            encoder_lens=None if plan.encoder_lens is None else torch.from_numpy(plan.encoder_lens).to(device),
         )
         return cls(
             plan=plan,

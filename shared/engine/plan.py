@@ -64,6 +64,7 @@ class StepPlan:
     adapters: Int64s  # (B,) 0 none, n the model's n-th LoRA adapter
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed after the step
     layer_ends: tuple[int, ...] = ()  # somebody waits for the KV of the first so many layers
+    encoder_lens: Int64s | None = None  # (B,) positions that are the encoder's; None: the model has none
 
     @property
     def batch_size(self) -> int:

@@ -81,6 +81,7 @@ def order_of(inputs: ModelInputs) -> Forward:
         slots=None if inputs.slots is None else to_bytes(inputs.slots),
         visible=None if inputs.visible is None else to_bytes(inputs.visible),
         adapters=None if inputs.adapters is None else to_bytes(inputs.adapters),
+        encoder_lens=None if inputs.encoder_lens is None else to_bytes(inputs.encoder_lens),
     )
 
 
@@ -97,6 +98,7 @@ def inputs_of(order: Forward) -> ModelInputs:
         slots=None if order.slots is None else from_bytes(order.slots),
         visible=None if order.visible is None else from_bytes(order.visible),
         adapters=None if order.adapters is None else from_bytes(order.adapters),
+        encoder_lens=None if order.encoder_lens is None else from_bytes(order.encoder_lens),
     )
 
 

@@ -97,6 +97,7 @@ def part_of(inputs: ModelInputs, rows: slice, tokens: slice, outputs: slice) -> 
         slots=None if inputs.slots is None else inputs.slots[tokens],
         visible=None if inputs.visible is None else inputs.visible[tokens],
         adapters=None if inputs.adapters is None else inputs.adapters[tokens],
+        encoder_lens=None if inputs.encoder_lens is None else inputs.encoder_lens[rows],
     )
 
 

@@ -54,8 +54,10 @@ def reference_run(
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
     adapter: str = "",
+    begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
 ) -> ReferenceRun:
-    """`window`: HashLM's, 0 for none; `adapter`: its digest."""
+    """`window`: HashLM's, 0 for none; `adapter`: its digest. `begin`: the position to begin at, and the sums over all
+    before it."""
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -78,9 +80,29 @@ def reference_run(
     stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
     rules = (knobs, sampling.top_k, sampling.min_tokens, bias, stops)
     limits = (len(prompt_ids), limit, window or len(tokens))
-    count, stopped = _run(tokens, *limits, logprobs, _u64(seed), *rules, _u64(adapter_salt(adapter)))
+    count, stopped = _run(tokens, *limits, *begin, logprobs, _u64(seed), *rules, _u64(adapter_salt(adapter)))
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
+
+
+def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> list[int]:
+    """The same for HashSeq2Seq: the last prompt token begins the decoder's text, all before it are the encoder's."""
+    length = len(prompt_ids) - 1
+    lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
+    return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper))).ids
+
+
+@exact
+def _encoded(ids: IntArray) -> tuple[np.uint64, np.uint64]:
+    """Both sums over the encoder's slots."""
+    lower, upper, everything = _u64(0), _u64(0), _u64(0)
+    for j in range(ids.shape[0]):
+        everything += mix(_u64(ids[j]), j) * odd_weight(j)
+    for j in range(ids.shape[0]):
+        crossed = mix(everything ^ mix(_u64(ids[j]), j), j)
+        lower += crossed * odd_weight(j)
+        upper += mix(crossed, j) * odd_weight(j)
+    return lower, upper
 
 
 @exact
@@ -89,6 +111,9 @@ def _run(
     prompt_len: int,
     limit: int,
     reach: int,
+    begin: int,
+    lower: np.uint64,
+    upper: np.uint64,
     logprobs: FloatArray,
     seed: np.uint64,
     knobs: FloatArray,
@@ -103,10 +128,9 @@ def _run(
     while (1 << id_bits) < vocab_size:
         id_bits += 1
     raw = np.empty(vocab_size, dtype=np.float32)
-    lower, upper = _u64(0), _u64(0)
     first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in reach
     second = np.zeros(tokens.shape[0], dtype=np.uint64)
-    for position in range(prompt_len + limit - 1):
+    for position in range(begin, prompt_len + limit - 1):
         if position >= reach:
             lower -= first[position - reach]
             upper -= second[position - reach]

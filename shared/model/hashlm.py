@@ -61,7 +61,7 @@ def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[n
 
 
 @exact
-def _forward_row(
+def forward_row(
     ids: npt.NDArray[np.int64],
     positions: npt.NDArray[np.int64],
     pages: npt.NDArray[np.int32],
@@ -166,7 +166,7 @@ def _forward(
         elif window > 0:
             _forward_sliding(ids[begin:end], positions[begin:end], pages, kv, own, window)
         else:
-            _forward_row(ids[begin:end], positions[begin:end], pages, kv, own)
+            forward_row(ids[begin:end], positions[begin:end], pages, kv, own)
 
 
 @exact

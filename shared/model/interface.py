@@ -33,6 +33,7 @@ class ModelSpec:
     weights_hash: str
     eos_ids: tuple[int, ...]
     adapters: tuple[AdapterSpec, ...] = ()
+    has_encoder: bool = False  # a prompt's tokens but the last are encoder input; the last begins the decoder's text
     kv_dtype: str = "auto"  # "int8" | "fp8": bytes with a scale per token and head; "auto": as dtype
 
 
@@ -70,6 +71,9 @@ class ModelInputs:
         positions      9    10    10    11      of the token in the text: rotation, weights, noise
         visible     0001  0011  0101  1011      bit j is the window's j-th slot; -1: all slots up to its own (chunks)
 
+    With an encoder a row's first encoder_lens[b] positions are the encoder's, whose tokens come in one step, together.
+    Their KV is what the decoder's cross-attention reads; behind them lies the decoder's own.
+
     All tensors are on the model's device and were made on the forward stream, which is also the one that reads
     them. Host fields (ints) are upper bounds that never need a sync.
     """
@@ -85,6 +89,7 @@ class ModelInputs:
     visible: torch.Tensor | None = None  # (T,) int64, None: -1 everywhere; the highest bit is the token's own
     adapters: torch.Tensor | None = None  # (T,) int64: 0 none, n the n-th of the spec; None: none everywhere
     layers: LayerMarks | None = None  # somebody wants to know how far the forward is; a model may say so, or not
+    encoder_lens: torch.Tensor | None = None  # (B,) int64; None: the model has no encoder
 
     def for_attention(self) -> AttentionInputs:
         return AttentionInputs(

@@ -86,6 +86,15 @@ def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | Wind
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
 
 
+def for_encoder(sizes: CoreSizes, drafter: Drafter | None) -> CoreSizes:
+    """What the encoder leaves in a page depends on all of its tokens, so that no beginning is another prompt's too."""
+    if drafter is not None and drafter.kv_planes(1):
+        raise ConfigError("draft heads are for models without an encoder; take --spec ngram or none")
+    if sizes.cold_pages:
+        raise ConfigError("pages of a model with an encoder have no cold tier: leave --offload-bytes out")
+    return replace(sizes, prefix_cache=False)
+
+
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
     if not sizes.cold_pages:
         return None
@@ -120,7 +129,9 @@ def assemble_core(
     pipeline."""
     check_stages(stages, streams, ranks)
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
-    settings = replace(settings, num_stages=max(1, len(stages)), layer_ends=ends)
+    settings = replace(settings, num_stages=max(1, len(stages)), layer_ends=ends, has_encoder=model.spec.has_encoder)
+    if model.spec.has_encoder:
+        sizes = for_encoder(sizes, drafter)
     planes = pool_planes(model, drafter, settings.page_size)
     settings = replace(settings, adapters=adapters_of(model.spec))
     extras: Sequence[RelaySpec] = ()

@@ -25,7 +25,7 @@ from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager
-from shared.sched.chunking import share_budget
+from shared.sched.chunking import share_budget, share_whole
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
@@ -245,7 +245,8 @@ class Scheduler:
 
     def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
-        shares = share_budget([chunk.remaining for chunk in self.prefilling], budget)
+        share = share_whole if self.settings.has_encoder else share_budget
+        shares = share([chunk.remaining for chunk in self.prefilling], budget)
         return [ChunkShare(chunk, q) for chunk, q in zip(self.prefilling, shares, strict=True) if q]
 
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:

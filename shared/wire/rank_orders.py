@@ -62,6 +62,7 @@ class Forward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots: bytes | None
     visible: bytes | None
     adapters: bytes | None
+    encoder_lens: bytes | None
 
 
 def tell(peer: socket.socket, message: msgspec.Struct) -> None:

@@ -198,15 +198,18 @@ class Retractor:
         return 1
 
 
-def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0) -> Cell:
+def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encoder: bool = False) -> Cell:
     """Draw everything from the seed, run it, compare every stream with the reference, look for leaks. With a `window`
-    no draft head and no cold tier: they are for models that read everything."""
+    or an `encoder` no draft head and no cold tier, which are for models that read everything, and that as text."""
     rng = random.Random(seed)
     cell = draw_cell(rng)
-    if window:
+    if window or encoder:
         cell = replace(cell, spec=rng.choice(["off", "ngram"]), offload="off")
+    if encoder:
+        cell = replace(cell, stages=1)
     knobs, jobs = knobs_of(cell, rng, seed), draw_jobs(rng, num_jobs, cell.temperature)
-    knobs, jobs = replace(knobs, window=window), [replace(job, window=window) for job in jobs]
+    knobs = replace(knobs, window=window, encoder=encoder)
+    jobs = [replace(job, window=window, encoder=encoder) for job in jobs]
     every = rng.choice([5, 9, 14]) if cell.retract else 0
     run = run_disaggregated if cell.mode == "disaggregated" else run_alone
     run(knobs, jobs, every, rng, watch)

@@ -300,10 +300,8 @@ def assert_clean(*nodes: Node) -> None:
 
 def expected(job: Job, seq_index: int = 0) -> list[int]:
     from shared.core.keys import sequence_seed
-    from shared.model.hash_reference import reference_stream
 
-    seed = sequence_seed(job.seed, seq_index)
-    return reference_stream(job.prompt, job.sampling, seed, job.sampling.max_tokens, window=job.window)
+    return job.expected_of(sequence_seed(job.seed, seq_index))
 
 
 def sibling(key: Key, index: int) -> Key:

@@ -17,11 +17,12 @@ from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
 from shared.engine.ranks import Ranks
-from shared.model.hash_reference import reference_stream
+from shared.model.hash_reference import reference_stream, seq2seq_stream
+from shared.model.hash_seq2seq import HashSeq2Seq
 from shared.model.hashdraft import HashDraft
 from shared.model.hashlm import HashLM
 from shared.model.hashlm_stages import split
-from shared.model.interface import AdapterSpec
+from shared.model.interface import AdapterSpec, Model
 from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
@@ -45,6 +46,7 @@ class Job:
     seed: int
     window: int = 0  # the model's
     adapter: str = ""  # digest
+    encoder: bool = False  # whether the model has one
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
@@ -52,8 +54,13 @@ class Job:
         return Request(key, prompt, self.sampling, self.seed, self.rid, handoff_to=handoff_to, adapter=self.adapter)
 
     def expected(self) -> list[int]:
-        count = self.sampling.max_tokens
-        return reference_stream(self.prompt, self.sampling, self.seed, count, window=self.window, adapter=self.adapter)
+        return self.expected_of(self.seed)
+
+    def expected_of(self, seed: int) -> list[int]:
+        num = self.sampling.max_tokens
+        if self.encoder:
+            return seq2seq_stream(self.prompt, self.sampling, seed, num)
+        return reference_stream(self.prompt, self.sampling, seed, num, window=self.window, adapter=self.adapter)
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class CoreKnobs:
     cold_file_pages: int = 0  # in its file
     window: int = 0  # the model's sliding window, of all its layers
     layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
+    encoder: bool = False  # the model is HashSeq2Seq
     stages: int = 1  # 2: the model is a pipeline, a layer per stage
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
@@ -125,6 +133,7 @@ def make_core(
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
     model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters)
     drafter = drafter or make_drafter(knobs, model)
+    served: Model = HashSeq2Seq(MAX_CONTEXT) if knobs.encoder else model
     settings = SchedSettings(
         page_size=knobs.page_size,
         max_context=MAX_CONTEXT,
@@ -149,7 +158,7 @@ def make_core(
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
     stages = split(model) if knobs.stages > 1 else ()
     how = {"overlap": knobs.overlap, "widths": widths, "ranks": ranks, "stages": stages}
-    return assemble_core(model, streams, settings, sizes, drafter=drafter, **how)
+    return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 
 
 @dataclass

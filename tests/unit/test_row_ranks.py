@@ -87,6 +87,7 @@ def step_of(q_lens: list[int], wanted: list[int]) -> ModelInputs:
         slots=torch.arange(total) + 300,
         visible=torch.arange(total) + 400,
         adapters=torch.arange(total) % 3,
+        encoder_lens=torch.arange(len(q_lens)) + 500,
     )
 
 
@@ -97,7 +98,7 @@ def test_every_row_and_output_is_dealt_once_and_in_order(size: int, q_lens: list
     inputs = step_of(q_lens, wanted)
     parts = deal(inputs, size)
     assert len(parts) == size and len(parts[0].input_ids) > 0
-    for name in ("input_ids", "positions", "page_table", "slots", "visible"):
+    for name in ("input_ids", "positions", "page_table", "slots", "visible", "encoder_lens"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(inputs, name))
     starts = np.cumsum([0, *(len(part.input_ids) for part in parts)])
     moved = [int(i) + start for part, start in zip(parts, starts[:-1], strict=True) for i in part.logits_idx]

@@ -1,0 +1,124 @@
+"""T5 from a Hugging Face folder: config.json and *.safetensors, every tensor of it read or the folder refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.core.errors import ConfigError
+from shared.model.safetensors_folder import TensorFiles
+from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
+
+FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
+# Older files name the embedding three times.
+TWICE = frozenset({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
+DEFAULT_CONTEXT = 1024  # relative positions know no end
+
+
+def load_t5(folder: Path, max_context: int = DEFAULT_CONTEXT) -> T5Model:
+    """float32 on the CPU."""
+    config, files = read_config(folder, max_context), _Taken(TensorFiles(folder))
+    embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
+    head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
+    encoder = _stack(files, config, "encoder", config.num_encoder_layers)
+    decoder = _stack(files, config, "decoder", config.num_decoder_layers)
+    files.require_all_taken(TWICE)
+    return T5Model(config, T5Weights(embed, head, encoder, decoder), files.content_hash())
+
+
+def read_config(folder: Path, max_context: int) -> T5Config:
+    """ConfigError names what is missing or unknown."""
+    try:
+        raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"can't read {folder / 'config.json'}: {error}") from error
+    if raw.get("model_type") != "t5":
+        raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
+    kind = raw.get("feed_forward_proj", "relu")
+    if kind not in FEED_FORWARDS:
+        raise ConfigError(f"{folder}: feed_forward_proj is {kind!r}; it must be one of {', '.join(FEED_FORWARDS)}")
+    is_gated, is_gelu = FEED_FORWARDS[kind]
+    eos = raw.get("eos_token_id", 1)
+    try:
+        return T5Config(
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=int(raw["d_model"]),
+            num_heads=int(raw["num_heads"]),
+            head_dim=int(raw["d_kv"]),
+            inner_size=int(raw["d_ff"]),
+            num_encoder_layers=int(raw["num_layers"]),
+            num_decoder_layers=int(raw.get("num_decoder_layers") or raw["num_layers"]),
+            num_buckets=int(raw.get("relative_attention_num_buckets", 32)),
+            max_distance=int(raw.get("relative_attention_max_distance", 128)),
+            norm_eps=float(raw.get("layer_norm_epsilon", 1e-6)),
+            is_gated=is_gated,
+            is_gelu=is_gelu,
+            # v1.1 said that it ties nothing, and meant that it does not scale; newer files have a field for that
+            scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
+            eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
+            start_id=int(raw.get("decoder_start_token_id") or 0),
+            max_context=max_context,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}: config.json lacks or garbles {error}") from error
+
+
+class _Taken:
+    """Tensors by name, of the shape that is expected; remembers which were asked for."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self._files = files
+        self._names: set[str] = set()
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        self._names.add(name)
+        tensor = self._files.tensor(name).float()
+        if tuple(tensor.shape) != shape:
+            raise ConfigError(f"{self._files.path}: {name} is {tuple(tensor.shape)}, not {shape}")
+        return tensor
+
+    def require_all_taken(self, known: frozenset[str]) -> None:
+        left = sorted(self._files.names() - self._names - known)
+        if left:
+            raise ConfigError(f"{self._files.path} has tensors that nobody reads: {', '.join(left[:5])}")
+
+    def has(self, name: str) -> bool:
+        return name in self._files.names()
+
+    def content_hash(self) -> str:
+        return self._files.content_hash()
+
+
+def _stack(files: _Taken, config: T5Config, name: str, num_layers: int) -> Stack:
+    layers = tuple(
+        _layer(files, config, f"{name}.block.{index}.layer", name == "decoder") for index in range(num_layers)
+    )
+    table = f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    bias = files.take(table, config.num_buckets, config.num_heads)
+    return Stack(layers, bias, files.take(f"{name}.final_layer_norm.weight", config.hidden_size))
+
+
+def _layer(files: _Taken, config: T5Config, name: str, is_decoder: bool) -> Layer:
+    attention = _attention(files, config, f"{name}.0", "SelfAttention")
+    cross = _attention(files, config, f"{name}.1", "EncDecAttention") if is_decoder else None
+    return Layer(attention, cross, _feed_forward(files, config, f"{name}.{2 if is_decoder else 1}"))
+
+
+def _attention(files: _Taken, config: T5Config, name: str, kind: str) -> Attention:
+    width, hidden = config.num_heads * config.head_dim, config.hidden_size
+    q, k, v = (files.take(f"{name}.{kind}.{part}.weight", width, hidden) for part in "qkv")
+    out = files.take(f"{name}.{kind}.o.weight", hidden, width)
+    return Attention(files.take(f"{name}.layer_norm.weight", hidden), q, k, v, out)
+
+
+def _feed_forward(files: _Taken, config: T5Config, name: str) -> FeedForward:
+    hidden, dense = config.hidden_size, f"{name}.DenseReluDense"
+    first = "wi_0" if config.is_gated else "wi"
+    gate = files.take(f"{dense}.{first}.weight", config.inner_size, hidden)
+    up = files.take(f"{dense}.wi_1.weight", *gate.shape) if config.is_gated else None
+    down = files.take(f"{dense}.wo.weight", hidden, len(gate))
+    return FeedForward(files.take(f"{name}.layer_norm.weight", hidden), gate, up, down)
