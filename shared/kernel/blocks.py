@@ -18,6 +18,10 @@ class BlockKernels(Protocol):
         """residual (M, H) float32 += delta (M, H), in place; returns its RMS norm times weight, in the dtype."""
         ...
 
+    def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """(M, H) in the dtype -> its RMS norm times weight, in the dtype."""
+        ...
+
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """(M, 2 * I) -> silu(first half) * second half, or gelu of it, (M, I); any I."""
         ...
@@ -33,6 +37,9 @@ class TorchBlocks:
             residual.add_(delta)
         scale = torch.rsqrt(residual.pow(2).mean(-1, keepdim=True) + self._eps)
         return (residual * scale * weight).to(self._dtype)
+
+    def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self.add_norm(delta.float(), None, weight)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)

@@ -40,6 +40,7 @@ class NumbaBlocks:
         self._dtype = dtype
         is_half = dtype == torch.bfloat16
         self._norm = Program(team, [make_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
+        self._rows_norm = Program(team, [make_rows_norm(hidden_size, eps, is_half)], np.zeros((1, NUM_WORDS), np.int64))
         self._gates = {
             inner: Program(team, [make_gate(inner, is_half, is_gelu)], np.zeros((1, NUM_WORDS), np.int64))
             for inner in inner_sizes
@@ -50,6 +51,12 @@ class NumbaBlocks:
         self._norm.words[0, DELTA] = 0 if delta is None else delta.data_ptr()
         self._norm.words[0, WEIGHT] = weight.data_ptr()
         self._run(self._norm, residual, out)
+        return out
+
+    def norm(self, delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(delta.shape, dtype=self._dtype)
+        self._rows_norm.words[0, WEIGHT] = weight.data_ptr()
+        self._run(self._rows_norm, delta.contiguous(), out)
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -81,6 +88,24 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
 
 
 @functools.cache
+def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
+    """out = RMS norm of the rows of SOURCE times weight, all in the dtype; out may be SOURCE."""
+    row_bytes = hidden_size * (2 if is_half else 4)
+
+    def rows_norm(words: Any, share: int) -> None:
+        weight = floats_at(words[WEIGHT])
+        for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            source, out, total = words[SOURCE] + row * row_bytes, words[OUT] + row * row_bytes, _f32(0.0)
+            for d in range(hidden_size):
+                total += load(source, d, is_half) * load(source, d, is_half)
+            scale = _f32(1.0) / np.sqrt(total / _f32(hidden_size) + _f32(eps))
+            for d in range(hidden_size):
+                store(out, d, load(source, d, is_half) * scale * weight[d], is_half)
+
+    return compile_task(rows_norm)
+
+
+@functools.cache
 def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
     """out = silu(first half) * second half, or gelu of it."""
     item = 2 if is_half else 4
@@ -98,15 +123,15 @@ def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
 
 
 @functools.cache
-def make_embed(hidden_size: int, is_half: bool) -> Any:
-    """out (NUM_ROWS, H) float32 = the rows of the table (WEIGHT) that the int64 ids (SOURCE) name."""
+def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
+    """out (NUM_ROWS, H) float32 = the rows of the table (WEIGHT) that the int64 ids (SOURCE) name, times scale."""
     item = 2 if is_half else 4
 
     def embed(words: Any, share: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[WEIGHT] + longs_at(words[SOURCE])[row] * hidden_size * item
             for d in range(hidden_size):
-                floats_at(words[OUT] + row * hidden_size * 4)[d] = load(source, d, is_half)
+                floats_at(words[OUT] + row * hidden_size * 4)[d] = load(source, d, is_half) * _f32(scale)
 
     return compile_task(embed)
 

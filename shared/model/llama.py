@@ -58,7 +58,7 @@ class LlamaModel:
         self._adapters = tuple(adapters)
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self._captured: tuple[int, ...] = ()
-        self._embed_scale = float(torch.tensor(config.style.embed_scale).to(weights.embed.dtype))
+        self._embed_scale = embed_scale(config, weights.embed.dtype)
 
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
@@ -133,12 +133,16 @@ class LlamaModel:
         return self._post(_adapted(rows, index, DOWN, inner, layer.down(inner)), layer.mlp_post_norm)
 
     def _post(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        return delta if norm is None else self._blocks.add_norm(delta.float(), None, norm)
+        return delta if norm is None else self._blocks.norm(delta, norm)
 
 
 def _adapted(rows: AdapterRows | None, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A product's result, with what the tokens' adapters add to it."""
     return y if rows is None else rows.add(layer, product, x, y)
+
+
+def embed_scale(config: LlamaConfig, dtype: torch.dtype) -> float:
+    return float(torch.tensor(config.style.embed_scale).to(dtype))
 
 
 def capped(logits: torch.Tensor, cap: float) -> torch.Tensor:

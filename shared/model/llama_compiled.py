@@ -4,6 +4,7 @@ Same arithmetic and the same bits as LlamaModel on the same kernels. Tasks, in t
 
     0              embed -> residual (T)
     1 + 9 l        norm, qkv, write pages, attend, | out, norm, gate and up, silu *, down        of layer l
+    Gemma 3 norms what `out` and `down` give, in place: two tasks more in each layer
     a layer whose input is captured stores it in one task more, before its second half
     the last layer, after its attention, goes on with the E wanted rows alone, taken to other buffers by two tasks
     at the end     norm -> hidden (E), head -> logits (E)
@@ -27,13 +28,15 @@ from shared.kernel.program import Program
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.config import LayerStyle, LlamaConfig
+from shared.model.config import LlamaConfig
 from shared.model.interface import LayerMarks, ModelInputs, ModelOutput, ModelSpec
-from shared.model.kernels import attention_shape
-from shared.model.llama import KV_PLANE, check_layers, kv_planes
+from shared.model.kernels import attention_shape, is_gelu
+from shared.model.llama import KV_PLANE, capped, check_layers, embed_scale, kv_planes
 from shared.model.weights import LayerWeights, LlamaWeights
 
-BEFORE, AFTER, TAKEN = 4, 5, 2  # a layer's tasks up to its attention, from there on, and what takes the wanted rows
+BEFORE, TAKEN = 4, 2  # a layer's tasks up to its attention, and what takes the wanted rows
+BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # from there on
+GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
 NUM_WORDS = max(attention.NUM_WORDS, blocks.NUM_WORDS, product.NUM_WORDS)
 Index = npt.NDArray[np.int64]
 
@@ -51,6 +54,8 @@ class Layout:
     gate_up: Index
     gate: Index
     down: Index
+    out_post: Index | None  # where what a half adds is normed
+    down_post: Index | None
     take_residual: int
     take_attended: int
     last_norm: int
@@ -58,19 +63,23 @@ class Layout:
     aux: Index  # one per captured layer
 
 
-def make_layout(num_layers: int, captured: tuple[int, ...]) -> Layout:
+def make_layout(num_layers: int, captured: tuple[int, ...], has_posts: bool = False) -> Layout:
+    names = GEMMA_BACK if has_posts else BACK
     stores = np.isin(np.arange(num_layers), captured)
-    front = 1 + (BEFORE + AFTER) * np.arange(num_layers) + stores.cumsum() - stores
+    front = 1 + (BEFORE + len(names)) * np.arange(num_layers) + stores.cumsum() - stores
     back = front + BEFORE + stores
     back[-1] += TAKEN
     end = int(back[-1])
+    tasks = {name: back + n for n, name in enumerate(names)}
     return Layout(
         *(front + n for n in range(BEFORE)),
-        *(back + n for n in range(AFTER)),
+        *(tasks[name] for name in BACK),
+        out_post=tasks.get("out_post"),
+        down_post=tasks.get("down_post"),
         take_residual=end - 2,
         take_attended=end - 1,
-        last_norm=end + AFTER,
-        head=end + AFTER + 1,
+        last_norm=end + len(names),
+        head=end + len(names) + 1,
         aux=front[stores] + BEFORE,
     )
 
@@ -82,8 +91,6 @@ def obstacle(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights) -> str
         return f"no kernel for KV in {spec.kv_dtype}"
     if config.experts is not None:
         return "experts are chosen as it runs"
-    if config.style != LayerStyle():
-        return f"no tasks for the layers of {config.family}"
     if not attention.supports(attention_shape(config)):
         return f"no kernel for heads of {config.head_dim}"
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
@@ -110,7 +117,7 @@ class CompiledLlama:
         """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         check_layers(layers, self.config.num_layers)
         self._captured = layers
-        self._at = make_layout(self.config.num_layers, layers)
+        self._at = make_layout(self.config.num_layers, layers, self.config.style.post_norms)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(self._team, tasks, self._words)
@@ -135,7 +142,8 @@ class CompiledLlama:
         self._fill_step(ids, wanted, hidden, logits)
         aux = self._fill_aux(num_tokens)
         self._run(None if num_outputs else self._at.take_residual, inputs.layers)
-        return ModelOutput(logits=head.cut(logits), hidden=hidden, aux=aux)
+        logits = capped(head.cut(logits), self.config.style.logit_cap)
+        return ModelOutput(logits=logits, hidden=hidden, aux=aux)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
         """In one call, or in one for each group of layers that somebody waits for."""
@@ -170,15 +178,17 @@ class CompiledLlama:
     def _make_tasks(self) -> list[Any]:
         config, is_half = self.config, self._dtype == torch.bfloat16
         norm = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
-        gate = blocks.make_gate(config.intermediate_size, is_half)
+        gate = blocks.make_gate(config.intermediate_size, is_half, is_gelu(config))
+        post = [blocks.make_rows_norm(config.hidden_size, config.rms_eps, is_half)] * config.style.post_norms
         attend = attention.make_tasks(attention_shape(config), self._dtype)
         multiply = product.make_task(is_half, is_half)
-        front, back = [norm, multiply, *attend], [multiply, norm, multiply, gate, multiply]
+        front, back = [norm, multiply, *attend], [multiply, *post, norm, multiply, gate, multiply, *post]
         fronts = [front + self._capture(layer) for layer in range(config.num_layers)]
         take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
         inner = [task for front in fronts[:-1] for task in front + back]
         end = [norm, product.make_task(is_half, False)]
-        return [blocks.make_embed(config.hidden_size, is_half), *inner, *fronts[-1], *take, *back, *end]
+        embed = blocks.make_embed(config.hidden_size, is_half, embed_scale(config, self._dtype))
+        return [embed, *inner, *fronts[-1], *take, *back, *end]
 
     def _capture(self, layer: int) -> list[Any]:
         if layer not in self._captured:
@@ -199,6 +209,9 @@ class CompiledLlama:
         at, words = self._at, self._words
         words[at.norm[index], blocks.WEIGHT] = layer.attn_norm.data_ptr()
         words[at.mlp_norm[index], blocks.WEIGHT] = layer.mlp_norm.data_ptr()
+        for tasks, weight in ((at.out_post, layer.attn_post_norm), (at.down_post, layer.mlp_post_norm)):
+            if tasks is not None and weight is not None:
+                words[tasks[index], blocks.WEIGHT] = weight.data_ptr()
         for task in (at.write[index], at.attend[index]):
             words[task, attention.Q_NORM] = 0 if layer.q_norm is None else layer.q_norm.data_ptr()
             words[task, attention.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
@@ -242,6 +255,9 @@ class CompiledLlama:
         words[at.mlp_norm, blocks.SOURCE], words[at.mlp_norm, blocks.OUT] = residual, normed
         words[at.mlp_norm[-1], blocks.SOURCE] = wanted
         words[at.mlp_norm, blocks.DELTA] = change
+        for tasks in (at.out_post, at.down_post):
+            if tasks is not None:
+                words[tasks, blocks.SOURCE] = words[tasks, blocks.OUT] = change
         words[at.gate_up, product.X], words[at.gate_up, product.OUT] = normed, self._gate_up.data_ptr()
         words[at.gate, blocks.SOURCE], words[at.gate, blocks.OUT] = self._gate_up.data_ptr(), self._inner.data_ptr()
         words[at.down, product.X], words[at.down, product.OUT] = self._inner.data_ptr(), change
