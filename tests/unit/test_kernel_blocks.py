@@ -130,7 +130,7 @@ def test_a_program_runs_every_share_once_and_tasks_in_order(size: int) -> None:
         program.run()
         assert (values == first + np.arange(num_tasks + 1)[:, None]).all()
     values[:] = 0
-    program.run(num_tasks=3)
+    program.run(stop=3)
     assert (values[3] == 3).all() and (values[4] == 0).all()
 
 
