@@ -175,7 +175,7 @@ def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup 
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     context = wanted.max_context
     if group is not None:
-        model = load_shard(wanted.model, wanted.dtype, group, max_context=context, threads=threads)
+        model = load_shard(wanted.model, wanted.dtype, group, max_context=context, threads=threads, formats=formats)
     else:
         model = load_model(
             wanted.model,

@@ -15,6 +15,7 @@ from shared.engine.row_ranks import follow_rows
 from shared.kv.layout import PlaneSpec, page_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.interface import Model
+from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.shard import load_shard
 from shared.wire.rank_orders import Done, Pages, Start, hear, tell
@@ -37,9 +38,12 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
 
 
 def load(start: Start, group: RankGroup, threads: int) -> Model:
-    if start.shares_rows:
-        return load_model(start.model, start.dtype, max_context=start.max_context, threads=threads)
-    return load_shard(start.model, start.dtype, group, max_context=start.max_context, threads=threads)
+    name, dtype, context = start.model, start.dtype, start.max_context
+    formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
+    if not start.shares_rows:
+        return load_shard(name, dtype, group, max_context=context, threads=threads, formats=formats)
+    own = start.adapters
+    return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -102,8 +103,20 @@ def build_model(
     config = source.config
     picked = pick_kernels(config, DTYPES[dtype], device, threads, kernels == "torch", formats)
     weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_weight, picked.make_head)
-    narrow = "" if formats.weights == "auto" else f" {formats.weights}"
-    spec = ModelSpec(
+    named = tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items())
+    spec = replace(spec_of(source, dtype, context, formats), adapters=named)
+    make = picked.make_linear
+    adapters = [load_adapter(folder.pairs, config, DTYPES[dtype], device, make) for folder in folders.values()]
+    model = _assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
+    if device.type == "cpu":
+        warm_up(model)
+    return model
+
+
+def spec_of(source: TensorSource, dtype: str, context: int, formats: Formats) -> ModelSpec:
+    """Without adapters."""
+    config, narrow = source.config, "" if formats.weights == "auto" else f" {formats.weights}"
+    return ModelSpec(
         name=config.name,
         vocab_size=config.vocab_size,
         max_context=context,
@@ -111,14 +124,7 @@ def build_model(
         weights_hash=source.content_hash() + narrow,  # they are others then
         eos_ids=config.eos_ids,
         kv_dtype=formats.kv,
-        adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items()),
     )
-    make = picked.make_linear
-    adapters = [load_adapter(folder.pairs, config, DTYPES[dtype], device, make) for folder in folders.values()]
-    model = _assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
-    if device.type == "cpu":
-        warm_up(model)
-    return model
 
 
 def _assemble(

@@ -30,10 +30,10 @@ from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.linear import Head, Linear
 from shared.model.config import LlamaConfig
 from shared.model.hashlm_shard import HashLMShard
-from shared.model.interface import Model, ModelSpec
-from shared.model.kernels import pick_kernels
+from shared.model.interface import Model
+from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
 from shared.model.llama import LlamaModel
-from shared.model.load import DTYPES, WINDOW_SLACK, check_memory, context_of, open_model, warm_up
+from shared.model.load import DTYPES, WINDOW_SLACK, check_memory, context_of, open_model, spec_of, warm_up
 from shared.model.weights import TensorSource, load_weights, weights_bytes
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
@@ -47,12 +47,21 @@ CUT_BY = {
 
 
 def load_shard(
-    name: str, dtype: str, group: RankGroup, *, max_context: int = 0, threads: int = 1, kernels: str = "auto"
+    name: str,
+    dtype: str,
+    group: RankGroup,
+    *,
+    max_context: int = 0,
+    threads: int = 1,
+    kernels: str = "auto",
+    formats: Formats = AS_DTYPE,
 ) -> Model:
     """This rank's part of load_model(name, dtype, "cpu"), all ranks together. Every rank's forward takes all of the
     inputs and gives all of the output. ConfigError where the model can't be shared out among so many."""
     found = resolve_model(name)
     if found.path is None:
+        if formats != AS_DTYPE:
+            raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
         shard = HashLMShard(group, max_context) if max_context else HashLMShard(group)
         warm_up(shard)
         return shard
@@ -61,23 +70,23 @@ def load_shard(
     whole = open_model(found.path)
     source = ShardSource(whole, group.rank, group.size)
     context = context_of(whole, max_context)
-    check_memory(weights_bytes(source.config, DTYPES[dtype], context), psutil.virtual_memory().available)
-    picked = pick_kernels(source.config, DTYPES[dtype], torch.device("cpu"), threads, plain=kernels == "torch")
+    item = None if formats.weights == "auto" else 1
+    check_memory(weights_bytes(source.config, DTYPES[dtype], context, item), psutil.virtual_memory().available)
+    device, length = torch.device("cpu"), context + WINDOW_SLACK
+    picked = pick_kernels(source.config, DTYPES[dtype], device, threads, kernels == "torch", formats)
 
     def make_head(weight: torch.Tensor) -> Head:
         return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
 
     def make_inner(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return Collecting(picked.make_linear(weight, bias), group)
+        return Collecting(picked.make_weight(weight, bias), group)
 
-    device, length = torch.device("cpu"), context + WINDOW_SLACK
-    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_linear, make_head, make_inner)
-    config = whole.config
-    spec = ModelSpec(config.name, config.vocab_size, context, dtype, whole.content_hash(), config.eos_ids)
+    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_weight, make_head, make_inner)
+    spec = spec_of(whole, dtype, context, formats)
     attention = OwnHeads(
         picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
     )
-    model = LlamaModel(config, spec, weights, attention, picked.blocks)
+    model = LlamaModel(whole.config, spec, weights, attention, picked.blocks)
     warm_up(model)
     return model
 

@@ -31,7 +31,10 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str  # a file that only this user reads
     model: str
     dtype: str
+    kv_dtype: str
+    weight_dtype: str
     max_context: int
+    adapters: dict[str, str]  # LoRA folders by name; only where ranks share rows
     load_s: float  # how long ranks may wait for one another until all are ready
     silence_s: float  # and from then on
 

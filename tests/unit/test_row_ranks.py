@@ -18,7 +18,7 @@ from shared.engine.ranks import inputs_of, order_of
 from shared.engine.row_ranks import deal
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
 from shared.wire.rank_orders import Forward
 
@@ -26,6 +26,7 @@ KNOBS = {
     "plain": CoreKnobs(chunk_size=16, num_pages=60),
     "threads": CoreKnobs(chunk_size=16, num_pages=60, backend="cpu"),
     "n-gram": CoreKnobs(chunk_size=16, num_pages=60, spec="ngram", width=4),
+    "adapters": CoreKnobs(chunk_size=16, num_pages=60, adapters=("blue", "green")),
     "tree": CoreKnobs(chunk_size=16, num_pages=60, width=7, topk=2, steps=2),
 }
 
@@ -33,8 +34,9 @@ KNOBS = {
 class Counting(HashLM):
     """Counts the forwards of one rank, and all that have no tokens."""
 
-    def __init__(self, name: int, counts: Counter) -> None:
-        super().__init__(max_context=MAX_CONTEXT)
+    def __init__(self, name: int, counts: Counter, adapters: tuple[str, ...] = ()) -> None:
+        own = tuple(AdapterSpec(adapter, adapter) for adapter in adapters)
+        super().__init__(max_context=MAX_CONTEXT, adapters=own)
         self._name, self._counts = name, counts
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
@@ -46,6 +48,7 @@ class Counting(HashLM):
 def run(team: Team, knobs: CoreKnobs, num_jobs: int, size: int) -> None:
     rng = random.Random(size)
     jobs = draw_jobs(rng, num_jobs, max_prompt=60)
+    jobs = [replace(job, adapter=rng.choice(["", *knobs.adapters])) for job in jobs]
     core = make_core(knobs, model=team.model, ranks=team.ranks)  # type: ignore[arg-type]
     team.share(core.pool)
     try:
@@ -60,7 +63,7 @@ def run(team: Team, knobs: CoreKnobs, num_jobs: int, size: int) -> None:
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
 def test_hashlm_streams_are_the_oracles(size: int, knobs: CoreKnobs) -> None:
     counts: Counter = Counter()
-    with followers(size, lambda group: Counting(group.rank, counts), by_rows=True) as team:
+    with followers(size, lambda group: Counting(group.rank, counts, knobs.adapters), by_rows=True) as team:
         run(team, knobs, 10, size)
     assert all(counts[rank] > 10 for rank in range(size)) and not counts["empty"], counts
 

@@ -23,6 +23,7 @@ from shared.model.config import ExpertConfig
 from shared.model.hashlm import HashLM
 from shared.model.hashlm_shard import HashLMShard
 from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.kernels import AS_DTYPE, Formats
 from shared.model.load import load_model, open_model
 from shared.model.shard import check_shares, load_shard
 from shared.sched.events import Ended
@@ -87,11 +88,11 @@ def run_steps(model: Model, pool: KVPool, forward) -> list[ModelOutput]:  # noqa
         return [forward(inputs_of(ids[a:b], a, wanted), pool) for a, b, wanted in steps]
 
 
-def assert_same_bits(folder: Path, dtype: str, size: int) -> None:
-    whole = load_model(str(folder), dtype)
+def assert_same_bits(folder: Path, dtype: str, size: int, formats: Formats = AS_DTYPE) -> None:
+    whole = load_model(str(folder), dtype, formats=formats)
     pool = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
     expected = run_steps(whole, pool, whole.forward)
-    with followers(size, lambda group: load_shard(str(folder), dtype, group)) as team:
+    with followers(size, lambda group: load_shard(str(folder), dtype, group, formats=formats)) as team:
         assert team.model.kv_planes(PAGE_SIZE) == whole.kv_planes(PAGE_SIZE)
         assert team.model.spec == whole.spec
         shared = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
@@ -115,6 +116,12 @@ def test_a_llama_has_the_bits_of_one_rank_in_logits_and_pages(llama: Path, size:
     """8 query and 4 KV heads; with 8 ranks two have the same KV head."""
     skip_without_own_products(dtype)
     assert_same_bits(llama, dtype, size)
+
+
+@pytest.mark.parametrize("formats", [Formats(weights="int8"), Formats(kv="int8"), Formats("fp8", "fp8")], ids=str)
+def test_so_has_one_with_narrow_weights_or_pages(llama: Path, formats: Formats) -> None:
+    skip_without_own_products("float32")
+    assert_same_bits(llama, "float32", 2, formats)
 
 
 def test_so_has_a_gemma_with_windows_and_one_kv_head(tmp_path: Path) -> None:
