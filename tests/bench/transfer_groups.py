@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from shared.transfer.staged import StagedReceiver, StagedSender
 from shared.transfer.torch_groups import RECEIVER, SENDER, GlooGroup
 from shared.wire.link import NodeLinks
 from shared.wire.messages import Broken, Ready, StoreEntry, Take
-from shared.wire.peers import PeerUp, Received
+from shared.wire.peers import Inbound, PeerUp, Received
 from tests.bench.transfer import KEY, MIB, PAGE_BYTES, make_pool
 
 HOST = "127.0.0.1"
@@ -44,7 +45,7 @@ HELLO = StoreEntry(BARE_GROUP, "hello", b"")
 class Ends:
     """This process's end of both groups, and the link on which they are introduced."""
 
-    def __init__(self, links: NodeLinks, peer: str, rank: int) -> None:
+    def __init__(self, links: NodeLinks, peer: str, rank: int, early: Sequence[Inbound] = ()) -> None:
         self.links, self.peer = links, peer
         self.staged = make_pair_group("gloo", rank, HOST, torch.device("cpu"), links.wakeup.set)
         self.bare = GlooGroup(HOST)
@@ -52,6 +53,7 @@ class Ends:
         self._store = LinkStore(lambda *entry: self._told.append(entry))
         connecting = threading.Thread(target=self.bare.connect, args=(self._store, rank))
         connecting.start()
+        self._take(early)
         self.staged.post(torch.zeros(1, dtype=torch.uint8))
         while connecting.is_alive() or not self.staged.take_finished():
             self.introduce()
@@ -63,8 +65,11 @@ class Ends:
             entries.append((BARE_GROUP, *self._told.popleft()))
         for entry in entries:
             self.links.send(self.peer, StoreEntry(*entry))
+        return self._take(self.links.poll(0.01))
+
+    def _take(self, inbox: Sequence[Inbound]) -> list[Take]:
         takes = []
-        for inbound in self.links.poll(0.01):
+        for inbound in inbox:
             message = inbound.message if isinstance(inbound, Received) else None
             if isinstance(message, StoreEntry):
                 (self._store if message.group == BARE_GROUP else self.staged).deliver(message.name, message.value)
@@ -83,7 +88,6 @@ def serve(endpoint: str, num_pages: int) -> None:
     while not any(isinstance(inbound, PeerUp) for inbound in links.poll(1.0)):
         continue
     links.send("d@1", HELLO)
-    wait_for_hello(links)
     ends = Ends(links, "d@1", SENDER)
     while True:
         for take in ends.introduce():
@@ -149,10 +153,12 @@ def measure(receiver: Receiver, sizes_mib: list[int], rounds: int) -> dict[str, 
     return figures
 
 
-def wait_for_hello(links: NodeLinks) -> None:
-    """Nothing else is said before."""
-    while not any(isinstance(inbound, Received) for inbound in links.poll(1.0)):
-        continue
+def wait_for_hello(links: NodeLinks) -> list[Inbound]:
+    """With what came behind it."""
+    batch: list[Inbound] = []
+    while not any(isinstance(inbound, Received) for inbound in batch):
+        batch = links.poll(1.0)
+    return batch
 
 
 def start(num_pages: int) -> tuple[subprocess.Popen[bytes], Receiver, PairGroup]:
@@ -167,9 +173,7 @@ def start(num_pages: int) -> tuple[subprocess.Popen[bytes], Receiver, PairGroup]
         str(num_pages),
     ]
     child = subprocess.Popen(command)
-    wait_for_hello(links)
-    links.send("p@1", HELLO)
-    ends = Ends(links, "p@1", RECEIVER)
+    ends = Ends(links, "p@1", RECEIVER, early=wait_for_hello(links))
     return child, Receiver(ends, num_pages), ends.staged
 
 
