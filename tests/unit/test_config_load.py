@@ -115,7 +115,7 @@ def any_value(field, kind):
 
 def some_changes(process):
     """Values of the free fields; those with rules of their own stay as they are."""
-    ruled = {"page_size", "prefill", "decode", "spec", "spec_topk", "tp", "dp"}
+    ruled = {"page_size", "offload_bytes", "offload_disk_bytes", "prefill", "decode", "spec", "spec_topk", "tp", "dp"}
     parts = {
         section.name: st.fixed_dictionaries(
             {
