@@ -39,7 +39,8 @@ def offer(net: Net, rid: str, **changes: object) -> Offer:
     p, _ = nodes(net)
     fields = {"prompt_ids": [1] * 40, "output_ids": [], "remaining_ms": 10**12, "source_node": "x", "source_epoch": 1}
     known = next(message for message in MESSAGES if isinstance(message, Offer))
-    fields |= {"fingerprint": p.ctx.facts.fingerprint, "transports": ["zmq"], "key": Key(ROUTER_ID, 1, rid, 0, 0)}
+    fields |= {"fingerprint": p.ctx.facts.fingerprint, "transports": ["zmq"], "adapter": ""}
+    fields |= {"key": Key(ROUTER_ID, 1, rid, 0, 0)}
     return msgspec.structs.replace(known, **(fields | changes))
 
 

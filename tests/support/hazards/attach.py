@@ -265,7 +265,7 @@ class NodeWatch:
         """A sender reads pages whose generation and digest are checked later; a receiver writes its own."""
         touch, name = self.touch, self.pages.name
         if hasattr(transport, "describe"):
-            self._wrap(transport, "describe", lambda pages: touch(self.pages, pages, Mode.CHECKED), name)
+            self._wrap(transport, "describe", lambda pages, *part: touch(self.pages, pages, Mode.CHECKED), name)
         if hasattr(transport, "pull"):
             self._wrap(transport, "pull", lambda ready, frames, own: touch(self.pages, own, Mode.WRITE), name)
 
