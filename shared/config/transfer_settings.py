@@ -15,7 +15,7 @@ class TransferConfig:
     """How KV pages travel between nodes, whatever carries them."""
 
     layer_parts: int = option(
-        6,
+        1,
         "a chunk's KV pages travel in so many parts, layer by layer while later layers are computed; 1: whole pages",
         low=1,
         high=64,
