@@ -16,6 +16,7 @@ from deploy.again import start_again
 from deploy.doctor import command as doctor
 from deploy.head import command as head
 from deploy.load import command as load_test
+from deploy.plan import command as plan
 from deploy.prove import command as prove
 from deploy.ray import command as on_ray
 from deploy.restarts import EXIT_CONFIG
@@ -122,6 +123,7 @@ TOOLS = {
         load_test.add_arguments,
         load_test.run,
     ),
+    "plan": Tool("how many prefill and decode nodes, if any", plan.DESCRIPTION, plan.add_arguments, plan.run),
     "prove": Tool("token equality on your own model", prove.DESCRIPTION, prove.add_arguments, prove.run),
     "ray": Tool("a cluster on Ray: up, status, down", on_ray.DESCRIPTION, on_ray.add_arguments, on_ray.run),
 }

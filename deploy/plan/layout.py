@@ -1,0 +1,39 @@
+"""A way to use the nodes: how many of each kind, on how many cores, with which settings. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`per_host` nodes share a machine and slow each other down as `beside` nodes were measured to; 1: none does."""
+
+    prefill: int  # 0: aggregated, decode nodes prefill on their own
+    decode: int
+    cores: int
+    per_host: int
+    chunk_size: int
+    mixed_chunk_size: int
+    local_tokens: int  # prompts up to so many go to a decode node alone
+
+    @property
+    def num_nodes(self) -> int:
+        return self.prefill + self.decode
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return self.prefill > 0 and self.decode > 0
+
+    def __str__(self) -> str:
+        if not self.is_disaggregated:
+            return f"{self.num_nodes} aggregated, mixed chunks of {self.mixed_chunk_size}"
+        local = f", prompts to {self.local_tokens} on decode nodes" if self.local_tokens else ""
+        mixed = f" (mixed {self.mixed_chunk_size})" if self.local_tokens else ""
+        return f"{self.prefill}P {self.decode}D, chunks of {self.chunk_size}{mixed}{local}"
+
+    def flags(self) -> list[str]:
+        """For `baton up`, and with other words for every launcher."""
+        counts = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
+        sizes = ["--chunk-size", str(self.chunk_size), "--mixed-chunk-size", str(self.mixed_chunk_size)]
+        return [*counts, *sizes, "--local-prefill-tokens", str(self.local_tokens)]

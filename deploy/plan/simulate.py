@@ -1,0 +1,61 @@
+"""What a layout would bring under a load: one run in virtual time, judged as a measured run is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.load.plan import LoadPlan
+from deploy.load.record import Record
+from deploy.load.summary import Summary, summarize
+from deploy.plan.layout import Layout
+from deploy.plan.profile import Profile
+from deploy.plan.tokens import Tokens
+from deploy.plan.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`busy`: the share of the time that nodes of a kind compute."""
+
+    layout: Layout
+    summary: Summary
+    busy: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """Of the requests, within the SLO."""
+        return self.summary.slo_share.value
+
+    @property
+    def goodput(self) -> float:
+        return self.summary.goodput.value
+
+
+def play_virtual(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan) -> tuple[list[Record], World]:
+    world = World(layout, profile, tokens)
+    records = world.play(plan.load.driver([], plan.truth.every), plan.load.duration_s + plan.drain_s)
+    return records, world
+
+
+def forecast(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan) -> Forecast:
+    records, world = play_virtual(layout, profile, tokens, plan)
+    summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
+    return Forecast(layout, summary, busy_shares(world))
+
+
+def busy_shares(world: World) -> dict[str, float]:
+    by_role: dict[str, list[float]] = {}
+    for node in world.nodes:
+        by_role.setdefault(node.node.role, []).append(node.timed.busy_seconds / world.now)
+    return {role: statistics.fmean(shares) for role, shares in by_role.items()}
+
+
+def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
+    """More within the SLO is better; between equals, the one further from its bounds."""
+    latencies, slo = forecast.summary.latencies, plan.slo
+    bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
+    used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < float("inf")]
+    tight = max(used, default=0.0)
+    return round(forecast.share, 2), -tight if tight == tight else float("-inf")

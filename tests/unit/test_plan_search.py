@@ -1,0 +1,100 @@
+"""Which layout is found, over made-up forecasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import plan_cases as made
+
+from deploy.load.figures import Estimate
+from deploy.load.summary import Lag, Summary
+from deploy.plan.layout import Layout
+from deploy.plan.search import fewest_machines, find, mean_lengths, splits
+from deploy.plan.simulate import Forecast
+
+PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")
+
+
+def exact(value: float) -> Estimate:
+    return Estimate(value, value, value)
+
+
+def made_up(layout: Layout, share: float, ttft: float = 0.5) -> Forecast:
+    levels = {level: exact(ttft) for level in ("mean", "p50", "p90", "p95", "p99", "max")}
+    summary = Summary(
+        seconds=10.0,
+        num_requests=40,
+        num_ok=40,
+        num_failed=0,
+        num_hung_up=0,
+        prompt_tokens=0,
+        cached_tokens=0,
+        output_tokens=0,
+        latencies=dict.fromkeys(("ttft", "itl", "tpot", "e2e"), levels),
+        requests_per_s=exact(4.0),
+        output_tokens_per_s=exact(200.0),
+        slo="",
+        slo_share=exact(share),
+        goodput=exact(4.0 * share),
+        smooth_goodput=exact(math.nan),
+        lag=Lag(),
+    )
+    return Forecast(layout, summary, {})
+
+
+def forecaster(share: Callable[[Layout], float]) -> Callable[[Layout], Forecast]:
+    return lambda layout: made_up(layout, share(layout))
+
+
+def test_disaggregation_must_be_worth_something() -> None:
+    even = find(made.profile(), PLAN, 2, forecaster(lambda layout: 0.9 + 0.02 * layout.is_disaggregated))
+    assert not even.best.layout.is_disaggregated and even.other is not None and even.other.layout.is_disaggregated
+    better = find(made.profile(), PLAN, 2, forecaster(lambda layout: 0.5 + 0.4 * layout.is_disaggregated))
+    assert better.best.layout.is_disaggregated
+
+
+def test_one_machine_of_one_node_can_only_aggregate() -> None:
+    alone = made.profile()
+    alone.nodes.pop(1)
+    found = find(alone, PLAN, 1, forecaster(lambda layout: 1.0))
+    assert found.disaggregated is None and found.best.layout.num_nodes == 1
+
+
+def test_all_nodes_of_a_split_are_used_and_both_kinds_are_there() -> None:
+    tried = list(splits(made.profile(), PLAN, 8))
+    assert {layout.num_nodes for layout in tried} == {8, 16}
+    assert all(layout.decode >= 1 for layout in tried)
+    assert sum(not layout.is_disaggregated for layout in tried) == 2
+    assert len(tried) <= 12
+
+
+def test_settings_are_tuned_one_at_a_time() -> None:
+    def share(layout: Layout) -> float:
+        return 0.5 + 0.1 * (layout.mixed_chunk_size == 128) + 0.1 * (layout.chunk_size == 512)
+
+    found = find(made.profile(), PLAN, 1, forecaster(share))
+    assert (found.best.layout.mixed_chunk_size, found.best.layout.chunk_size) == (128, 512)
+    assert found.tried[0].share == found.best.share
+
+
+def test_no_layout_is_simulated_twice() -> None:
+    seen: list[Layout] = []
+
+    def once(layout: Layout) -> Forecast:
+        seen.append(layout)
+        return made_up(layout, 0.9)
+
+    find(made.profile(), PLAN, 4, once)
+    assert len(seen) == len(set(seen))
+
+
+def test_the_fewest_machines_are_found_and_too_few_said() -> None:
+    needs_13 = forecaster(lambda layout: float(layout.num_nodes * layout.cores >= 2 * 13))
+    assert fewest_machines(made.profile(), PLAN, 64, 0.9, needs_13) == 13
+    assert fewest_machines(made.profile(), PLAN, 8, 0.9, needs_13) is None
+
+
+def test_lengths_are_those_of_the_load() -> None:
+    prompt, answer = mean_lengths(PLAN)
+    assert (round(prompt), round(answer)) == (200, 50)
