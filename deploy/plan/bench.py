@@ -22,6 +22,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepResult
 from shared.handoff.build import build_core, warm_up
+from shared.handoff.ranks import RankProcesses
 from shared.kv.layout import page_bytes
 from shared.observe.log import Logger
 from shared.sched.assemble import NodeCore
@@ -149,8 +150,9 @@ class Bench:
 
 
 def serve(config: NodeProcessConfig, out: Path | None) -> int:
-    core = build_core(config, Logger("plan", sys.stderr, level="warning", color=False), lambda: None)
-    warm_up(core, Logger("plan", sys.stderr, level="warning", color=False))
+    log = Logger("plan", sys.stderr, level="warning", color=False)
+    core = build_core(config, log, lambda: None, RankProcesses(config, "plan"))
+    warm_up(core, log)
     bench = Bench(core)
     bench.mixed()
     bench.log = core.scheduler.widths = StepLog()

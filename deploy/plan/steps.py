@@ -12,11 +12,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from shared.core.orphan_guard import die_with_parent
 from shared.config import core_plan
 from shared.config.flags import add_flags, given_values
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
+from shared.core.orphan_guard import die_with_parent
 
 
 def main() -> int:
