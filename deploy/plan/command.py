@@ -105,9 +105,9 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("")
 
-        def forecaster(layout: Layout) -> Forecast:
+        def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
             progress.update(task, description=f"simulating {layout}")
-            return forecast(layout, profile, tokens, plan)
+            return forecast(layout, profile, tokens, load)
 
         machines: int | None = args.machines
         if args.fewest:
@@ -136,7 +136,12 @@ def verdict(finding: Finding, plan: LoadPlan, share: float, machines: int) -> li
 
 def table_of(finding: Finding) -> Table:
     heads = ("within SLO", "goodput /s", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s", "P busy", "D busy")
-    table = Table("layout", *heads, title_justify="left", caption="latencies in ms; [] 95 % interval")
+    table = Table(
+        "layout",
+        *heads,
+        title_justify="left",
+        caption="latencies in ms; [] 95 % interval",
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     for one in finding.tried[:SHOWN]:

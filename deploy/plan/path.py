@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.load.figures import quantile
 from deploy.load.plan import LoadPlan
 from deploy.load.record import Record
 from deploy.plan.asked import load_plan, put_load
@@ -35,7 +34,6 @@ LOAD = ("--prompt-tokens", "40-700", "--output-tokens", "30-110", "--seed", "471
 MEAN_PROMPT = 370
 LOAD_SECONDS = 40.0
 PREFILL_BUSY = 0.35  # of the load's time
-QUIET = 0.2  # of the gaps are in steps without prompts, on aggregated nodes too
 ROUNDS = 14
 DAMPED = 0.3
 SETTLED = 2  # gaps of an answer that a hand-off may lengthen: not counted as decoding
@@ -43,11 +41,11 @@ SETTLED = 2  # gaps of an answer that a hand-off may lengthen: not counted as de
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Of a run: what the three unknowns move. Seen, but for the gap, which is one of a step without prompts."""
+    """Of a run: what the three unknowns move."""
 
-    ttft: float
-    gap: float
-    second_late: float  # the second token's, beyond that gap
+    ttft: float  # median
+    gap: float  # mean: what keeps a row waiting now and then is in it
+    second_late: float  # median of the second token's wait, beyond a typical one
 
 
 def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> PathProfile:
@@ -123,9 +121,8 @@ def seen(records: Sequence[Record]) -> Seen:
     if not whole:
         raise ConfigError("no request of the load on the cluster was answered")
     gaps = [gap for record in whole for gap in record.gaps()[SETTLED:]]
-    gap = quantile(gaps, QUIET)
-    late = statistics.median(record.gaps()[0] for record in whole) - gap
-    return Seen(statistics.median(record.ttft for record in whole), gap, late)
+    late = statistics.median(record.gaps()[0] for record in whole) - statistics.median(gaps)
+    return Seen(statistics.median(record.ttft for record in whole), statistics.fmean(gaps), late)
 
 
 def calibrated(

@@ -1,7 +1,8 @@
 """Which layout: the ways to divide the machines are tried first, then the settings of the best of each kind.
 
 A candidate costs a simulated run, so the search is narrow: prefill's share of all work says around which ratio to look,
-and of the settings one is changed at a time, kept when it is better, in two rounds.
+and of the settings one is changed at a time, kept when it is better, in two rounds. Many machines are searched for in
+small: a few of them under their share of the load, and only what is found there is simulated in full.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from deploy.plan.layout import Layout
 from deploy.plan.profile import Profile, StepShape
 from deploy.plan.simulate import Forecast, rank
 
-Forecaster = Callable[[Layout], Forecast]
+Forecaster = Callable[[Layout, LoadPlan], Forecast]
+FEW = 4  # machines that stand for many
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, 32, 128, 512)
@@ -53,6 +55,46 @@ class Finding:
 
 
 def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> Finding:
+    small = in_small(plan, machines)
+    if small is None:
+        return search(profile, plan, machines, forecaster)
+    found = search(profile, small, FEW, lambda layout: forecaster(layout, small))
+    grown = [grow(one.layout, machines) for one in (found.aggregated, found.disaggregated) if one is not None]
+    tried = [forecaster(layout, plan) for one in grown for layout in around(one)]
+    kinds = {kind: [one for one in tried if one.layout.is_disaggregated == kind] for kind in (False, True)}
+    best = {kind: max(ones, key=lambda one: rank(one, plan)) for kind, ones in kinds.items() if ones}
+    return Finding(best.get(False), best.get(True), sorted(tried, key=lambda one: rank(one, plan), reverse=True))
+
+
+def in_small(plan: LoadPlan, machines: int) -> LoadPlan | None:
+    """The share of the load that a few of the machines get; None where there are few, or the load has times of its
+    own."""
+    arrivals = plan.load.arrivals
+    if machines <= 2 * FEW or arrivals is None:
+        return None
+    share = FEW / machines
+    arrivals = replace(arrivals, rate=arrivals.rate * share)
+    if arrivals.shape == "ramp":
+        arrivals = replace(arrivals, value=arrivals.value * share)
+    return replace(plan, load=replace(plan.load, arrivals=arrivals))
+
+
+def grow(layout: Layout, machines: int) -> Layout:
+    num_nodes = layout.num_nodes * machines // FEW
+    prefill = round(layout.prefill / layout.num_nodes * num_nodes)
+    return replace(layout, prefill=prefill, decode=num_nodes - prefill)
+
+
+def around(layout: Layout) -> list[Layout]:
+    """With some more and some fewer prefill nodes: in small they could not be told apart."""
+    if not layout.is_disaggregated:
+        return [layout]
+    by = max(1, layout.num_nodes // (2 * FEW * layout.per_host))
+    counts = sorted({min(max(1, layout.prefill + delta), layout.num_nodes - 1) for delta in (-by, 0, by)})
+    return [replace(layout, prefill=count, decode=layout.num_nodes - count) for count in counts]
+
+
+def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Callable[[Layout], Forecast]) -> Finding:
     tried: dict[Layout, Forecast] = {}
 
     def look(layout: Layout) -> Forecast:
@@ -104,7 +146,7 @@ def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
     return max(1.0, words / len(turns)), max(1.0, sum(turn.max_tokens for turn in turns) / len(turns))
 
 
-def tuned(best: Forecast, plan: LoadPlan, look: Forecaster) -> Forecast:
+def tuned(best: Forecast, plan: LoadPlan, look: Callable[[Layout], Forecast]) -> Forecast:
     """One setting at a time. Where nothing is handed over, only the mixed chunk means anything beside the chunk."""
     for _ in range(ROUNDS):
         before = best
@@ -123,7 +165,9 @@ def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, f
     None: not even `most` do. More machines are taken to be no worse."""
 
     def is_enough(machines: int) -> bool:
-        return any(forecaster(layout).share >= share for layout in splits(profile, plan, machines))
+        small = in_small(plan, machines) or plan
+        few = machines if small is plan else FEW
+        return any(forecaster(layout, small).share >= share for layout in splits(profile, small, few))
 
     high = 1
     while not is_enough(high):

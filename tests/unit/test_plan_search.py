@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 
 import plan_cases as made
+import pytest
 
 from deploy.load.figures import Estimate
+from deploy.load.plan import LoadPlan
 from deploy.load.summary import Lag, Summary
 from deploy.plan.layout import Layout
 from deploy.plan.search import fewest_machines, find, mean_lengths, splits
@@ -43,8 +45,8 @@ def made_up(layout: Layout, share: float, ttft: float = 0.5) -> Forecast:
     return Forecast(layout, summary, {})
 
 
-def forecaster(share: Callable[[Layout], float]) -> Callable[[Layout], Forecast]:
-    return lambda layout: made_up(layout, share(layout))
+def forecaster(share: Callable[[Layout], float]) -> Callable[[Layout, LoadPlan], Forecast]:
+    return lambda layout, load: made_up(layout, share(layout))
 
 
 def test_disaggregation_must_be_worth_something() -> None:
@@ -81,7 +83,7 @@ def test_settings_are_tuned_one_at_a_time() -> None:
 def test_no_layout_is_simulated_twice() -> None:
     seen: list[Layout] = []
 
-    def once(layout: Layout) -> Forecast:
+    def once(layout: Layout, load: LoadPlan) -> Forecast:
         seen.append(layout)
         return made_up(layout, 0.9)
 
@@ -90,9 +92,29 @@ def test_no_layout_is_simulated_twice() -> None:
 
 
 def test_the_fewest_machines_are_found_and_too_few_said() -> None:
-    needs_13 = forecaster(lambda layout: float(layout.num_nodes * layout.cores >= 2 * 13))
+    def needs_13(layout: Layout, load: LoadPlan) -> Forecast:
+        assert load.load.arrivals is not None
+        return made_up(layout, float(layout.num_nodes * layout.cores / load.load.arrivals.rate >= 2 * 13 / 4))
+
     assert fewest_machines(made.profile(), PLAN, 64, 0.9, needs_13) == 13
     assert fewest_machines(made.profile(), PLAN, 8, 0.9, needs_13) is None
+
+
+def test_many_machines_are_searched_in_small_and_found_in_full() -> None:
+    seen: list[tuple[int, float]] = []
+
+    def share(layout: Layout, load: LoadPlan) -> Forecast:
+        assert load.load.arrivals is not None
+        seen.append((layout.num_nodes * layout.cores, load.load.arrivals.rate))
+        wanted = abs(layout.prefill / layout.num_nodes - 0.25)
+        return made_up(layout, 0.9 - wanted if layout.is_disaggregated else 0.5)
+
+    plan = made.plan("--rate", "400")
+    found = find(made.profile(), plan, 100, share)
+    assert {(size, rate) for size, rate in seen} == {(8, 16.0), (200, 400.0)}
+    assert sum(size == 200 for size, _ in seen) <= 4
+    assert found.best.layout.num_nodes * found.best.layout.cores == 200
+    assert found.best.layout.prefill / found.best.layout.num_nodes == pytest.approx(0.25, abs=0.1)
 
 
 def test_lengths_are_those_of_the_load() -> None:
