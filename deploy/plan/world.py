@@ -56,7 +56,6 @@ class Handoff:
 class SimNode:
     node: Node  # as the router sees it
     timed: TimedNode
-    host: int
     offers: list[Handoff] = field(default_factory=list)  # decode node: by arrival, without memory yet
     wakes_at: float = float("inf")
 
@@ -103,12 +102,12 @@ class World:
             max_ungranted_pages=max(1, int(PINNED_FRACTION * profile.num_pages)),
         )
         name = f"{role}-{number}"
-        hello = Hello(role, name, 1, "", EQUAL, profile.max_context, profile.max_running, "", [], 1)
+        hello = Hello(role, name, 1, "", EQUAL, profile.max_context, profile.max_running, "", [], 1, [])
         node, _ = self._registry.hello(name, hello, 0.0)
         assert node is not None
         scheduler = make_scheduler(settings, profile.num_pages, profile.max_running)
         timed = TimedNode(self._clock, scheduler, self._seconds_of(number), self._token)
-        return SimNode(node, timed, number // layout.per_host)
+        return SimNode(node, timed)
 
     def _token(self, key: RequestKey, position: int) -> int:
         return self._tokens.answer_id(position)
@@ -116,11 +115,11 @@ class World:
     def _seconds_of(self, number: int) -> Callable[[StepShape, float], float]:
         """A node whose neighbour computes when a step begins is as slow as it was measured beside one."""
         costs, path = self._profile.node(self._layout.cores), self._path
-        host = number // self._layout.per_host
+        first = number // self._layout.per_host * self._layout.per_host
 
         def seconds(shape: StepShape, begin: float) -> float:
-            neighbours = (one for i, one in enumerate(self.nodes) if one.host == host and i != number)
-            is_beside = any(one.timed.busy_until >= begin for one in neighbours)
+            machine = range(first, min(first + self._layout.per_host, len(self.nodes)))
+            is_beside = any(self.nodes[i].timed.busy_until >= begin for i in machine if i != number)
             step = (costs.beside if is_beside and costs.beside else costs.alone).seconds(shape)
             return step * (path.prompt_stretch if shape.pairs else path.decode_stretch)
 

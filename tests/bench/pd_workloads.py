@@ -61,7 +61,6 @@ MIXES = (
     Mix("documents", "prompts of 500, answers of 150", (Kind(1, 500, 150),), 1.2),
     Mix("bursts", "bursts of chat and prompts of 800", (Kind(8, 120, 60), Kind(2, 800, 40)), 1.8, "gamma:2.5"),
     Mix("summaries", "prompts of 900, answers of 60", (Kind(1, 900, 60),), 0.8),
-    Mix("code", "prompts of 300, answers of 200", (Kind(1, 300, 200),), 1.6),
     Mix(
         "agents",
         "prompts of 150 and of 1,000, answers of 50",
@@ -70,7 +69,6 @@ MIXES = (
         "poisson",
         True,
     ),
-    Mix("waves", "bursts of prompts of 400, answers of 80", (Kind(1, 400, 80),), 1.5, "gamma:2"),
     Mix("notes", "prompts of 200, answers of 120", (Kind(1, 200, 120),), 2.2, is_held_out=True),
     Mix("reviews", "prompts of 700 and of 100", (Kind(2, 700, 100), Kind(1, 100, 60)), 1.0, is_held_out=True),
     Mix("tickets", "bursts of prompts of 250, answers of 90", (Kind(1, 250, 90),), 1.6, "gamma:2", True),
