@@ -46,7 +46,8 @@ def solve(parts: Floats, times: Floats) -> Floats:
     scaled = parts / times[:, None]
     size = np.linalg.norm(scaled, axis=0)
     size[size == 0] = 1.0
-    return non_negative(scaled / size) / size
+    costs: Floats = non_negative(scaled / size) / size
+    return costs
 
 
 def non_negative(parts: Floats) -> Floats:

@@ -58,7 +58,7 @@ def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster
     small = in_small(plan, machines)
     if small is None:
         return search(profile, plan, machines, forecaster)
-    found = search(profile, small, FEW, lambda layout: forecaster(layout, small))
+    found = search(profile, small, FEW, forecaster)
     grown = [grow(one.layout, machines) for one in (found.aggregated, found.disaggregated) if one is not None]
     tried = [forecaster(layout, plan) for one in grown for layout in around(one)]
     kinds = {kind: [one for one in tried if one.layout.is_disaggregated == kind] for kind in (False, True)}
@@ -94,12 +94,12 @@ def around(layout: Layout) -> list[Layout]:
     return [replace(layout, prefill=count, decode=layout.num_nodes - count) for count in counts]
 
 
-def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Callable[[Layout], Forecast]) -> Finding:
+def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> Finding:
     tried: dict[Layout, Forecast] = {}
 
     def look(layout: Layout) -> Forecast:
         if layout not in tried:
-            tried[layout] = forecaster(layout)
+            tried[layout] = forecaster(layout, plan)
         return tried[layout]
 
     best: dict[bool, Forecast] = {}

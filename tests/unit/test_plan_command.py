@@ -39,6 +39,7 @@ def test_the_verdict_names_the_layout_and_how_to_start_it(saved: Path, capsys: p
 
 def test_disaggregation_wins_where_decoding_must_be_smooth(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     even = made.profile()
+    even.nodes[1] = replace(even.nodes[1], beside=None)
     even.nodes[2] = replace(even.nodes[1], cores=2)  # more cores bring nothing: two nodes do
     profiles.save(even, saved)
     assert find(saved, "--rate", "0.7", "--prompt-tokens", "120", "--slo", "ttft<5s,tpot<16ms") == 0
