@@ -32,6 +32,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (32, 384, 1500)
 MIXED_BATCHES = (1, 4, 8, 16)
 MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
+SHORT_CONTEXT, MIXED_ANSWER = 64, 700  # of the rows that prompts join
 DECODE_STEPS = 10
 ROUNDS = 2
 MOST_CONTEXT_TOKENS = 6_500  # of a batch: prompts take long to compute on CPUs
@@ -135,13 +136,14 @@ class Bench:
 
     def mixed(self) -> None:
         """Prompts that come while rows run, each in a step with them where it is no longer than a mixed chunk."""
+        most = self.core.scheduler.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:
                 continue
             for _ in range(num_rows):
-                self.ask(64, 10 * len(MIXED_PROMPTS) * DECODE_STEPS)
+                self.ask(SHORT_CONTEXT, min(MIXED_ANSWER, most - SHORT_CONTEXT))
             self.until_running(num_rows)
-            for length in MIXED_PROMPTS:
+            for length in (length for length in MIXED_PROMPTS if length < most):
                 self.ask(length, 1)
                 self.finish(left=num_rows)
             for request in list(self.core.scheduler.requests):
