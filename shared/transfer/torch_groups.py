@@ -21,7 +21,7 @@ from shared.core.errors import ConfigError
 from shared.transfer.link_store import LinkStore
 
 RECEIVER, SENDER = 0, 1  # ranks; nccl's rank 0 speaks first, as the receiver does
-CONNECT_S = 60.0
+CONNECT_S = 15.0  # while gloo dials it hears of no abort
 NEVER_S = 7 * 86400.0  # a transfer is over when it is, or when its peer is dead: no time of its own ends it
 
 

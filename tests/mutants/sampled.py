@@ -80,7 +80,7 @@ AREAS = {
         wanted=30,
         files=_files("shared/kv", "pages", "rows", "manager", "pool"),
         quick=("kv_pages", "kv_rows", "kv_manager", "kv_pool"),
-        slow=("kv_stateful", "transfer_pull"),
+        slow=("kv_stateful", "transfer_conformance"),
     ),
     "prefix cache": Area(
         wanted=25,
@@ -110,14 +110,15 @@ AREAS = {
     "hand-off": Area(
         wanted=30,
         files=(
-            *_files("shared/handoff", "node", "convert", "jobs", "ranges", "routers", "tombstones"),
+            *_files("shared/handoff", "node", "convert", "ranges", "routers", "tombstones"),
+            "shared/engine/jobs.py",
             *_files("prefill_node", "bootstrap", "inflight", "loop"),
             *_files("decode_node", "prealloc", "transfer", "prebuilt", "loop"),
             *_files("shared/transfer", "interface", "frames", "shm"),
         ),
         quick=(
             *("handoff_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),
-            *("node_times", "node_drain", "transfer_pull"),
+            *("node_times", "node_drain", "transfer_conformance"),
         ),
         slow=("node_pair",),
     ),
