@@ -68,11 +68,15 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
 def ask(url: str, num_requests: int, words: int) -> list[Record]:
     """One after the other. Raw prompts, without a chat template: short ones are short."""
     load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
-    lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER)]
+    seed = ["--seed", str(num_requests)]  # no prompt of another call: it would come from the prefix cache
+    lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER), *seed]
     records = put_load(url, [*load, *lengths], api="completions").records
     whole = [record for record in records if record.is_whole and len(record.at) == ANSWER]
     if len(whole) < num_requests // 2 + 1:
-        raise ConfigError(f"the cluster that the path is measured on answered {len(whole)} of {num_requests} requests")
+        raise ConfigError(
+            f"the cluster that is measured answered {len(whole)} of {num_requests} requests of {words} words; does "
+            "--max-context leave room for them?"
+        )
     return whole
 
 
