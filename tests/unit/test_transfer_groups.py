@@ -161,6 +161,9 @@ def test_nothing_listens_but_the_groups_own_port_on_its_host(groups: Groups) -> 
     before = set(listeners())
     receiver, sender = groups(RECEIVER), groups(SENDER)
     connect(receiver, sender)
+    receiver.post(data(0))
+    sender.post(data(1))
+    assert len(taken(receiver, 1)) == len(taken(sender, 1)) == 1, "both have dialled: gloo hears no abort while it does"
     opened = set(listeners()) - before
     assert len(opened) == 2
     for port in opened:
