@@ -33,8 +33,6 @@ def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelCon
     given = f"--tp {parallel.tp}" if parallel.tp > 1 else f"--dp {parallel.dp}"
     if parallel.num_ranks > 1 and sched.device == "cuda":
         raise ConfigError(f"{given} --device cuda: ranks share their KV pages as host memory; use --device cpu")
-    if parallel.tp > 1 and model.lora:
-        raise ConfigError(f"{given} --lora: how to share out adapters among ranks is not known; use --dp")
     if parallel.dp > 1 and spec.spec == "eagle" and model.model != "hashlm":
         raise ConfigError(
             f"{given} --spec eagle: a head needs features that other ranks keep; use --spec ngram or none"

@@ -173,19 +173,11 @@ def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup 
     """Drafts are rank 0's alone."""
     wanted = config.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    context = wanted.max_context
+    name, dtype, context, own = wanted.model, wanted.dtype, wanted.max_context, wanted.adapters
     if group is not None:
-        model = load_shard(wanted.model, wanted.dtype, group, max_context=context, threads=threads, formats=formats)
+        model = load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
     else:
-        model = load_model(
-            wanted.model,
-            wanted.dtype,
-            device,
-            max_context=context,
-            threads=threads,
-            adapters=wanted.adapters,
-            formats=formats,
-        )
+        model = load_model(name, dtype, device, max_context=context, threads=threads, adapters=own, formats=formats)
     return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
 
 

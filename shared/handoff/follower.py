@@ -40,10 +40,10 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
 def load(start: Start, group: RankGroup, threads: int) -> Model:
     name, dtype, context = start.model, start.dtype, start.max_context
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
-    if not start.shares_rows:
-        return load_shard(name, dtype, group, max_context=context, threads=threads, formats=formats)
     own = start.adapters
-    return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
+    if start.shares_rows:
+        return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
+    return load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:

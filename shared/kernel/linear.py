@@ -24,6 +24,7 @@ class Linear(Protocol):
 
 
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from weight (out, in) and bias (out,)
+Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own) -> (M, all): of all ranks that share a product out
 Head = Callable[[torch.Tensor], torch.Tensor]  # the last product: float32 whatever it is given, for bfloat16 ties
 HeadFactory = Callable[[torch.Tensor], Head]
 

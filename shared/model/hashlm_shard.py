@@ -18,7 +18,7 @@ from shared.device.group import RankGroup
 from shared.kernel.noise import exact
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM, mix, odd_weight
-from shared.model.interface import ModelInputs, ModelOutput
+from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput
 
 NUM_LANES = 4
 LANE_BITS = 16
@@ -118,8 +118,8 @@ def _mix_all(values: Words, positions: Longs, out: Words) -> None:
 class HashLMShard(HashLM):
     """A HashLM to everybody else: same pages, same logits, on every rank."""
 
-    def __init__(self, group: RankGroup, max_context: int = 4096) -> None:
-        super().__init__(max_context=max_context)
+    def __init__(self, group: RankGroup, max_context: int = 4096, adapters: tuple[AdapterSpec, ...] = ()) -> None:
+        super().__init__(max_context=max_context, adapters=adapters)
         if NUM_LANES % group.size:
             raise ConfigError(
                 f"--tp {group.size}: hashlm has {NUM_LANES} lanes, which so many ranks can't share evenly"
@@ -131,7 +131,7 @@ class HashLMShard(HashLM):
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """As HashLM.forward. Together with the other ranks' forward of the same inputs."""
         positions = inputs.positions.contiguous().numpy()
-        lower = self._run(0, self._mixed(inputs.input_ids.contiguous().numpy(), positions), inputs, kv)
+        lower = self._run(0, self._mixed(self.salted(inputs).contiguous().numpy(), positions), inputs, kv)
         upper = self._run(1, self._mixed(lower.view(np.int64), positions), inputs, kv)
         wanted = np.ascontiguousarray(upper[inputs.logits_idx.numpy()])
         states = torch.from_numpy(np.stack([lower, upper], axis=1).view(np.int64))

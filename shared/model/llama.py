@@ -18,6 +18,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend
 from shared.kernel.blocks import BlockKernels
 from shared.kernel.byte_format import DTYPES
+from shared.kernel.linear import Columns
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -49,13 +50,16 @@ class LlamaModel:
         attention: AttentionBackend,
         blocks: BlockKernels,
         adapters: Sequence[Adapter] = (),
+        all_columns: Columns = lambda own: own,
     ) -> None:
+        """Weights, attention and adapters may give some columns of each result only: `all_columns` makes it whole."""
         self.config = config
         self.spec = spec
         self._weights = weights
         self._attention = attention
         self._blocks = blocks
         self._adapters = tuple(adapters)
+        self._all_columns = all_columns
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self._captured: tuple[int, ...] = ()
         self._embed_scale = embed_scale(config, weights.embed.dtype)
@@ -108,7 +112,7 @@ class LlamaModel:
         aux: list[torch.Tensor],
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """(T, heads * D)"""
+        """(T, own heads * D)"""
         normed = self._blocks.add_norm(residual, delta, layer.attn_norm)
         if index in self._captured:
             aux.append(residual.to(self.embed.dtype, copy=True))
@@ -123,14 +127,17 @@ class LlamaModel:
         attended: torch.Tensor,
         rows: AdapterRows | None,
     ) -> torch.Tensor:
-        """attended (M, heads * D) -> (M, H): what the layer's second half adds to the residual."""
-        delta = self._post(_adapted(rows, index, OUT, attended, layer.out(attended)), layer.attn_post_norm)
+        """attended (M, own heads * D) -> (M, H): what the layer's second half adds to the residual."""
+        whole = self._all_columns
+        attended = whole(attended)
+        delta = whole(_adapted(rows, index, OUT, attended, layer.out(attended)))
+        delta = self._post(delta, layer.attn_post_norm)
         normed = self._blocks.add_norm(residual, delta, layer.mlp_norm)
         if layer.experts is not None:
-            return self._post(layer.experts(normed, self._blocks.gate), layer.mlp_post_norm)
+            return self._post(layer.experts(normed, self._blocks.gate, whole), layer.mlp_post_norm)
         assert layer.gate_up is not None and layer.down is not None
-        inner = self._blocks.gate(_adapted(rows, index, GATE_UP, normed, layer.gate_up(normed)))
-        return self._post(_adapted(rows, index, DOWN, inner, layer.down(inner)), layer.mlp_post_norm)
+        inner = whole(self._blocks.gate(_adapted(rows, index, GATE_UP, normed, layer.gate_up(normed))))
+        return self._post(whole(_adapted(rows, index, DOWN, inner, layer.down(inner))), layer.mlp_post_norm)
 
     def _post(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return delta if norm is None else self._blocks.norm(delta, norm)

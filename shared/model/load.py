@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -63,7 +62,7 @@ def load_model(
 
         if formats != AS_DTYPE:
             raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
-        own = tuple(AdapterSpec(name, f"hashlm {path}") for name, path in adapters.items())
+        own = hashlm_adapters(adapters)
         return HashLM(max_context=max_context, adapters=own) if max_context else HashLM(adapters=own)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
@@ -73,7 +72,7 @@ def load_model(
         item = None if formats.weights == "auto" else 1
         need = weights_bytes(source.config, DTYPES[dtype], context, item)
         check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
-    folders = {name: LoraFolder(Path(path).expanduser(), source.config) for name, path in adapters.items()}
+    folders = open_adapters(adapters, source.config)
     return build_model(source, dtype, torch.device(device), context, threads, kernels, folders, formats)
 
 
@@ -103,8 +102,7 @@ def build_model(
     config = source.config
     picked = pick_kernels(config, DTYPES[dtype], device, threads, kernels == "torch", formats)
     weights = load_weights(source, DTYPES[dtype], device, context + WINDOW_SLACK, picked.make_weight, picked.make_head)
-    named = tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items())
-    spec = replace(spec_of(source, dtype, context, formats), adapters=named)
+    spec = spec_of(source, dtype, context, formats, folders)
     make = picked.make_linear
     adapters = [load_adapter(folder.pairs, config, DTYPES[dtype], device, make) for folder in folders.values()]
     model = _assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
@@ -113,8 +111,18 @@ def build_model(
     return model
 
 
-def spec_of(source: TensorSource, dtype: str, context: int, formats: Formats) -> ModelSpec:
-    """Without adapters."""
+def open_adapters(paths: Mapping[str, str], config: LlamaConfig) -> dict[str, LoraFolder]:
+    return {name: LoraFolder(Path(path).expanduser(), config) for name, path in paths.items()}
+
+
+def hashlm_adapters(paths: Mapping[str, str]) -> tuple[AdapterSpec, ...]:
+    """Nothing is read: what tells them apart is the path."""
+    return tuple(AdapterSpec(name, f"hashlm {path}") for name, path in paths.items())
+
+
+def spec_of(
+    source: TensorSource, dtype: str, context: int, formats: Formats, folders: Mapping[str, LoraFolder]
+) -> ModelSpec:
     config, narrow = source.config, "" if formats.weights == "auto" else f" {formats.weights}"
     return ModelSpec(
         name=config.name,
@@ -123,6 +131,7 @@ def spec_of(source: TensorSource, dtype: str, context: int, formats: Formats) ->
         dtype=dtype,
         weights_hash=source.content_hash() + narrow,  # they are others then
         eos_ids=config.eos_ids,
+        adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in folders.items()),
         kv_dtype=formats.kv,
     )
 

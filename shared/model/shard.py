@@ -10,7 +10,8 @@ Products are cut by their outputs, never by what they sum over: ranks collect, a
 each number is summed as one rank alone sums it, and where a product's sums do not depend on how many columns it has
 (our compiled ones promise that), all of it has the same bits for any number of ranks. Megatron-LM (Shoeybi et al.
 2019) cuts `out` and `down` the other way and adds: half as many meetings, and other bits for each number of ranks; a
-request that goes from a node of two ranks to one of four would show it.
+request that goes from a node of two ranks to one of four would show it. An adapter's A is whole on every rank, its B is
+cut as the product that it adds to, so a step with adapters has no more meetings than one without.
 
 A page belongs to the node and has all KV heads: a rank works on a slice of it. So nodes of any two numbers of ranks
 hand over the same pages, and where there are more ranks than KV heads neighbours share one, and write the same to it.
@@ -18,6 +19,7 @@ hand over the same pages, and where there are more ranks than KV heads neighbour
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import psutil
@@ -27,13 +29,25 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
-from shared.kernel.linear import Head, Linear
+from shared.kernel.linear import Head
 from shared.model.config import LlamaConfig
 from shared.model.hashlm_shard import HashLMShard
 from shared.model.interface import Model
 from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
 from shared.model.llama import LlamaModel
-from shared.model.load import DTYPES, WINDOW_SLACK, check_memory, context_of, open_model, spec_of, warm_up
+from shared.model.load import (
+    DTYPES,
+    WINDOW_SLACK,
+    check_memory,
+    context_of,
+    hashlm_adapters,
+    open_adapters,
+    open_model,
+    spec_of,
+    warm_up,
+)
+from shared.model.lora import load_adapter
+from shared.model.lora_file import LoraPair
 from shared.model.weights import TensorSource, load_weights, weights_bytes
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
@@ -54,6 +68,7 @@ def load_shard(
     max_context: int = 0,
     threads: int = 1,
     kernels: str = "auto",
+    adapters: Mapping[str, str] | None = None,
     formats: Formats = AS_DTYPE,
 ) -> Model:
     """This rank's part of load_model(name, dtype, "cpu"), all ranks together. Every rank's forward takes all of the
@@ -62,7 +77,8 @@ def load_shard(
     if found.path is None:
         if formats != AS_DTYPE:
             raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
-        shard = HashLMShard(group, max_context) if max_context else HashLMShard(group)
+        own = hashlm_adapters(adapters or {})
+        shard = HashLMShard(group, max_context, own) if max_context else HashLMShard(group, adapters=own)
         warm_up(shard)
         return shard
     if dtype not in DTYPES:
@@ -78,28 +94,19 @@ def load_shard(
     def make_head(weight: torch.Tensor) -> Head:
         return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
 
-    def make_inner(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return Collecting(picked.make_weight(weight, bias), group)
-
-    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_weight, make_head, make_inner)
-    spec = spec_of(whole, dtype, context, formats)
+    folders = open_adapters(adapters or {}, whole.config)
+    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_weight, make_head)
+    deltas = [
+        load_adapter(source.own_pairs(folder.pairs), source.config, DTYPES[dtype], device, picked.make_linear)
+        for folder in folders.values()
+    ]
+    spec = spec_of(whole, dtype, context, formats, folders)
     attention = OwnHeads(
         picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
     )
-    model = LlamaModel(whole.config, spec, weights, attention, picked.blocks)
+    model = LlamaModel(whole.config, spec, weights, attention, picked.blocks, deltas, group.side_by_side)
     warm_up(model)
     return model
-
-
-class Collecting:
-    """A Linear: own columns of x (M, in / size) -> all of y (M, out), by a product that gives own columns of it."""
-
-    def __init__(self, linear: Linear, group: RankGroup) -> None:
-        self.in_features, self.out_features = linear.in_features // group.size, linear.out_features * group.size
-        self._linear, self._group = linear, group
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._group.side_by_side(self._linear(self._group.side_by_side(x)))
 
 
 class OwnColumns:
@@ -158,10 +165,16 @@ class ShardSource:
             return tensor
         if kind not in CUT_BY:
             raise ConfigError(f"--tp {self._size}: how to share out {name} among ranks is not known")
+        return self._own_rows(kind, tensor)
+
+    def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
+        """Of an adapter: A is whole on every rank, B has the rows that this rank has of the product's weight."""
+        return [replace(pair, up=self._own_rows(pair.target, pair.up)) for pair in pairs]
+
+    def _own_rows(self, kind: str, tensor: torch.Tensor) -> torch.Tensor:
         if CUT_BY[kind] == "num_kv_heads":
-            rows = self.config.kv_size
             first = self.first_kv_head * self.config.head_dim
-            return tensor[first : first + rows].contiguous()
+            return tensor[first : first + self.config.kv_size].contiguous()
         return share(tensor, self._rank, self._size)
 
     def content_hash(self) -> str:

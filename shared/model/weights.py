@@ -60,19 +60,15 @@ def load_weights(
     max_context: int,
     make: LinearFactory,
     make_head: HeadFactory,
-    make_inner: LinearFactory | None = None,
 ) -> LlamaWeights:
-    """Reads every tensor once. Peak memory is the result plus one layer, as each layer's source is dropped at once.
-    `make_inner`: of products that follow others within a layer (out and down), where they are not like those."""
-    config, make_inner = source.config, make_inner or make
+    """Reads every tensor once. Peak memory is the result plus one layer, as each layer's source is dropped at once."""
+    config = source.config
     embed = source.tensor("embed").to(device, dtype)
     head = source.tensor("head").to(device, dtype) if not config.tie_embeddings else embed
     local = config.local_rope
     return LlamaWeights(
         embed=embed,
-        layers=tuple(
-            _load_layer(source, n, dtype, device, make, make_head, make_inner) for n in range(config.num_layers)
-        ),
+        layers=tuple(_load_layer(source, n, dtype, device, make, make_head) for n in range(config.num_layers)),
         norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
         head=make_head(head),
         rope=_on(device, rope_of(source, max_context)),
@@ -92,7 +88,6 @@ def _load_layer(
     device: torch.device,
     make: LinearFactory,
     make_head: HeadFactory,
-    make_inner: LinearFactory,
 ) -> LayerWeights:
     config = source.config
 
@@ -115,11 +110,11 @@ def _load_layer(
         qkv=make(torch.cat([get("q"), get("k"), get("v")]), bias("q_bias", "k_bias", "v_bias")),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
-        out=make_inner(get("o"), bias("o_bias")),
+        out=make(get("o"), bias("o_bias")),
         mlp_norm=get("mlp_norm", torch.float32) + config.style.norm_offset,
         gate_up=make(torch.cat([get("gate"), get("up")]), None) if dense else None,
-        down=make_inner(get("down"), None) if dense else None,
-        experts=None if dense else _load_experts(config, get, make, make_head, make_inner),
+        down=make(get("down"), None) if dense else None,
+        experts=None if dense else _load_experts(config, get, make, make_head),
         attn_post_norm=norm("attn_post_norm") if config.style.post_norms else None,
         mlp_post_norm=norm("mlp_post_norm") if config.style.post_norms else None,
     )
@@ -130,13 +125,12 @@ def _load_experts(
     get: Callable[[str], torch.Tensor],
     make: LinearFactory,
     make_head: HeadFactory,
-    make_inner: LinearFactory,
 ) -> Experts:
     choice = config.experts
     assert choice is not None
     names = [f"experts.{e}" for e in range(choice.count)]
     gate_ups = [make(torch.cat([get(f"{name}.gate"), get(f"{name}.up")]), None) for name in names]
-    downs = [make_inner(get(f"{name}.down"), None) for name in names]
+    downs = [make(get(f"{name}.down"), None) for name in names]
     return Experts(make_head(get("router")), gate_ups, downs, choice.top_k, choice.normalise)
 
 

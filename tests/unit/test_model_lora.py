@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_adapters import CONFIG, adapter
 from tiny_models import VOCAB, Rows, prompt, save_random
 
 from shared.core.errors import ConfigError
@@ -27,29 +28,10 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 128,
 }
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 10, "bias": "none", "target_modules": ["q_proj"]}
 
 
 def base(folder: Path) -> Path:
     save_random(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)), folder)
-    return folder
-
-
-def adapter(
-    model: Path, folder: Path, seed: int, targets: tuple[str, ...] = TARGETS, rank: int = 4, **config: Any
-) -> Path:
-    """Random, of every layer, in PEFT's format."""
-    folder.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, weight in load_file(model / "model.safetensors").items():
-        stem, target = name.removesuffix(".weight"), name.split(".")[-2].removesuffix("_proj")
-        if target in targets and "layers" in name:
-            for half, shape in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank))):
-                tensors[f"base_model.model.{stem}.lora_{half}.weight"] = torch.randn(shape, generator=generator) * 0.1
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"r": rank} | config))
     return folder
 
 

@@ -10,8 +10,7 @@ from router.api.schemas import CompletionRequest
 from router.dispatch import NewRequest
 from router.registry import Node
 from router.text.hashlm import hash_text_model
-from shared.config.processes import NodeProcessConfig
-from shared.config.settings import LimitsConfig, ModelConfig, ParallelConfig
+from shared.config.settings import LimitsConfig, ModelConfig
 from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Adapter
@@ -102,6 +101,4 @@ def test_flags_that_can_not_work(given: str) -> None:
         ModelConfig(model="hashlm", lora=(given,))
     with pytest.raises(ConfigError, match="two adapters"):
         ModelConfig(lora=("a=x", "a=y"))
-    with pytest.raises(ConfigError, match="--tp 2 --lora"):
-        NodeProcessConfig(model=ModelConfig(lora=("a=x",)), parallel=ParallelConfig(tp=2))
     assert ModelConfig(lora=("a=x=1", "b=y")).adapters == {"a": "x=1", "b": "y"}
