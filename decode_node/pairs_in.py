@@ -116,6 +116,7 @@ class PairsIn:
 
     def _collect(self, pair: Pair) -> None:
         for staging in pair.group.take_finished():
+            assert isinstance(staging, torch.Tensor)
             fetch = self._asked[pair].popleft()
             pair.num_over += 1
             fetch.handoff.num_fetching -= 1

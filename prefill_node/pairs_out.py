@@ -1,7 +1,7 @@
-"""The sending side of process groups: what a decode node asks for is staged on the transfer stream and sent, in the
-order in which it asked.
+"""The sending side of process groups: what a decode node asks for is sent out of the pool, in the order in which it
+asked.
 
-    Join -> group    Take -> stage (transfer stream) -> posted -> over
+    Join -> group    Take -> posted -> over
 
 Whatever was asked for is sent, even when its request has ended meanwhile and the pages are somebody else's: the other
 side counts on the order, and tells stale pages by generation and digest.
@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from shared.core.errors import HandoffFailed
-from shared.engine.jobs import TransferJobs
 from shared.handoff.context import NodeContext
-from shared.handoff.pair_table import Pair, PairTable
+from shared.handoff.pair_table import PairTable
 from shared.transfer.interface import PageSender
 from shared.transfer.staged import StagedSender
 from shared.transfer.torch_groups import SENDER
@@ -31,7 +28,6 @@ class PairsOut:
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
         self._senders = {name: sender for name, sender in senders.items() if isinstance(sender, StagedSender)}
-        self._stagings: TransferJobs[Pair, torch.Tensor] = TransferJobs(ctx.core.engine)
         self.table = PairTable(ctx, SENDER)
 
     def receive(self, peer: str, message: PairMessage) -> None:
@@ -71,14 +67,9 @@ class PairsOut:
             self.table.end(pair, error.message, tell=True)
             return
         pair.num_agreed += 1
-        self._stagings.launch(pair, lambda: sender.stage(take), "stage")
+        pair.group.post(sender.views(take))
 
     def poll(self) -> None:
-        for done in self._stagings.take_done():
-            if done.value is None:
-                self.table.end(done.tag, f"pages could not be staged: {done.error}", tell=True)
-            else:
-                done.tag.group.post(done.value)
         for pair in self.table:
             pair.num_over += len(pair.group.take_finished())
         self.table.take_broken()

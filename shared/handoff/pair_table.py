@@ -10,7 +10,7 @@ from shared.handoff.context import NodeContext
 from shared.transfer.pair_group import Group
 from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
 
-WINDOW = 3  # transfers agreed upon and not over: one is received, one is sent, one is staged
+WINDOW = 4  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
 MAX_PAIRS = 64
 END_S = 2.0  # a thread that was told to end has so long, at the end of its process
 

@@ -49,10 +49,11 @@ def num_layers(planes: tuple[PlaneSpec, ...]) -> int:
 
 
 def layer_ends(planes: tuple[PlaneSpec, ...], num_parts: int) -> tuple[int, ...]:
-    """Where all but the last of so many parts of a page end, in layers; about equal, none is empty."""
-    layers = num_layers(planes)
-    parts = min(num_parts, layers)
-    return tuple(layers * part // parts for part in range(1, parts))
+    """Where all but the last of so many parts of a page end, in layers. The last is one layer, for while it travels
+    nothing is computed; the others are about equal."""
+    ahead = num_layers(planes) - 1
+    parts = min(num_parts - 1, ahead)
+    return tuple(ahead * part // parts for part in range(1, parts + 1))
 
 
 def layer_bytes(planes: tuple[PlaneSpec, ...]) -> int:

@@ -1,7 +1,7 @@
 """The thread of one process group: connects, then carries out transfers one after another in the order in which they
 were posted. Knows nothing of pages, requests or messages.
 
-    loop     post(staging) ---> |        take_finished() <--- |   take_entries(): for the peer
+    loop     post(transfer) --> |        take_finished() <--- |   take_entries(): for the peer
     thread                      connect, start, start, finish, finish, ...
 
 Nothing that was posted is ever taken back: a transfer that one side left out would shift all later ones.
@@ -15,10 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
 from shared.transfer.link_store import LinkStore
-from shared.transfer.torch_groups import TorchGroup
+from shared.transfer.torch_groups import TorchGroup, Transfer
 
 
 class Group(Protocol):
@@ -26,11 +24,11 @@ class Group(Protocol):
 
     error: str  # why it is over; empty while it is not
 
-    def post(self, staging: torch.Tensor) -> None:
-        """The next transfer, (n,) uint8. It belongs to the group until it comes out as finished."""
+    def post(self, transfer: Transfer) -> None:
+        """The next one. It belongs to the group until it comes out as finished."""
         ...
 
-    def take_finished(self) -> list[torch.Tensor]:
+    def take_finished(self) -> list[Transfer]:
         """In the order in which they were posted."""
         ...
 
@@ -57,17 +55,17 @@ class PairGroup:
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:
         self._wire, self._rank, self._wake = wire, rank, wake
         self._store = LinkStore(self._tell)
-        self._posted: queue.SimpleQueue[torch.Tensor | None] = queue.SimpleQueue()
-        self._finished: deque[torch.Tensor] = deque()
+        self._posted: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._finished: deque[Transfer] = deque()
         self._entries: deque[tuple[str, bytes]] = deque()
         self.error = ""  # why it is over
         self._thread = threading.Thread(target=self._main, name=f"pair-group-{rank}", daemon=True)
         self._thread.start()
 
-    def post(self, staging: torch.Tensor) -> None:
-        self._posted.put(staging)
+    def post(self, transfer: Transfer) -> None:
+        self._posted.put(transfer)
 
-    def take_finished(self) -> list[torch.Tensor]:
+    def take_finished(self) -> list[Transfer]:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def take_entries(self) -> list[tuple[str, bytes]]:
@@ -100,18 +98,18 @@ class PairGroup:
         self._wake()
 
     def _carry_out(self) -> None:
-        begun: deque[tuple[Any, torch.Tensor]] = deque()
+        begun: deque[tuple[Any, Transfer]] = deque()
         while self._begin(begun):
-            work, staging = begun.popleft()
+            work, transfer = begun.popleft()
             self._wire.finish(work)
-            self._finished.append(staging)
+            self._finished.append(transfer)
             self._wake()
 
-    def _begin(self, begun: deque[tuple[Any, torch.Tensor]]) -> bool:
+    def _begin(self, begun: deque[tuple[Any, Transfer]]) -> bool:
         """Start all that was posted; blocks while there is nothing to finish. False: aborted."""
         while not begun or not self._posted.empty():
-            staging = self._posted.get()
-            if staging is None:
+            transfer = self._posted.get()
+            if transfer is None:
                 return False
-            begun.append((self._wire.start(staging), staging))
+            begun.append((self._wire.start(transfer), transfer))
         return True

@@ -23,6 +23,7 @@ from shared.transfer.link_store import LinkStore
 RECEIVER, SENDER = 0, 1  # ranks; nccl's rank 0 speaks first, as the receiver does
 CONNECT_S = 15.0  # while gloo dials it hears of no abort
 NEVER_S = 7 * 86400.0  # a transfer is over when it is, or when its peer is dead: no time of its own ends it
+Transfer = torch.Tensor | list[torch.Tensor]  # rows of (n,) uint8, contiguous, on the backend's device, sent in turn
 
 
 class TorchGroup(Protocol):
@@ -32,12 +33,12 @@ class TorchGroup(Protocol):
         """Blocks until the peer is there; raises when it can't be reached."""
         ...
 
-    def start(self, data: torch.Tensor) -> Any:
-        """Begin the next transfer in the order that both sides agreed on: (n,) uint8, contiguous, on the backend's
-        device. The receiver's is written. Gives what `finish` takes."""
+    def start(self, transfer: Transfer) -> list[Any]:
+        """Begin the next transfer in the order that both sides agreed on, rows of the same sizes at both ends. The
+        receiver's are written. Gives what `finish` takes."""
         ...
 
-    def finish(self, work: Any) -> None:
+    def finish(self, works: list[Any]) -> None:
         """Block until that transfer is over; raises when the group is."""
         ...
 
@@ -77,14 +78,15 @@ class GlooGroup:
         if self._aborted:
             self.abort()
 
-    def start(self, data: torch.Tensor) -> Any:
+    def start(self, transfer: Transfer) -> list[Any]:
         assert self._group is not None
         if self._rank == SENDER:
-            return self._group.send([data], RECEIVER, 0)
-        return self._group.recv([data], SENDER, 0)
+            return [self._group.send([row], RECEIVER, 0) for row in transfer]
+        return [self._group.recv([row], SENDER, 0) for row in transfer]
 
-    def finish(self, work: Any) -> None:
-        work.wait(timedelta(seconds=NEVER_S))
+    def finish(self, works: list[Any]) -> None:
+        for work in works:
+            work.wait(timedelta(seconds=NEVER_S))
 
     def abort(self) -> None:
         with self._lock:
@@ -111,15 +113,16 @@ class NcclGroup:
             group.eager_connect_single_device(self._device)
         self._rank, self._group = rank, group
 
-    def start(self, data: torch.Tensor) -> Any:
+    def start(self, transfer: Transfer) -> list[Any]:
         with torch.cuda.device(self._device):
             if self._rank == SENDER:
-                return self._group.send([data], RECEIVER, 0)
-            return self._group.recv([data], SENDER, 0)
+                return [self._group.send([row], RECEIVER, 0) for row in transfer]
+            return [self._group.recv([row], SENDER, 0) for row in transfer]
 
-    def finish(self, work: Any) -> None:
+    def finish(self, works: list[Any]) -> None:
         with torch.cuda.device(self._device):
-            work.wait()  # orders this thread's stream behind the transfer; the bytes are there when that is done
+            for work in works:
+                work.wait()  # orders this thread's stream behind the transfer; the bytes are there when that is done
             torch.cuda.current_stream().synchronize()
 
     def abort(self) -> None:

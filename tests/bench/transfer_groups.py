@@ -54,9 +54,10 @@ class Ends:
         connecting = threading.Thread(target=self.bare.connect, args=(self._store, rank))
         connecting.start()
         self._take(early)
-        self.staged.post(torch.zeros(1, dtype=torch.uint8))
+        self.staged.post([torch.zeros(1, dtype=torch.uint8)])
+        self.early: list[Take] = []  # the other end may be ready before we are
         while connecting.is_alive() or not self.staged.take_finished():
-            self.introduce()
+            self.early += self.introduce()
 
     def introduce(self) -> list[Take]:
         """Entries both ways; gives what was asked for meanwhile."""
@@ -89,13 +90,15 @@ def serve(endpoint: str, num_pages: int) -> None:
         continue
     links.send("d@1", HELLO)
     ends = Ends(links, "d@1", SENDER)
+    takes = ends.early
     while True:
-        for take in ends.introduce():
+        for take in takes:
             if take.group == BARE_GROUP:
-                ends.bare.finish(ends.bare.start(pool.pages_bytes[1 : take.pages[0] + 1].view(-1)))
+                ends.bare.finish(ends.bare.start([pool.pages_bytes[1 : take.pages[0] + 1].view(-1)]))
             else:
-                ends.staged.post(sender.stage(take))
+                ends.staged.post(sender.views(take))
         ends.staged.take_finished()
+        takes = ends.introduce()
 
 
 class Receiver:
@@ -110,25 +113,27 @@ class Receiver:
     def bare(self, n: int) -> None:
         self._ends.links.send(self._ends.peer, Take(BARE_GROUP, 0, [n], 0, 0))
         group = self._ends.bare
-        group.finish(group.start(self.pool.pages_bytes[1 : n + 1].view(-1)))
+        group.finish(group.start([self.pool.pages_bytes[1 : n + 1].view(-1)]))
 
     def gloo(self, n: int) -> None:
         waiting = deque(self._readies[: -(-n // PAGES_PER_READY)])
         asked: deque[Ready] = deque()
-        while waiting or asked:
-            while waiting and len(asked) < WINDOW:
-                self._ask(waiting.popleft(), asked)
+        self._ask(waiting, asked)
+        while asked:
             self._ends.links.poll(10.0)
-            for staging in self._ends.staged.take_finished():
-                ready = asked.popleft()
+            come = [(asked.popleft(), staging) for staging in self._ends.staged.take_finished()]
+            self._ask(waiting, asked)  # before the pulls, as a node does, whose pulls are its transfer stream's
+            for ready, staging in come:
                 self._receiver.pull(ready, staging, ready.pages)
             assert not self._ends.staged.error, self._ends.staged.error
 
-    def _ask(self, ready: Ready, asked: deque[Ready]) -> None:
-        self._ends.links.send(self._ends.peer, Take(STAGED_GROUP, self._order, ready.pages, 0, 0))
-        self._order += 1
-        self._ends.staged.post(self._receiver.make_staging(ready))
-        asked.append(ready)
+    def _ask(self, waiting: deque[Ready], asked: deque[Ready]) -> None:
+        while waiting and len(asked) < WINDOW:
+            ready = waiting.popleft()
+            self._ends.links.send(self._ends.peer, Take(STAGED_GROUP, self._order, ready.pages, 0, 0))
+            self._order += 1
+            self._ends.staged.post(self._receiver.make_staging(ready))
+            asked.append(ready)
 
 
 def split(pages: PageSet) -> list[PageSet]:

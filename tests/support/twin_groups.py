@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-import torch
-
-from shared.transfer.torch_groups import SENDER
+from shared.transfer.torch_groups import SENDER, Transfer
 
 
 def do_nothing() -> None:
     """Nobody needs waking."""
+
+
+def sizes(transfer: Transfer) -> list[int]:
+    return [row.numel() for row in transfer]
 
 
 class TwinGroup:
@@ -30,14 +32,14 @@ class TwinGroup:
         TwinGroup.ends[self.name] = self
         self.error = ""
         self.open = True
-        self.posted: deque[torch.Tensor] = deque()
-        self._finished: list[torch.Tensor] = []
+        self.posted: deque[Transfer] = deque()
+        self._finished: list[Transfer] = []
         self._entries = [(f"0/{rank}", self.name.encode())]
         self._twin: TwinGroup | None = None
 
-    def post(self, staging: torch.Tensor) -> None:
+    def post(self, transfer: Transfer) -> None:
         if not self.error:
-            self.posted.append(staging)
+            self.posted.append(transfer)
             self.move()
 
     def move(self) -> None:
@@ -45,20 +47,21 @@ class TwinGroup:
         twin = self._twin
         while twin is not None and self.posted and twin.posted and self.open and twin.open:
             mine, theirs = self.posted.popleft(), twin.posted.popleft()
-            if mine.numel() != theirs.numel():
-                self.reset(f"{mine.numel()} bytes against {theirs.numel()}")
+            if sizes(mine) != sizes(theirs):
+                self.reset(f"{sizes(mine)} bytes against {sizes(theirs)}")
                 twin.reset("the same")
                 return
             source, target = (mine, theirs) if self.rank == SENDER else (theirs, mine)
-            target.copy_(source)
+            for target_row, source_row in zip(target, source, strict=True):
+                target_row.copy_(source_row)
             self._finish(mine)
             twin._finish(theirs)
 
-    def _finish(self, staging: torch.Tensor) -> None:
-        self._finished.append(staging)
+    def _finish(self, transfer: Transfer) -> None:
+        self._finished.append(transfer)
         self._wake()
 
-    def take_finished(self) -> list[torch.Tensor]:
+    def take_finished(self) -> list[Transfer]:
         finished, self._finished = self._finished, []
         return finished
 

@@ -157,7 +157,9 @@ def test_a_step_that_fails_before_its_first_layer_announces_nothing(close: list[
 
 @pytest.mark.parametrize(
     ("num_layers", "num_parts", "ends"),
-    [(30, 6, (5, 10, 15, 20, 25)), (2, 6, (1,)), (1, 6, ()), (30, 1, ()), (7, 3, (2, 4))],
+    [(30, 6, (5, 11, 17, 23, 29)), (2, 6, (1,)), (1, 6, ()), (30, 1, ()), (7, 3, (3, 6)), (30, 2, (29,))],
 )
-def test_parts_are_about_equal(num_layers: int, num_parts: int, ends: tuple[int, ...]) -> None:
+def test_parts_are_about_equal_and_the_last_is_one_layer(
+    num_layers: int, num_parts: int, ends: tuple[int, ...]
+) -> None:
     assert layer_ends((PlaneSpec("kv", (num_layers, 2, 4, 8), torch.float32),), num_parts) == ends

@@ -21,7 +21,7 @@ from shared.core.errors import ConfigError, HandoffFailed
 from shared.transfer.choose import make_pair_group
 from shared.transfer.link_store import MAX_ENTRIES, LinkStore
 from shared.transfer.pair_group import PairGroup
-from shared.transfer.torch_groups import RECEIVER, SENDER, listeners, make_torch_group
+from shared.transfer.torch_groups import RECEIVER, SENDER, Transfer, listeners, make_torch_group
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -64,11 +64,12 @@ def connect(receiver: PairGroup, sender: PairGroup) -> None:
 
 
 def data(value: int, size: int = 1000) -> torch.Tensor:
-    return torch.full((size,), value, dtype=torch.uint8)
+    """A transfer of one row."""
+    return torch.full((1, size), value, dtype=torch.uint8)
 
 
-def taken(group: PairGroup, count: int) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+def taken(group: PairGroup, count: int) -> list[Transfer]:
+    found: list[Transfer] = []
     until(lambda: found.extend(group.take_finished()) or len(found) == count)
     return found
 
@@ -84,10 +85,21 @@ def test_transfers_come_in_the_order_in_which_they_were_posted(groups: Groups) -
     for size in sizes[2:]:
         receiver.post(data(0, size))
     came = taken(receiver, len(sizes))
-    assert [(len(part), int(part[0]), int(part[-1])) for part in came] == [
+    rows = [row for transfer in came for row in transfer]
+    assert [(len(row), int(row[0]), int(row[-1])) for row in rows] == [
         (size, value, value) for value, size in enumerate(sizes, 1)
     ]
     assert len(taken(sender, len(sizes))) == len(sizes)
+
+
+def test_rows_of_a_transfer_come_into_their_places(groups: Groups) -> None:
+    receiver, sender = groups(RECEIVER), groups(SENDER)
+    connect(receiver, sender)
+    target, scattered = torch.zeros(3, 500, dtype=torch.uint8), torch.arange(9, dtype=torch.uint8).repeat(500, 1).T
+    receiver.post(target)
+    sender.post([scattered[row].contiguous() for row in (4, 1, 8)])
+    assert taken(receiver, 1)[0] is target
+    assert [int(row.min()) for row in target] == [int(row.max()) for row in target] == [4, 1, 8]
 
 
 def test_a_slow_sender_is_waited_for(groups: Groups) -> None:
@@ -97,7 +109,7 @@ def test_a_slow_sender_is_waited_for(groups: Groups) -> None:
     time.sleep(0.05)
     assert not receiver.take_finished() and not receiver.error
     sender.post(data(5))
-    assert int(taken(receiver, 1)[0][0]) == 5
+    assert int(taken(receiver, 1)[0][0][0]) == 5
 
 
 @pytest.mark.parametrize("phase", ["before anything", "connecting", "receiving"])
