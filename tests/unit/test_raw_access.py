@@ -46,6 +46,7 @@ ALLOWED = {
     "shared/sched/freeze.py": HOST,
     "shared/transfer/cuda_ipc.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
+    "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",
     "shared/transfer/digest.py": "digests, which the stream that made them waited for",
     "shared/handoff/convert.py": "draft state of a processed result, on the host",
 }
