@@ -17,6 +17,7 @@ from deploy.admin_key import with_admin_key
 from deploy.child import ChildSpec
 from deploy.supervisor import Readiness, Supervisor
 from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
+from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
@@ -188,16 +189,23 @@ def count_ready(body: bytes) -> int:
         return 0
 
 
+def example(config: ClusterConfig) -> tuple[str, str]:
+    """A path of the API and fields that this model answers."""
+    folder = resolve_model(config.model.model).path
+    if folder is not None and has_encoder(folder):
+        return "completions", '"prompt": "translate English to German: Good morning."'
+    return "chat/completions", '"messages": [{"role": "user", "content": "Hi!"}]'
+
+
 def announce(config: ClusterConfig) -> None:
     """To stdout, apart from the log: what a person, or a script that waits for it, does next."""
     base = url(config.router.host, config.router.port)
-    body = (
-        f'{{"model": "{config.model.public_name}", "stream": true, "messages": [{{"role": "user", "content": "Hi!"}}]}}'
-    )
+    path, asked = example(config)
+    body = f'{{"model": "{config.model.public_name}", "stream": true, {asked}}}'
+    browser = f"  chat in the browser   {base}/\n" if path.startswith("chat") else ""
     write_line(
-        f"\nBaton is ready: {base}\n"
-        f"  chat in the browser   {base}/\n"
-        f"  from a shell          curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"\nBaton is ready: {base}\n{browser}"
+        f"  from a shell          curl -N {base}/v1/{path} -H 'Content-Type: application/json' \\\n"
         f"                          -d '{body}'\n"
         f'  with the openai SDK   OpenAI(base_url="{base}/v1", api_key="none")\n'
         "  stop                  Ctrl-C\n",

@@ -52,6 +52,7 @@ class Generation:
         arrived: float,
     ) -> None:
         self._plan = plan
+        self._start_ids = list(tokenizer.facts.start_ids)
         self._shape = shape
         self._gateway = gateway
         self._metrics = metrics
@@ -96,8 +97,10 @@ class Generation:
             self._metrics.ended(outcome, time.monotonic() - self._arrived)
 
     def _new_request(self, job: int) -> NewRequest:
+        """The client's prompt ends where its ids do: what begins a decoder's text is neither shown nor counted."""
         own = self._plan.jobs[job]
-        return NewRequest(own.ids, self._plan.num_sequences, self._plan.sampling, own.seed, self._plan.adapter)
+        ids = own.ids + self._start_ids
+        return NewRequest(ids, self._plan.num_sequences, self._plan.sampling, own.seed, self._plan.adapter)
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]

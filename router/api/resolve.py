@@ -48,10 +48,11 @@ class Resolver:
         self._check_shared(body)
         ids = self.chat_ids(body.messages)
         self._check_length(ids, "messages", max_context)
+        size = self._size(ids)
         wanted = body.max_completion_tokens or body.max_tokens
         field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        default = (common_context if common_context > len(ids) else max_context) - len(ids)
-        max_tokens = self._max_tokens(wanted, field, max_context - len(ids), default=default)
+        default = (common_context if common_context > size else max_context) - size
+        max_tokens = self._max_tokens(wanted, field, max_context - size, default=default)
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
         return self._plan(body, [(ids, "")], max_tokens, num_logprobs)
 
@@ -64,7 +65,7 @@ class Resolver:
         prompts = self._prompts(body.prompt)
         for ids, _ in prompts:
             self._check_length(ids, "prompt", max_context)
-        room = max_context - max(len(ids) for ids, _ in prompts)
+        room = max_context - max(self._size(ids) for ids, _ in prompts)
         max_tokens = self._max_tokens(body.max_tokens, "max_tokens", room, default=DEFAULT_COMPLETION_TOKENS)
         shown = [(ids, self._echo(ids, text) if body.echo else "") for ids, text in prompts]
         return self._plan(body, shown, max_tokens, -1 if body.logprobs is None else body.logprobs)
@@ -170,10 +171,14 @@ class Resolver:
     def _echo(self, ids: list[int], text: str | None) -> str:
         return decode_ids(self.text.tokenizer, ids) if text is None else text
 
+    def _size(self, ids: Sequence[int]) -> int:
+        """Tokens of the context that a prompt takes, with those that begin a decoder's text."""
+        return len(ids) + len(self.text.tokenizer.facts.start_ids)
+
     def _check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
         if not ids:
             raise InvalidRequest(f"{field} is empty: there must be at least one token", param=field)
-        limit = min(max_context - 1, self.limits.max_prompt_tokens or max_context)
+        limit = min(max_context - 1 - self._size(()), self.limits.max_prompt_tokens or max_context)
         if len(ids) > limit:
             raise InvalidRequest(
                 f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})", param=field

@@ -26,6 +26,13 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+class NoTemplate:
+    """Of a model that brings none and does not go on with what it reads: it could not tell turns from a text."""
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        raise InvalidRequest("this model has an encoder and no chat template: ask /v1/completions", param="messages")
+
+
 class JinjaTemplate:
     """A template from GGUF or Hugging Face metadata, compiled once."""
 

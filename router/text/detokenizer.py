@@ -16,17 +16,22 @@ class Detokenizer:
     still become a character is held back, and turns into U+FFFD only in `flush`.
     """
 
-    __slots__ = ("_decoder", "_special", "_token_bytes")
+    __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._decoder = _new_decoder("replace")
         self._special = tokenizer.facts.special_ids
+        self._drops_space = tokenizer.facts.drops_first_space  # until the first token that shows
         self._token_bytes = tokenizer.token_bytes
 
     def feed(self, token_id: int) -> str:
         if token_id in self._special:
             return ""
-        return self._decoder.decode(self._token_bytes(token_id))
+        shown = self._token_bytes(token_id)
+        if self._drops_space and shown:
+            self._drops_space = False
+            shown = shown.removeprefix(b" ")
+        return self._decoder.decode(shown)
 
     def flush(self) -> str:
         """The end of the sequence: what is still held back can't become a character any more."""

@@ -9,12 +9,15 @@ from typing import Any
 
 import tokenizers
 
-from router.text.chat_template import JinjaTemplate
+from router.text.chat_template import JinjaTemplate, NoTemplate
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.vocab_bytes import byte_level_decoder, metaspace_bytes
+from shared.config.encoder_decoder import decoder_start_id, has_encoder
 from shared.core.errors import ConfigError
+
+ANY_LENGTH = 1 << 20  # where positions are relative nodes alone say how much they hold
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,6 +42,7 @@ def load_folder(folder: Path) -> TextModel:
     own = read_json(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
+    start_ids = (decoder_start_id(folder),) if has_encoder(folder) else ()
     tokenizer = FastTokenizer(
         inner,
         entry_bytes=byte_level_decoder() if is_byte_level else metaspace_bytes,
@@ -47,11 +51,13 @@ def load_folder(folder: Path) -> TextModel:
             vocab_size=int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True)),
             eos_ids=_eos_ids(folder, config, own, inner),
             special_ids=frozenset(index for index, token in added.items() if token.get("special")),
-            context_length=_context_length(folder, config),
+            context_length=ANY_LENGTH if start_ids else _context_length(folder, config),
+            start_ids=start_ids,
+            drops_first_space=bool(start_ids) and not is_byte_level,
         ),
         bos_id=None,  # the file's post-processor adds it
     )
-    return TextModel(tokenizer=tokenizer, template=_template(folder, own))
+    return TextModel(tokenizer=tokenizer, template=_template(folder, own, plain=not start_ids))
 
 
 def _eos_ids(
@@ -73,13 +79,14 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
     return length
 
 
-def _template(folder: Path, own: Mapping[str, Any]) -> ChatTemplate:
+def _template(folder: Path, own: Mapping[str, Any], plain: bool) -> ChatTemplate:
+    """`plain`: whether turns one after the other do where the folder brings no template."""
     path = folder / "chat_template.jinja"
     source = path.read_text(encoding="utf-8") if path.is_file() else own.get("chat_template")
     if isinstance(source, list):  # several named templates; the one for plain chat is called default
         source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
     if not source:
-        return PlainTemplate()
+        return PlainTemplate() if plain else NoTemplate()
     tokens = {name: _content(own.get(name)) for name in ("bos_token", "eos_token")}
     return JinjaTemplate(str(source), bos_token=tokens["bos_token"], eos_token=tokens["eos_token"])
 

@@ -15,6 +15,8 @@ class VocabFacts:
     eos_ids: tuple[int, ...]
     special_ids: frozenset[int]  # never shown as text
     context_length: int
+    start_ids: tuple[int, ...] = ()  # of a model with an encoder: they begin its decoder's text, behind every prompt
+    drops_first_space: bool = False  # the first token's leading space is the tokenizer's, not the text's
 
 
 class Tokenizer(Protocol):
@@ -45,5 +47,6 @@ class TextModel:
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """All of a finished sequence as text; bytes that are no UTF-8 become U+FFFD. Special tokens show nothing."""
-    special = tokenizer.facts.special_ids
-    return b"".join(tokenizer.token_bytes(i) for i in ids if i not in special).decode("utf-8", "replace")
+    facts = tokenizer.facts
+    text = b"".join(tokenizer.token_bytes(i) for i in ids if i not in facts.special_ids).decode("utf-8", "replace")
+    return text.removeprefix(" ") if facts.drops_first_space else text

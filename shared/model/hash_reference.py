@@ -86,10 +86,14 @@ def reference_run(
 
 
 def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> list[int]:
+    return seq2seq_run(prompt_ids, sampling, seed, num).ids
+
+
+def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
     """The same for HashSeq2Seq: the last prompt token begins the decoder's text, all before it are the encoder's."""
     length = len(prompt_ids) - 1
     lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
-    return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper))).ids
+    return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))
 
 
 @exact

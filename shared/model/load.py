@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from shared.config.encoder_decoder import has_encoder
 from shared.config.model_path import resolve_head, resolve_model
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
@@ -66,14 +67,32 @@ def load_model(
         return HashLM(max_context=max_context, adapters=own) if max_context else HashLM(adapters=own)
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    available = psutil.virtual_memory().available if available_bytes is None else available_bytes
+    if has_encoder(found.path):
+        return load_encoder_model(found.path, dtype, device, max_context, available, bool(adapters), formats)
     source = open_model(found.path)
     context = context_of(source, max_context)
     if device == "cpu":
         item = None if formats.weights == "auto" else 1
-        need = weights_bytes(source.config, DTYPES[dtype], context, item)
-        check_memory(need, psutil.virtual_memory().available if available_bytes is None else available_bytes)
+        check_memory(weights_bytes(source.config, DTYPES[dtype], context, item), available)
     folders = open_adapters(adapters, source.config)
     return build_model(source, dtype, torch.device(device), context, threads, kernels, folders, formats)
+
+
+def load_encoder_model(
+    folder: Path, dtype: str, device: str, max_context: int, available: int, has_adapters: bool, formats: Formats
+) -> Model:
+    """T5, the one family with an encoder, in plain torch. ConfigError names what it can't do yet."""
+    from shared.model.t5_file import load_t5, t5_bytes  # not before it is asked for
+
+    asked = {"--lora": has_adapters, "--kv-dtype": formats.kv != "auto", "--weight-dtype": formats.weights != "auto"}
+    refused = [flag for flag, is_asked in asked.items() if is_asked]
+    if refused:
+        raise ConfigError(f"{', '.join(refused)}: not for models with an encoder ({folder.name}) yet; leave it out")
+    if device != "cpu":
+        raise ConfigError(f"--device {device}: models with an encoder ({folder.name}) run on the CPU only so far")
+    check_memory(t5_bytes(folder, DTYPES[dtype]), available)
+    return load_t5(folder, max_context, DTYPES[dtype])
 
 
 def open_model(path: Path) -> TensorSource:

@@ -25,6 +25,7 @@ from dataclasses import replace
 import psutil
 import torch
 
+from shared.config.encoder_decoder import has_encoder
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
@@ -83,6 +84,8 @@ def load_shard(
         return shard
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if has_encoder(found.path):
+        raise ConfigError(f"--tp: models with an encoder ({name}) are not shared out among ranks yet; take --dp or one")
     whole = open_model(found.path)
     source = ShardSource(whole, group.rank, group.size)
     context = context_of(whole, max_context)

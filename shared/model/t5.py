@@ -40,7 +40,6 @@ class T5Config:
     is_gelu: bool
     scales_outputs: bool  # what the head sees, by hidden_size ** -0.5
     eos_ids: tuple[int, ...]
-    start_id: int
     max_context: int
 
 
@@ -86,16 +85,18 @@ class T5Weights:
 
 
 class T5Model:
-    """Implements Model; float32 throughout. One row at a time: it is here to be right."""
+    """Implements Model, in the dtype of its weights; norms, softmax and logits in float32. One row at a time: it is
+    here to be right."""
 
     def __init__(self, config: T5Config, weights: T5Weights, weights_hash: str) -> None:
         self.config = config
         self._weights = weights
+        self._dtype = weights.embed.dtype
         self.spec = ModelSpec(
             name="t5",
             vocab_size=config.vocab_size,
             max_context=config.max_context,
-            dtype="float32",
+            dtype=str(self._dtype).removeprefix("torch."),
             weights_hash=weights_hash,
             eos_ids=config.eos_ids,
             has_encoder=True,
@@ -104,12 +105,12 @@ class T5Model:
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         config = self.config
         shape = (config.num_decoder_layers, 2, config.num_heads, page_size, config.head_dim)
-        return (PlaneSpec(KV_PLANE, shape, torch.float32),)
+        return (PlaneSpec(KV_PLANE, shape, self._dtype),)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream. Rows are independent; each leaves the hidden states of its decoder's tokens."""
         assert inputs.encoder_lens is not None and inputs.visible is None
-        hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size)
+        hidden = torch.zeros(len(inputs.input_ids), self.config.hidden_size, dtype=self._dtype)
         encoding = {row: (begin, length) for row, begin, length in encoder_rows(inputs)}
         starts, lens = inputs.cu_q_lens.tolist(), inputs.encoder_lens.tolist()
         for row, length in enumerate(lens):
@@ -126,7 +127,7 @@ class T5Model:
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         scale = self.config.hidden_size**-0.5 if self.config.scales_outputs else 1.0
-        return linear(hidden * scale, self._weights.head)
+        return linear(hidden * scale, self._weights.head).float()
 
     def _encode(self, ids: torch.Tensor, slots: RowSlots) -> None:
         """Cross keys and values of all decoder layers, at the positions of these tokens."""
@@ -176,10 +177,10 @@ class T5Model:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """bias (heads, n, m). Scores are not scaled: the weights are made for that."""
-        scores = self._heads(linear(normed, attention.q)) @ keys.transpose(1, 2)
+        scores = (self._heads(linear(normed, attention.q)) @ keys.transpose(1, 2)).float()
         if bias is not None:
             scores = scores + bias
-        mixed = scores.softmax(dim=-1) @ values
+        mixed = scores.softmax(dim=-1).to(self._dtype) @ values
         return linear(mixed.transpose(0, 1).reshape(len(normed), -1), attention.out)
 
     def _feed_forward(self, block: FeedForward, residual: torch.Tensor) -> torch.Tensor:
@@ -191,13 +192,14 @@ class T5Model:
         return linear(inner, block.down)
 
     def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return hidden * torch.rsqrt(hidden.pow(2).mean(dim=-1, keepdim=True) + self.config.norm_eps) * weight
+        squares = hidden.float().pow(2).mean(dim=-1, keepdim=True)
+        return (hidden * torch.rsqrt(squares + self.config.norm_eps)).to(self._dtype) * weight
 
     def _bias(self, stack: Stack, queries: torch.Tensor, keys: torch.Tensor, both_ways: bool) -> torch.Tensor:
         """(heads, n, m), of positions (n,) and (m,)."""
         distance = keys[None] - queries[:, None]
         buckets = bucket_of(distance, self.config.num_buckets, self.config.max_distance, both_ways)
-        return stack.bias[buckets].permute(2, 0, 1)
+        return stack.bias[buckets].permute(2, 0, 1).float()
 
 
 def bucket_of(distance: torch.Tensor, num_buckets: int, max_distance: int, both_ways: bool) -> torch.Tensor:

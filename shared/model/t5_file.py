@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from shared.config.encoder_decoder import decoder_start_id
 from shared.core.errors import ConfigError
 from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
 
 FEED_FORWARDS = {"relu": (False, False), "gated-relu": (True, False), "gated-gelu": (True, True)}  # (gated, gelu)
-# Older files name the embedding three times.
-TWICE = frozenset({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
+# Older files name the embedding three times, and carry a table of distances between texts, which has no meaning.
+NOT_READ = frozenset(
+    {
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    }
+)
 DEFAULT_CONTEXT = 1024  # relative positions know no end
 
 
-def load_t5(folder: Path, max_context: int = DEFAULT_CONTEXT) -> T5Model:
-    """float32 on the CPU."""
-    config, files = read_config(folder, max_context), _Taken(TensorFiles(folder))
+def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
+    """On the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT."""
+    decoder_start_id(folder)  # the router's; what lacks it is no model to be served
+    config, files = read_config(folder, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
     embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
     encoder = _stack(files, config, "encoder", config.num_encoder_layers)
     decoder = _stack(files, config, "decoder", config.num_decoder_layers)
-    files.require_all_taken(TWICE)
+    files.require_all_taken(NOT_READ)
     return T5Model(config, T5Weights(embed, head, encoder, decoder), files.content_hash())
+
+
+def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
+    """What load_t5 keeps, from the files' headers."""
+    files = TensorFiles(folder)
+    return dtype.itemsize * sum(math.prod(files.shape(name)) for name in files.names() - NOT_READ)
 
 
 def read_config(folder: Path, max_context: int) -> T5Config:
@@ -60,7 +75,6 @@ def read_config(folder: Path, max_context: int) -> T5Config:
             # v1.1 said that it ties nothing, and meant that it does not scale; newer files have a field for that
             scales_outputs=bool(raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))),
             eos_ids=tuple(eos) if isinstance(eos, list) else (int(eos),),
-            start_id=int(raw.get("decoder_start_token_id") or 0),
             max_context=max_context,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -70,13 +84,13 @@ def read_config(folder: Path, max_context: int) -> T5Config:
 class _Taken:
     """Tensors by name, of the shape that is expected; remembers which were asked for."""
 
-    def __init__(self, files: TensorFiles) -> None:
-        self._files = files
+    def __init__(self, files: TensorFiles, dtype: torch.dtype) -> None:
+        self._files, self._dtype = files, dtype
         self._names: set[str] = set()
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         self._names.add(name)
-        tensor = self._files.tensor(name).float()
+        tensor = self._files.tensor(name).to(self._dtype)
         if tuple(tensor.shape) != shape:
             raise ConfigError(f"{self._files.path}: {name} is {tuple(tensor.shape)}, not {shape}")
         return tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from shared.config.settings import SpecConfig
+from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
 from shared.model.eagle_head import DraftTarget
 from shared.model.hashdraft import HashDraft
@@ -23,6 +24,8 @@ def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> D
         return None
     if config.spec == "ngram":
         return NgramWorkerV2()
+    if model.spec.has_encoder:
+        raise ConfigError(f"--spec {config.spec}: draft heads are for models without an encoder; take ngram or none")
     head = _head_drafter(config, name, model, threads)
     return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
 
@@ -34,7 +37,7 @@ def _head_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> 
             return EagleWorkerV2(HashDraft(model), vocab_size, config.spec_topk, config.spec_steps)
         layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
         return MultiLayerEagleWorkerV2(layers, vocab_size)
-    target = cast(DraftTarget, model)  # every model that is loaded from files is a Llama
+    target = cast(DraftTarget, model)  # what is loaded from files and has no encoder is a Llama
     head = load_eagle_head(config.spec_head, name, target, threads=threads)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)

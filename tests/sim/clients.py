@@ -11,7 +11,7 @@ from router.effects import Failure, Update
 from router.mailbox import Mailbox
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
-from shared.model.hash_reference import ReferenceRun, reference_run
+from shared.model.hash_reference import ReferenceRun, reference_run, seq2seq_run
 from tests.sim.hosts import RouterHost
 from tests.sim.plan import ClientPlan, RequestPlan
 
@@ -79,11 +79,11 @@ class Stream:
 
 def streams_of(name: str, request: RequestPlan) -> list[Stream]:
     closes = dict(request.closes)
-    sampling = request.sampling
+    sampling, wanted = request.sampling, seq2seq_run if request.encoder else reference_run
     return [
         Stream(
             f"{name}.{index}",
-            reference_run(request.prompt, sampling, sequence_seed(request.seed, index), sampling.max_tokens),
+            wanted(request.prompt, sampling, sequence_seed(request.seed, index), sampling.max_tokens),
             sampling.num_logprobs,
             closes.get(index),
         )

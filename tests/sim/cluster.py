@@ -186,8 +186,9 @@ class Cluster:
         self.timers.run_until(self.timers.now + SETTLE_S, stop=self._all_known)
         if not self._all_known():
             raise Violation(f"not back: {self._missing()}")
+        encoder = self.plan.nodes[0].knobs.encoder
         for number, router in enumerate(self.routers):
-            plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number)
+            plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, encoder=encoder)
             probe = Client(1000 + number, ClientPlan(self.timers.now, (plan,)))
             self.clients.append(probe)
             self._open(probe, router)

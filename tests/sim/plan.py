@@ -48,6 +48,7 @@ class RequestPlan:
     sampling: SamplingParams
     seed: int
     closes: tuple[tuple[int, int], ...] = ()
+    encoder: bool = False  # whether the model has one
 
 
 @dataclass(frozen=True)

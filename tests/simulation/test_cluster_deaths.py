@@ -84,6 +84,16 @@ def test_every_stream_survives_one_node(transport: str, kind: str, victim: str) 
     assert max(client.ended_at for client in clients) - STRIKE_AT["prefill"] < MOST_S
 
 
+def test_what_a_decoder_said_is_no_encoder_s_input_elsewhere() -> None:
+    """The next node gets the encoder's input and the decoder's text so far, and must not read the one as the other."""
+    plan = plan_of(9)
+    nodes = tuple(replace(node, knobs=replace(node.knobs, encoder=True)) for node in plan.nodes)
+    clients = tuple(replace(c, requests=tuple(replace(r, encoder=True) for r in c.requests)) for c in plan.clients)
+    cluster = run(replace(plan, nodes=nodes, clients=clients), "decode-0", "crash")
+    assert [client.outcome for client in cluster.clients[:CLIENTS]] == ["done"] * CLIENTS
+    assert sum(count for (_, _, how), count in cluster.watch.steps.items() if how == "retry") > 0
+
+
 def test_death_costs_only_the_work_that_was_lost() -> None:
     """Steps of the broken run against those of a whole one: what was emitted is prefilled again, nothing more."""
     whole = run(plan_of(5), "decode-0", "slow path")

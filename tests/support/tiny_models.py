@@ -55,6 +55,7 @@ class Rows:
         wanted: list[int] | None = None,
         adapters: dict[int, int] | None = None,
         layers: LayerMarks | None = None,
+        encoder_lens: list[int] | None = None,
     ) -> torch.Tensor:
         """Appends chunks[row] to each row; logits of all tokens, or of those at `wanted`. `adapters`: slots by row."""
         rows, ids = list(chunks), [i for chunk in chunks.values() for i in chunk]
@@ -72,6 +73,7 @@ class Rows:
             max_seq_len=max(self.lens[row] for row in rows),
             adapters=self._slots(adapters or {}, chunks),
             layers=layers,
+            encoder_lens=None if encoder_lens is None else torch.tensor(encoder_lens),
         )
         with torch.inference_mode():
             return self.model.forward(inputs, self.pool).logits

@@ -225,6 +225,15 @@ def test_the_announcement_can_be_pasted(capsys):
     assert body["model"] == "hashlm" and "http://127.0.0.1:8123/v1/chat/completions" in text
 
 
+def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "model.safetensors").touch()
+    local.announce(replace(cluster(), model=ModelConfig(model=str(tmp_path))))
+    text = capsys.readouterr().out
+    body = json.loads(text.split("-d '")[1].split("'\n")[0])
+    assert body["prompt"] and "http://127.0.0.1:8123/v1/completions" in text and "browser" not in text
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_full_disk_behind_its_output_ends_nothing(monkeypatch, stream):
     with open("/dev/full", "w", buffering=1) as full:
