@@ -20,13 +20,14 @@ from deploy.load import drills, golden, golden_run
 from deploy.load.asking import Asking
 from deploy.load.check import Check, needs_ours
 from deploy.load.client import Client
+from deploy.load.collector import no_collector
 from deploy.load.golden import Golden
 from deploy.load.live import shown
 from deploy.load.metrics_page import OPEN, Page, parse_page, unrest
 from deploy.load.plan import LoadPlan, golden_prompts
 from deploy.load.pulse import Pulse, beating
 from deploy.load.record import Record
-from deploy.load.runner import Runner, no_collector
+from deploy.load.runner import Runner
 from deploy.load.summary import Lag, Summary, summarize
 from deploy.load.target import Server, resolve
 from deploy.load.truth import (

@@ -15,6 +15,7 @@ from array import array
 from dataclasses import dataclass, field
 
 NOT_YET = math.nan
+UNFINISHED = "not over when the run was"  # the error of what was open then
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,7 @@ from deploy.load.asking import Asking
 from deploy.load.client import Client
 from deploy.load.driver import Driver, Request
 from deploy.load.exchange import Exchange
-from deploy.load.record import Record
-
-UNFINISHED = "not over when the run was"
+from deploy.load.record import UNFINISHED, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +116,3 @@ class Runner:
         numbers = sorted(self.open)
         for number in numbers[: round(share * len(numbers))]:
             self._client.hang_up(number)
-
-
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    """A pass of the garbage collector over the records of thousands of streams would stop them all for a while."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()

@@ -11,7 +11,7 @@ is that of Vidur (Agrawal et al., arXiv:2405.05465), fitted to this engine's ste
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -81,6 +81,12 @@ class PathProfile:
     bytes_per_s: float = AT_ONCE  # of pages; the decode node copies them and checks their digests
 
 
+class Versioned(msgspec.Struct):
+    """What of a profile can be read whatever its format."""
+
+    format: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """`nodes` and `paths` by the nodes' number of cores."""
@@ -108,18 +114,68 @@ class Profile:
             )
         return found
 
+    def path(self, cores: int) -> PathProfile:
+        """Of a node that leaves no room for a partner on its machine no hand-off was measured: it is then that of the
+        next smaller nodes, which are no faster."""
+        own = self.paths[cores]
+        measured = [size for size, path in self.paths.items() if path.bytes_per_s < AT_ONCE]
+        if not measured or own.bytes_per_s < AT_ONCE:
+            return own
+        nearest = self.paths[max(measured)]
+        return replace(own, handoff=nearest.handoff, bytes_per_s=nearest.bytes_per_s)
+
+    @property
+    def has_handoff(self) -> bool:
+        """False: measured on a machine that is one node; hand-offs seem to cost nothing."""
+        return any(path.bytes_per_s < AT_ONCE for path in self.paths.values())
+
 
 def save(profile: Profile, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 
 def read(path: Path) -> Profile:
+    """ConfigError, with the file's name and what to do, for whatever is no profile of this format that makes sense."""
+    again = f"make one anew: baton plan measure --out {path}"
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+        data = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such profile; make one: baton plan measure --out {path}") from None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path} is no profile of baton plan: {error}") from None
-    if found.format != FORMAT:
-        raise ConfigError(f"{path} has format {found.format}; this baton reads format {FORMAT}")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    try:
+        version = msgspec.json.decode(data, type=Versioned).format
+        if version != FORMAT:
+            raise ConfigError(f"{path} has format {version}, this baton reads format {FORMAT}; {again}")
+        found = msgspec.json.decode(data, type=Profile)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path} is no profile of baton plan: {error}; {again}") from None
+    wrong = nonsense_of(found)
+    if wrong:
+        raise ConfigError(f"{path} is damaged: {wrong}; {again}")
     return found
+
+
+def nonsense_of(profile: Profile) -> str:
+    """What a simulation could not work with; empty where nothing is."""
+    for name in ("cores", "page_size", "num_pages", "max_running", "max_context", "page_bytes"):
+        if getattr(profile, name) < 1:
+            return f"{name} is {getattr(profile, name)}"
+    if not profile.nodes or set(profile.nodes) != set(profile.paths):
+        return f"nodes of {sorted(profile.nodes)} cores and paths of {sorted(profile.paths)}"
+    for cores, node in profile.nodes.items():
+        if not 1 <= cores <= profile.cores:
+            return f"a node of {cores} cores on a machine of {profile.cores}"
+        if not all(are_costs(costs) for costs in (node.alone, node.beside) if costs is not None):
+            return f"the step costs of a node of {cores} cores make no sense"
+        path = profile.paths[cores]
+        if min(path.to_node, path.handoff) < 0 or min(path.prompt_stretch, path.decode_stretch, path.bytes_per_s) <= 0:
+            return f"the path of a node of {cores} cores makes no sense"
+    return ""
+
+
+def are_costs(costs: StepCosts) -> bool:
+    """Time passes in every step, and no less of it in a larger one."""
+    knots, rise = list(costs.knots), list(costs.rise)
+    is_rising = knots == sorted(set(knots)) and rise == sorted(rise)
+    return len(knots) == len(rise) >= 2 and is_rising and costs.seconds(StepShape(1, 0)) > 0 and rise[0] > 0

@@ -2,21 +2,25 @@
 
 A candidate costs a simulated run, so the search is narrow: prefill's share of all work says around which ratio to look,
 and of the settings one is changed at a time, kept when it is better, in two rounds. Many machines are searched for in
-small: a few of them under their share of the load, and only what is found there is simulated in full.
+small: a few of them under their share of the load, and only what is found there is simulated in full. That is fair
+because placement knows no prefixes: which of the requests a node gets is chance, in small as in full.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deploy.load.plan import LoadPlan
+from deploy.load.plan import Load, LoadPlan
+from deploy.load.trace import Trace
 from deploy.plan.layout import Layout
 from deploy.plan.profile import Profile, StepShape
 from deploy.plan.simulate import Forecast, rank
 
 Forecaster = Callable[[Layout, LoadPlan], Forecast]
-FEW = 4  # machines that stand for many
+FEW = 4  # machines that stand for many, if that leaves them
+LEAST_REQUESTS = 200  # : with fewer, chance decides
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, 32, 128, 512)
@@ -28,6 +32,7 @@ SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
 )
 ROUNDS = 2
 NEAR = (0.5, 0.75, 1.0, 1.33, 2.0)  # times the expected number of prefill nodes
+STEPS_UP = 16  # in full a number found in small may be short by a little: then it rises by so large a part
 SAME = 0.03  # goodput of two layouts that differ by less is the same: chance does as much
 
 
@@ -55,41 +60,63 @@ class Finding:
 
 
 def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> Finding:
-    small = in_small(plan, machines)
-    if small is None:
-        return search(profile, plan, machines, forecaster)
-    found = search(profile, small, FEW, forecaster)
-    grown = [grow(one.layout, machines) for one in (found.aggregated, found.disaggregated) if one is not None]
-    tried = [forecaster(layout, plan) for one in grown for layout in around(one)]
+    few, small = in_small(plan, machines)
+    found = search(profile, small, few, forecaster)
+    if few == machines:
+        return found
+    grown = [grow(one.layout, few, machines) for one in (found.aggregated, found.disaggregated) if one is not None]
+    tried = [forecaster(layout, plan) for one in grown for layout in around(one, few)]
     kinds = {kind: [one for one in tried if one.layout.is_disaggregated == kind] for kind in (False, True)}
     best = {kind: max(ones, key=lambda one: rank(one, plan)) for kind, ones in kinds.items() if ones}
     return Finding(best.get(False), best.get(True), sorted(tried, key=lambda one: rank(one, plan), reverse=True))
 
 
-def in_small(plan: LoadPlan, machines: int) -> LoadPlan | None:
-    """The share of the load that a few of the machines get; None where there are few, or the load has times of its
-    own."""
-    arrivals = plan.load.arrivals
-    if machines <= 2 * FEW or arrivals is None:
-        return None
-    share = FEW / machines
-    arrivals = replace(arrivals, rate=arrivals.rate * share)
-    if arrivals.shape == "ramp":
-        arrivals = replace(arrivals, value=arrivals.value * share)
-    return replace(plan, load=replace(plan.load, arrivals=arrivals))
+def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
+    """A few of the machines, and the share of the load that they get; all of both where that would save little."""
+    few = max(FEW, math.ceil(machines * LEAST_REQUESTS / max(1.0, expected_requests(plan.load))))
+    if plan.load.users:
+        few = max(few, math.ceil(machines * FEW / plan.load.users))
+    if machines <= 2 * few:
+        return machines, plan
+    return few, replace(plan, load=share_of(plan.load, few / machines))
 
 
-def grow(layout: Layout, machines: int) -> Layout:
-    num_nodes = layout.num_nodes * machines // FEW
+def expected_requests(load: Load) -> float:
+    """Without later turns. Of a closed loop nobody knows, but for an upper bound."""
+    most = math.inf if load.num_requests is None else float(load.num_requests)
+    if isinstance(load.source, Trace):
+        return min(most, sum(at < load.duration_s for at in load.source.offsets()))
+    if load.arrivals is None:
+        return most
+    last = load.arrivals.value if load.arrivals.shape == "ramp" else load.arrivals.rate
+    return min(most, (load.arrivals.rate + last) / 2 * load.duration_s)
+
+
+def share_of(load: Load, share: float) -> Load:
+    """As long as the whole, and as much less dense: a trace's rows are taken evenly."""
+    source, arrivals = load.source, load.arrivals
+    if isinstance(source, Trace):
+        rows = (row for i, row in enumerate(source.rows) if int((i + 1) * share) > int(i * share))
+        source = replace(source, rows=tuple(rows))
+    if arrivals is not None:
+        value = arrivals.value * share if arrivals.shape == "ramp" else arrivals.value
+        arrivals = replace(arrivals, rate=arrivals.rate * share, value=value)
+    num_requests = None if load.num_requests is None else max(1, round(load.num_requests * share))
+    users = max(1, round(load.users * share)) if load.users else 0
+    return replace(load, source=source, arrivals=arrivals, users=users, num_requests=num_requests)
+
+
+def grow(layout: Layout, few: int, machines: int) -> Layout:
+    num_nodes = layout.num_nodes * machines // few
     prefill = round(layout.prefill / layout.num_nodes * num_nodes)
     return replace(layout, prefill=prefill, decode=num_nodes - prefill)
 
 
-def around(layout: Layout) -> list[Layout]:
+def around(layout: Layout, few: int) -> list[Layout]:
     """With some more and some fewer prefill nodes: in small they could not be told apart."""
     if not layout.is_disaggregated:
         return [layout]
-    by = max(1, layout.num_nodes // (2 * FEW * layout.per_host))
+    by = max(1, layout.num_nodes // (2 * few * layout.per_host))
     counts = sorted({min(max(1, layout.prefill + delta), layout.num_nodes - 1) for delta in (-by, 0, by)})
     return [replace(layout, prefill=count, decode=layout.num_nodes - count) for count in counts]
 
@@ -160,21 +187,34 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[Layout], Forecast]) ->
     return best
 
 
+def find_fewest(
+    profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
+) -> tuple[int | None, Finding]:
+    """The smallest number of machines of which a full search brings `share` of the requests within the SLO, and what it
+    found; None and what `most` would bring, where not even they do."""
+    machines = fewest_machines(profile, plan, most, share, forecaster)
+    finding = find(profile, plan, machines or most, forecaster)
+    while machines is not None and finding.best.share < share:
+        if machines == most:
+            return None, finding
+        machines = min(most, machines + max(1, machines // STEPS_UP))
+        finding = find(profile, plan, machines, forecaster)
+    return machines, finding
+
+
 def fewest_machines(profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster) -> int | None:
-    """The smallest number that some split, with the default settings, brings `share` of the requests within the SLO;
-    None: not even `most` do. More machines are taken to be no worse."""
+    """The smallest number that some split, with the default settings and in small, brings `share` of the requests
+    within the SLO; None: not even `most` do. More machines are taken to be no worse."""
 
     def is_enough(machines: int) -> bool:
-        small = in_small(plan, machines) or plan
-        few = machines if small is plan else FEW
+        few, small = in_small(plan, machines)
         return any(forecaster(layout, small).share >= share for layout in splits(profile, small, few))
 
-    high = 1
+    low, high = 0, 1
     while not is_enough(high):
         if high >= most:
             return None
-        high = min(2 * high, most)
-    low = high // 2
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from deploy.plan.layout import Layout
 from deploy.plan.profile import Profile
 from deploy.plan.tokens import Tokens
 from deploy.plan.world import World
+from shared.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,14 @@ def play_virtual(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPla
 
 
 def forecast(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan) -> Forecast:
+    """Raises ConfigError for a load of which nothing can be judged."""
     records, world = play_virtual(layout, profile, tokens, plan)
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
+    if math.isnan(summary.slo_share.value):
+        raise ConfigError(
+            f"{len(records)} requests are asked, none in the time that counts; a longer --duration, a higher --rate or "
+            "a shorter --warmup is needed"
+        )
     return Forecast(layout, summary, busy_shares(world))
 
 
@@ -56,6 +64,6 @@ def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
     """More within the SLO is better; between equals, the one further from its bounds."""
     latencies, slo = forecast.summary.latencies, plan.slo
     bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
-    used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < float("inf")]
-    tight = max(used, default=0.0)
-    return round(forecast.share, 2), -tight if tight == tight else float("-inf")
+    used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < math.inf]
+    known = [one for one in used if not math.isnan(one)]  # answers of one token have no TPOT
+    return round(forecast.share, 2), -max(known, default=math.inf if used else 0.0)

@@ -9,14 +9,16 @@ are the same words. Prompts are the model's own tokens, so prefix caches hit whe
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deploy.load.driver import Driver
 from deploy.load.driver import Request as Asked
-from deploy.load.record import Record
+from deploy.load.record import UNFINISHED, Record
 from deploy.plan.layout import Layout
 from deploy.plan.profile import Profile, StepShape
 from deploy.plan.timed import TimedNode, VirtualClock, make_scheduler
@@ -71,12 +73,18 @@ class Open:
     waits_for_prefill: bool = True
 
 
+def is_news(event: SchedEvent) -> bool:
+    """Whether the node may have more to do now. Not by a hand-off that gave way for somebody whom even that does not
+    help: it would be admitted and give way for ever, in no time at all."""
+    return not isinstance(event, HandoffUnpinned)
+
+
 class World:
     """One run: `play` gives the records."""
 
     def __init__(self, layout: Layout, profile: Profile, tokens: Tokens) -> None:
         self._layout, self._profile, self._tokens = layout, profile, tokens
-        self._path = profile.paths[layout.cores]
+        self._path = profile.path(layout.cores)
         self._clock = VirtualClock()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -139,8 +147,9 @@ class World:
             self._clock.now, _, action = heapq.heappop(self._agenda)
             action()
             self._take_due()
-        for open_ in self._open.values():
-            open_.record.error = "not over when the run was"
+        for record in self._records:
+            if math.isnan(record.end):
+                record.error = UNFINISHED
         return self._records
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
@@ -177,6 +186,12 @@ class World:
     def _dispatch(self, asked: Asked, record: Record) -> None:
         ids = self._tokens.prompt(asked.messages)
         record.prompt_tokens, record.status = len(ids), 200
+        most = self._profile.max_context
+        if len(ids) + asked.max_tokens > most:
+            record.status, record.end = 400, self._clock.now
+            record.error = f"prompt and answer are longer than the context of {most:,} tokens"
+            self._driver.ended(asked.number, "", self._clock.now, may_go_on=False)
+            return
         placed = self._placer.place(len(ids), self._clock.now)
         prefill = self._by_id[placed.prefill.node_id] if placed.prefill else None
         decode = self._by_id[placed.decode.node_id] if placed.decode else None
@@ -221,11 +236,13 @@ class World:
         timed = node.timed
         timed.turn()
         events = timed.scheduler.take_events()
-        while events or self._grant(node):
+        while any(map(is_news, events)) or self._grant(node):
             for event in events:
                 self._event(node, event)
             timed.turn()
             events = timed.scheduler.take_events()
+        for event in events:
+            self._event(node, event)
         self._wake(node)
 
     def _grant(self, node: SimNode) -> bool:
@@ -242,6 +259,7 @@ class World:
             node.offers.remove(handoff)
             handoff.is_granted = True
             handoff.giver.timed.scheduler.set_granted(handoff.source.key)
+            self._at(self._clock.now, functools.partial(self._turn, handoff.giver))  # its cap has room again
             num_granted += 1
             self._pull(handoff.source.key, handoff.num_final)
             if handoff.done is not None:

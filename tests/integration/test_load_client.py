@@ -18,7 +18,8 @@ from deploy.load.asking import Asking
 from deploy.load.client import Client
 from deploy.load.connection import Address
 from deploy.load.driver import Driver, HangUps, Limits
-from deploy.load.runner import UNFINISHED, Runner, Storm
+from deploy.load.record import UNFINISHED
+from deploy.load.runner import Runner, Storm
 from deploy.load.target import Target, parse_url, resolve
 from deploy.load.workload import Session, Turn
 

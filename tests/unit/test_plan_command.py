@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,12 +70,43 @@ def test_nonsense_is_named(saved: Path, flags: tuple[str, ...], text: str, capsy
     assert text in capsys.readouterr().err
 
 
-def test_a_missing_or_foreign_profile_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="baton plan measure"):
+def test_a_missing_profile_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json: no such profile.*baton plan measure"):
         profiles.read(tmp_path / "none.json")
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is no profile"):
-        profiles.read(tmp_path / "other.json")
+    with pytest.raises(ConfigError, match="directory"):
+        profiles.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda text: "", "is no profile"),
+        (lambda text: text[:300], "is no profile"),
+        (lambda text: "{}", "has format 0, this baton reads format 1"),
+        (lambda text: '{"format": 2, "hosts": []}', "has format 2, this baton reads format 1"),
+        (lambda text: text.replace('"page_size": 16', '"page_size": 0'), "page_size is 0"),
+        (lambda text: text.replace('"to_node": 0.0', '"to_node": null'), "is no profile"),
+        (lambda text: text.replace('"to_node": 0.0', '"to_node": -1'), "path of a node"),
+        (lambda text: text.replace("1001", "1"), "step costs"),
+        (lambda text: text.replace("0.011", "0.0"), "step costs"),
+        (
+            lambda text: text.replace('"cores": 2,\n "measured"', '"cores": 1,\n "measured"'),
+            "2 cores on a machine of 1",
+        ),
+    ],
+)
+def test_a_damaged_or_foreign_profile_is_named(saved: Path, damage: Callable[[str], str], text: str) -> None:
+    damaged = damage(saved.read_text())
+    assert damaged != saved.read_text()
+    saved.write_text(damaged)
+    with pytest.raises(ConfigError, match=f"{saved.name}.*{text}.*baton plan measure --out"):
+        profiles.read(saved)
+
+
+def test_a_profile_without_its_paths_is_damaged(saved: Path) -> None:
+    profiles.save(replace(made.profile(), paths={1: made.profile().paths[1]}), saved)
+    with pytest.raises(ConfigError, match="damaged"):
+        profiles.read(saved)
 
 
 def test_a_node_size_that_was_not_measured_is_named() -> None:

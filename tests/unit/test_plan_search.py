@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import plan_cases as made
 import pytest
@@ -12,8 +15,8 @@ from deploy.load.figures import Estimate
 from deploy.load.plan import LoadPlan
 from deploy.load.summary import Lag, Summary
 from deploy.plan.layout import Layout
-from deploy.plan.search import fewest_machines, find, mean_lengths, splits
-from deploy.plan.simulate import Forecast
+from deploy.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
+from deploy.plan.simulate import Forecast, rank
 
 PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")
 
@@ -115,6 +118,77 @@ def test_many_machines_are_searched_in_small_and_found_in_full() -> None:
     assert sum(size == 200 for size, _ in seen) <= 4
     assert found.best.layout.num_nodes * found.best.layout.cores == 200
     assert found.best.layout.prefill / found.best.layout.num_nodes == pytest.approx(0.25, abs=0.1)
+
+
+def sent(plan: LoadPlan) -> list[float]:
+    """When, over the whole of an open loop whose requests end at once."""
+    driver, at = plan.load.driver([], 1), []
+    while (due := driver.next_at()) is not None:
+        for request in driver.take(due):
+            at.append(request.due)
+            driver.ended(request.number, "", due, may_go_on=True)
+    return at
+
+
+def test_in_small_a_load_is_as_long_and_less_dense() -> None:
+    whole = made.plan("--rate", "400", "--requests", "12000")
+    few, small = in_small(whole, 100)
+    assert (few, small.load.num_requests) == (4, 480)
+    assert max(sent(small)) == pytest.approx(max(sent(whole)), rel=0.2)
+
+
+def test_in_small_there_are_enough_requests_to_tell_anything() -> None:
+    few, small = in_small(made.plan("--rate", "20", "--requests", "1000"), 100)
+    assert (few, small.load.num_requests) == (20, 200)
+    thin = made.plan("--rate", "1")
+    assert in_small(thin, 100) == (100, thin), "60 requests are few enough for all machines"
+
+
+def test_a_ramp_in_small_goes_as_far() -> None:
+    _, small = in_small(made.plan("--rate", "100", "--arrivals", "ramp:300"), 100)
+    assert small.load.arrivals is not None
+    assert (small.load.arrivals.rate, small.load.arrivals.value) == (4.0, 12.0)
+
+
+def test_a_trace_in_small_is_every_so_manieth_of_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    rows = [{"timestamp": 10 * i, "input_length": 20, "output_length": 3, "hash_ids": [i]} for i in range(9000)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    whole = made.plan("--trace", str(path))
+    few, small = in_small(whole, 100)
+    assert few == 4 and small.load.duration_s == whole.load.duration_s
+    at = sent(small)
+    assert len(at) == 360 and max(at) == pytest.approx(90, abs=0.3)
+    assert max(later - earlier for earlier, later in zip(at, at[1:], strict=False)) == pytest.approx(0.25)
+
+
+def test_a_closed_loop_in_small_has_fewer_users() -> None:
+    few, small = in_small(made.plan("--concurrency", "300", "--duration", "50"), 100)
+    assert (few, small.load.users) == (4, 12)
+    lonely = made.plan("--concurrency", "3", "--duration", "50")
+    assert in_small(lonely, 100) == (100, lonely)
+
+
+def test_fewest_holds_in_full_and_steps_up_where_it_does_not() -> None:
+    def full_needs_more(layout: Layout, load: LoadPlan) -> Forecast:
+        assert load.load.arrivals is not None
+        cores, is_full = layout.num_nodes * layout.cores, load.load.arrivals.rate == 400
+        return made_up(layout, float(cores / load.load.arrivals.rate >= (0.33 if is_full and cores > 16 else 0.3)))
+
+    machines, finding = find_fewest(made.profile(), made.plan("--rate", "400"), 512, 0.9, full_needs_more)
+    assert machines == 66 and finding.best.share == 1.0  # 60 in small, 63 are too few as well
+    nobody, finding = find_fewest(made.profile(), made.plan("--rate", "400"), 62, 0.9, full_needs_more)
+    assert nobody is None and finding.best.layout.num_nodes * finding.best.layout.cores == 124
+
+
+def test_answers_of_one_token_are_ranked_by_what_they_have() -> None:
+    def without_tpot(ttft: float) -> Forecast:
+        found = made_up(Layout(0, 1, 1, 1, 1, 1, 1), 0.9, ttft)
+        latencies = found.summary.latencies | {"tpot": dict.fromkeys(found.summary.latencies["ttft"], exact(math.nan))}
+        return replace(found, summary=replace(found.summary, latencies=latencies))
+
+    plan = made.plan("--slo", "tpot<100ms,ttft<2s")
+    assert rank(without_tpot(0.5), plan) > rank(without_tpot(0.6), plan) > rank(without_tpot(math.nan), plan)
 
 
 def test_lengths_are_those_of_the_load() -> None:

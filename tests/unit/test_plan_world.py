@@ -13,6 +13,7 @@ from deploy.plan.layout import Layout
 from deploy.plan.profile import PathProfile, Profile
 from deploy.plan.simulate import forecast, play_virtual
 from deploy.plan.world import World
+from shared.core.errors import ConfigError
 
 
 def played(layout: Layout, plan: LoadPlan, profile: Profile | None = None) -> tuple[list[Record], World]:
@@ -143,6 +144,26 @@ def test_a_prompt_that_can_never_fit_is_an_error_of_its_own() -> None:
     assert [record.is_whole for record in records] == [False]
     for node in world.nodes:
         node.timed.scheduler.kv.check_integrity(idle=True)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--rate", "0.001", "--duration", "2"), ("--rate", "1", "--requests", "3", "--warmup", "50")]
+)
+def test_a_load_of_which_nothing_counts_is_refused(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="none in the time that counts"):
+        forecast(made.layout(0, 1), made.profile(), made.tokens(), made.plan(*flags))
+
+
+def test_a_hand_off_that_was_not_measured_is_that_of_smaller_nodes() -> None:
+    """A node that is a whole machine has no partner on it to measure a hand-off with."""
+    profile = made.profile()
+    profile.paths[1] = PathProfile(0.001, handoff=0.5, bytes_per_s=1e6)
+    profile.paths[2] = PathProfile(0.003, decode_stretch=1.5)
+    assert profile.path(2) == PathProfile(0.003, 1.0, 1.5, 0.5, 1e6) and profile.has_handoff
+    (record,), _ = played(made.layout(1, 1, cores=2), made.one_request(), profile)
+    assert record.gaps()[0] > 0.5
+    profile.paths.pop(1)
+    assert profile.path(2).handoff == 0.0 and not profile.has_handoff
 
 
 def test_many_nodes_share_the_load() -> None:
