@@ -22,6 +22,11 @@ from shared.core.errors import RankLost
 LOOPBACK = "127.0.0.1"  # all ranks of a node are on one machine
 
 
+def file_store(path: str, size: int) -> dist.Store:
+    """Where the ranks of a node meet. The file may be there already or not; its folder is the node's own."""
+    return dist.FileStore(path, size)
+
+
 class RankGroup:
     """One rank's place in its group. Used by one thread at a time; tensors are on the CPU."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 
 import torch
-import torch.distributed as dist
 
 from shared.core.errors import RankLost
-from shared.device.group import RankGroup
+from shared.device.group import RankGroup, file_store
 from shared.device.malloc import keep_freed_memory
 from shared.engine.ranks import follow
 from shared.engine.row_ranks import follow_rows
@@ -26,7 +25,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     torch.set_num_threads(threads)
     keep_freed_memory()
     tell(orders, Done())
-    group = RankGroup(dist.FileStore(start.store, start.size), start.rank, start.size, start.load_s)
+    group = RankGroup(file_store(start.store, start.size), start.rank, start.size, start.load_s)
     model = load(start, group, threads)
     pages = hear(orders, Pages)
     if pages is None:

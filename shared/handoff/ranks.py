@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
-
 from shared.config import core_plan
 from shared.config.processes import NodeProcessConfig
 from shared.config.settings import CorePlan
 from shared.core.errors import RankLost
-from shared.device.group import RankGroup
+from shared.device.group import RankGroup, file_store
 from shared.engine.ranks import ModelRanks, Ranks
 from shared.engine.row_ranks import RowRanks
 from shared.kv.pool import KVPool
@@ -69,7 +67,7 @@ class RankProcesses:
             self._followers.append(self._start_one(rank, store))
         for follower in self._followers:
             follower.wait_done()
-        self._group = RankGroup(dist.FileStore(store, size), 0, size, LOAD_S)
+        self._group = RankGroup(file_store(store, size), 0, size, LOAD_S)
         orders = [follower.orders for follower in self._followers]
         self.ranks = RowRanks(self._group, orders) if shares_rows else ModelRanks(self._group, orders)
         self.model_group = None if shares_rows else self._group

@@ -150,8 +150,10 @@ class ColdStore:
     def problems(self) -> list[str]:
         """Every place is free or one page's, memory before file."""
         found = []
-        kinds = (("memory", self._host, self._free_host, 0, self.num_host),)
-        kinds += (("the file", self._disk, self._free_disk, self.num_host, self.num_host + self.num_disk),)
+        kinds = (
+            ("memory", self._host, self._free_host, 0, self.num_host),
+            ("the file", self._disk, self._free_disk, self.num_host, self.num_host + self.num_disk),
+        )
         for name, pages, free, first, end in kinds:
             if sorted([*(cold.place for cold in pages.values()), *free]) != list(range(first, end)):
                 found.append(f"{name}: the places of {len(pages)} pages and {len(free)} free ones do not add up")

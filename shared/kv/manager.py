@@ -105,7 +105,7 @@ class KVManager:
             raise IntegrityError(f"row {row} of {record.owner!r} is not empty: it can't begin with cached pages")
         if not match.lock.held:
             raise IntegrityError(f"row {row} of {record.owner!r}: the match's lock was given back already")
-        num_left = len(match.pages) - np.count_nonzero(match.pages)
+        num_left = len(match.pages) - int(np.count_nonzero(match.pages))
         self.rows.skip(row, num_left)
         self.rows.append(row, match.pages[num_left:])
         record.lock = match.lock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ class SamplingBatch:
 
     @classmethod
     def build(cls, params: Sequence[SamplingParams], seeds: Sequence[int], prompt_lens: Sequence[int]) -> SamplingBatch:
-        def column(name: str, dtype: type) -> npt.NDArray:
+        def column(name: str, dtype: type) -> npt.NDArray[Any]:
             return np.asarray([getattr(p, name) for p in params], dtype=dtype)
 
         return cls(

@@ -14,7 +14,8 @@ from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
 from shared.sched.events import ChunkLaunched
-from shared.sched.scheduler import Arrival, Scheduler
+from shared.sched.prebuilt import Arrival
+from shared.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 

@@ -47,14 +47,14 @@ class LinkStore(dist.Store):
             raise HandoffFailed(f"the peer's {key} has {len(value)} bytes, ours {len(likes[0])}: another torch?")
         return value
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Without a timeout of its own: who gives the group up calls `fail`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or all(key in self._entries for key in keys))
             if self._failure:
                 raise HandoffFailed(self._failure)
 
-    def check(self, keys: Sequence[str]) -> bool:  # type: ignore[override]
+    def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
             return all(key in self._entries for key in keys)
 

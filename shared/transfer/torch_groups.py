@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ class GlooGroup:
     def __init__(self, host: str) -> None:
         self._host = host
         self._rank = -1
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Any = None
         self._sockets: list[socket.socket] = []
         self._aborted = False
         self._lock = threading.Lock()  # abort against connect
@@ -69,7 +69,7 @@ class GlooGroup:
         own = min(ports, default=0)
         store.set(f"port/{rank}", f"{own:05}")
         peer = int(store.get(f"port/{1 - rank}"))
-        options = dist.ProcessGroupGloo._Options()
+        options = cast(Any, dist.ProcessGroupGloo)._Options()  # torch's stubs know neither this nor `send`
         options._devices, options._threads = [device], 1
         options._timeout = timedelta(seconds=CONNECT_S)
         self._rank, self._group = rank, dist.ProcessGroupGloo(store, rank, 2, options)
@@ -79,7 +79,6 @@ class GlooGroup:
             self.abort()
 
     def start(self, transfer: Transfer) -> list[Any]:
-        assert self._group is not None
         if self._rank == SENDER:
             return [self._group.send([row], RECEIVER, 0) for row in transfer]
         return [self._group.recv([row], SENDER, 0) for row in transfer]
