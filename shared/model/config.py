@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,18 @@ from typing import Any
 from shared.core.errors import ConfigError
 
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_GGUF_FIELDS = (
+    "attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_rms_epsilon "
+    "attention.sliding_window attention.value_length block_count context_length embedding_length feed_forward_length "
+    "rope.dimension_count rope.freq_base rope.scaling.factor rope.scaling.finetuned "
+    "rope.scaling.original_context_length rope.scaling.type vocab_size"
+)
+GGUF_FIELDS = frozenset(_GGUF_FIELDS.split())
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+    "max_context",
+)  # fmt: skip
+MOST_PARTS = 4096  # a header that says more is no network's
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,24 @@ class LlamaConfig:
     score_scale: float = 0.0  # of query times key; 0: head_dim ** -0.5
     experts: ExpertConfig | None = None
     style: LayerStyle = LayerStyle()
-    biases: tuple[str, ...] = ()  # which of q, k, v, o have one; of a GGUF file, what is in it says so
+    biases: tuple[str, ...] = ()  # which of q, k, v, o have one
+
+    def __post_init__(self) -> None:
+        """ConfigError names the first number that no network can have: kernels trust them."""
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{self.name}: {name} is {getattr(self, name)}")
+        if max(self.num_layers, self.experts.count if self.experts else 0) > MOST_PARTS:
+            raise ConfigError(f"{self.name}: more than {MOST_PARTS} layers or experts")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"{self.name}: {self.num_heads} heads can't share {self.num_kv_heads} KV heads evenly")
+        if self.head_dim % 2:
+            raise ConfigError(f"{self.name}: heads of {self.head_dim} can't be rotated by halves")
+        if not 0.0 <= self.rms_eps < math.inf:
+            raise ConfigError(f"{self.name}: rms_eps is {self.rms_eps}")
+        for rope in (self.rope, self.local_rope or self.rope):
+            if not (0.0 < rope.theta < math.inf and 0.0 < rope.factor < math.inf):
+                raise ConfigError(f"{self.name}: rope of base {rope.theta}, stretched {rope.factor} times")
 
     @property
     def qk_norm(self) -> bool:
@@ -106,11 +136,16 @@ class LlamaConfig:
         return self.experts.count * self.experts.intermediate_size
 
 
-def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> LlamaConfig:
+def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool, biases: tuple[str, ...]) -> LlamaConfig:
     """`fields` are the GGUF key/value pairs as plain Python values; `vocab_size` is the embedding's row count."""
     arch = fields.get("general.architecture")
     if arch not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {arch!r} is not supported, only {', '.join(GGUF_ARCHITECTURES)}")
+
+    known = {f"{arch}.{name}" for name in GGUF_FIELDS}
+    strange = sorted(key for key, value in fields.items() if key.startswith(f"{arch}.") and value and key not in known)
+    if strange:
+        raise ConfigError(f"not supported in a GGUF header: {', '.join(f'{key} {fields[key]!r}' for key in strange)}")
 
     def get(key: str, default: Any = None) -> Any:
         value = fields.get(f"{arch}.{key}", default)
@@ -123,6 +158,8 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
     linear = get("rope.scaling.type", "none") == "linear"
     heads, hidden = int(get("attention.head_count")), int(get("embedding_length"))
     head_dim = int(get("attention.key_length", hidden // heads))
+    if int(get("attention.value_length", head_dim)) != head_dim:
+        raise ConfigError("values of another length than keys are not supported")
     if int(get("rope.dimension_count", head_dim)) != head_dim:
         raise ConfigError("rotating only a part of each head is not supported")
     context = int(get("context_length"))
@@ -147,6 +184,7 @@ def config_from_gguf(fields: Mapping[str, Any], vocab_size: int, tied: bool) -> 
         max_context=min(context, int(get("attention.sliding_window", 0)) or context),
         tie_embeddings=tied,
         eos_ids=tuple(sorted({int(i) for i in (eos, eot) if i is not None})),
+        biases=biases,
     )
 
 
@@ -154,7 +192,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; ConfigError says what is wrong with it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"can't read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object")

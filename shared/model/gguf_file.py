@@ -13,6 +13,7 @@ import xxhash
 
 from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig, config_from_gguf
+from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 ROWS_TOGETHER = 64
 SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
@@ -48,22 +49,33 @@ class GgufFile:
         self.path = path
         try:
             reader = _HeaderReader(str(path))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LookupError, ArithmeticError, TypeError) as error:
             raise ConfigError(f"can't read {path} as GGUF: {error}") from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._check_types()
         if "token_embd.weight" not in self._tensors:
             raise ConfigError(f"{path} has no token_embd.weight: not a language model's weights")
         vocab_size = int(self._tensors["token_embd.weight"].shape[1])
-        self.config: LlamaConfig = config_from_gguf(
-            _plain_fields(reader), vocab_size, tied="output.weight" not in self._tensors
-        )
+        tied = "output.weight" not in self._tensors
+        biases = tuple(name for name in ("q", "k", "v", "o") if _gguf_name(f"layers.0.{name}_bias") in self._tensors)
+        try:
+            self.config: LlamaConfig = config_from_gguf(_plain_fields(reader), vocab_size, tied, biases)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ConfigError(f"{path}: wrong field in the header: {error}") from error
+        self._check_tensors()
 
     def _check_types(self) -> None:
         for name, tensor in self._tensors.items():
             if tensor.tensor_type.name not in SUPPORTED_TYPES:
                 kind = tensor.tensor_type.name
                 raise ConfigError(f"{self.path}: {name} is {kind}, supported are {', '.join(SUPPORTED_TYPES)}")
+
+    def _check_tensors(self) -> None:
+        wanted = {_gguf_name(name): shape for name, shape in tensor_shapes(self.config).items()}
+        if self.has("rope_factors"):
+            wanted[MODEL_NAMES["rope_factors"]] = (self.config.head_dim // 2,)
+        found = {name: tuple(int(n) for n in tensor.shape[::-1]) for name, tensor in self._tensors.items()}
+        check_tensors(self.path, self.config.family, wanted, found)
 
     def has(self, name: str) -> bool:
         return _gguf_name(name) in self._tensors
@@ -146,6 +158,8 @@ class _HeaderReader(gguf.GGUFReader):
             raise ValueError(f"an array of {kind.name} in the header")
         data, at = memoryview(self.data), offset
         for _ in range(length):
+            if at >= len(data):
+                raise ValueError(f"an array of {length} strings reaches past the end")
             at += 8 + int.from_bytes(data[at : at + 8], "little")
         return at - offset
 

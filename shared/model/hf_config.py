@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.core.errors import ConfigError
-from shared.model.config import ExpertConfig, LayerStyle, LlamaConfig, read_json
+from shared.model.config import MOST_PARTS, ExpertConfig, LayerStyle, LlamaConfig, read_json
 from shared.model.hf_rope import context_of, rope_from_hf, ropes_by_layer
 
 HF_ARCHITECTURES = {
@@ -54,15 +54,19 @@ WINDOWED, WHOLE = "sliding_attention", "full_attention"
 def config_from_hf(folder: Path) -> LlamaConfig:
     """Reads config.json (and generation_config.json for the ids that end an answer)."""
     raw = read_json(folder / "config.json")
+    try:
+        family = _family(folder, raw)
+        _check_fields(folder, raw, family)
+        return _from_hf(folder, raw, family)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"{folder / 'config.json'}: missing or wrong field {error}") from error
+
+
+def _family(folder: Path, raw: Mapping[str, Any]) -> str:
     arch = (raw.get("architectures") or ["?"])[0]
     if arch not in HF_ARCHITECTURES:
         raise ConfigError(f"{folder}: architecture {arch!r} is not supported, only {', '.join(HF_ARCHITECTURES)}")
-    family = HF_ARCHITECTURES[arch]
-    _check_fields(folder, raw, family)
-    try:
-        return _from_hf(folder, raw, family)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: missing or wrong field {error}") from error
+    return HF_ARCHITECTURES[arch]
 
 
 def _check_fields(folder: Path, raw: Mapping[str, Any], family: str) -> None:
@@ -88,6 +92,8 @@ def _is_empty(value: Any) -> bool:
 def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     num_layers = int(raw["num_hidden_layers"])
+    if num_layers > MOST_PARTS:
+        raise ValueError(f"num_hidden_layers: {num_layers}")
     head_dim = int(raw.get("head_dim", HEAD_DIMS.get(family)) or hidden // heads)
     generation = folder / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
@@ -132,7 +138,7 @@ def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int,
     types = raw.get("layer_types") or [WINDOWED if _by_default(raw, family, n) else WHOLE for n in range(num_layers)]
     if len(types) != num_layers or not {*types} <= {WINDOWED, WHOLE}:
         raise ValueError(f"layer_types: {sorted({*types})} of {len(types)} layers")
-    if window is None and WINDOWED in (raw.get("layer_types") or ()):
+    if window is None and WINDOWED in (types if family == "gemma3" else raw.get("layer_types") or ()):
         raise ValueError("layer_types: sliding_attention, but sliding_window or use_sliding_window says there is none")
     windows = tuple((window or 0) * (kind == WINDOWED) for kind in types)
     return windows if any(windows) else ()

@@ -24,17 +24,25 @@ THETA, GEMMA_THETA, GEMMA_LOCAL_THETA = 10000.0, 1_000_000.0, 10000.0
 
 
 def rope_from_hf(folder: Path, raw: Mapping[str, Any]) -> RopeConfig:
+    _check_one_of_two(folder, raw)
     return _one_rope(folder, raw, raw.get("rope_parameters") or raw.get("rope_scaling") or {}, THETA)
 
 
 def ropes_by_layer(folder: Path, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
     """Of layers that read everything, and of those with a window."""
+    _check_one_of_two(folder, raw)
     both = raw.get("rope_parameters") or {}
     if not {*both} <= {"full_attention", "sliding_attention"}:
         raise ConfigError(f"{folder}: rope_parameters of Gemma 3 must have full_attention and sliding_attention")
     whole = both.get("full_attention") or raw.get("rope_scaling") or {}
     local = both.get("sliding_attention") or {"rope_theta": raw.get("rope_local_base_freq", GEMMA_LOCAL_THETA)}
     return _one_rope(folder, raw, whole, GEMMA_THETA), _one_rope(folder, {}, local, GEMMA_LOCAL_THETA)
+
+
+def _check_one_of_two(folder: Path, raw: Mapping[str, Any]) -> None:
+    """Programs differ in which of the two they believe."""
+    if raw.get("rope_parameters") and raw.get("rope_scaling"):
+        raise ConfigError(f"{folder}: both rope_parameters and rope_scaling; take out the one that is not meant")
 
 
 def context_of(raw: Mapping[str, Any], rope: RopeConfig) -> int:

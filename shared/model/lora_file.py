@@ -52,6 +52,7 @@ class LoraFolder:
         check_config(folder, self._raw)
         self._files = TensorFiles(folder)
         self._model = model
+        self._files.check_floats(self._files.names())
         self.pairs = tuple(self._pair(layer, target) for layer, target in self._targets())
         self.digest = hash_files((folder / CONFIG_NAME, *sorted(folder.glob("*.safetensors"))))
 
@@ -73,8 +74,8 @@ class LoraFolder:
         block = "self_attn" if target in ("q", "k", "v", "o") else "mlp"
         name = f"base_model.model.model.layers.{layer}.{block}.{target}_proj.lora_"
         down, up = (self._files.tensor(f"{name}{half}.weight") for half in "AB")
-        rank, (wide, narrow) = down.shape[0], shapes(self._model, layer)[target]
-        if tuple(down.shape) != (rank, narrow) or tuple(up.shape) != (wide, rank):
+        rank, (wide, narrow) = up.shape[-1] if up.ndim else 0, shapes(self._model, layer)[target]
+        if rank < 1 or tuple(down.shape) != (rank, narrow) or tuple(up.shape) != (wide, rank):
             raise ConfigError(
                 f"{self.path}: layer {layer} {target}_proj is {tuple(up.shape)} x {tuple(down.shape)}; "
                 f"{self._model.name} needs ({wide}, r) x (r, {narrow})"

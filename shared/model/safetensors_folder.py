@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import hash_files
 from shared.model.hf_config import config_from_hf
+from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm.weight",
@@ -36,7 +38,7 @@ GEMMA_NAMES = {
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "mlp_post_norm": "post_feedforward_layernorm.weight",
 }
-EXPERT_PARTS = ("gate", "up", "down")
+FLOATS = frozenset(["F32", "F16", "BF16", "F64"])
 NOT_WEIGHTS = "rotary_emb.inv_freq"  # a table that older files carry along
 MODEL_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -47,7 +49,8 @@ MODEL_NAMES = {
 
 
 class TensorFiles:
-    """All *.safetensors of a folder under the names in them, found by their own headers: no index file is needed."""
+    """All *.safetensors of a folder under the names in them, found by their own headers: no index file is needed, nor
+    believed. Headers are read once, and checked by the library: every tensor lies within its file and in no other."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -55,20 +58,35 @@ class TensorFiles:
         if not self._files:
             raise ConfigError(f"{folder} has no *.safetensors file")
         self._where: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._formats: dict[str, str] = {}
         for path in self._files:
             try:
-                with safe_open(path, framework="pt") as shard:
-                    self._where.update(dict.fromkeys(shard.keys(), path))
+                self._read_header(path)
             except (OSError, SafetensorError) as error:
                 raise ConfigError(f"can't read {path}: {error}") from error
+
+    def _read_header(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118, it is no dictionary
+                if name in self._where:
+                    raise ConfigError(f"{self.path}: tensor {name} is in {self._where[name].name} and in {path.name}")
+                header = shard.get_slice(name)
+                self._where[name], self._shapes[name] = path, tuple(header.get_shape())
+                self._formats[name] = header.get_dtype()
 
     def names(self) -> frozenset[str]:
         return frozenset(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that is there, from the file's header."""
-        with safe_open(self._where[name], framework="pt") as shard:
-            return tuple(shard.get_slice(name).get_shape())
+        return self._shapes[name]
+
+    def check_floats(self, names: Iterable[str]) -> None:
+        """ConfigError names a tensor whose numbers mean something only together with scales that nobody here reads."""
+        for name in sorted(names):
+            if self._formats[name] not in FLOATS:
+                raise ConfigError(f"{self.path}: tensor {name} is {self._formats[name]}, supported are float formats")
 
     def tensor(self, name: str) -> torch.Tensor:
         """In the dtype of the file, rows first (out, in)."""
@@ -89,7 +107,7 @@ class SafetensorsFolder:
     def __init__(self, folder: Path) -> None:
         self.config: LlamaConfig = config_from_hf(folder)
         self._files = TensorFiles(folder)
-        self._check_names()
+        self._check_tensors()
 
     def has(self, name: str) -> bool:
         return hf_name(name, self.config.family) in self._files.names()
@@ -101,19 +119,15 @@ class SafetensorsFolder:
     def content_hash(self) -> str:
         return self._files.content_hash()
 
-    def _check_names(self) -> None:
-        wanted = {hf_name(name, self.config.family) for name in tensor_names(self.config)}
+    def _check_tensors(self) -> None:
+        family = self.config.family
+        wanted = {hf_name(name, family): shape for name, shape in tensor_shapes(self.config).items()}
         there = {name for name in self._files.names() if not name.endswith(NOT_WEIGHTS)}
         if self.config.tie_embeddings:
             self._check_tied()
             there.discard(MODEL_NAMES["head"])
-        if wanted - there:
-            raise ConfigError(f"{self._files.path} has no tensor {first_of(wanted - there)}")
-        if there - wanted:
-            raise ConfigError(
-                f"{self._files.path}: {self.config.family} has no tensor {first_of(there - wanted)}; "
-                "without it the answers would be others"
-            )
+        check_tensors(self._files.path, family, wanted, {name: self._files.shape(name) for name in there})
+        self._files.check_floats(there)
 
     def _check_tied(self) -> None:
         """Some files carry the head though it is the embedding; one of its own is another network."""
@@ -122,31 +136,6 @@ class SafetensorsFolder:
         head, embed = (self._files.tensor(MODEL_NAMES[name]) for name in ("head", "embed"))
         if not torch.equal(head, embed):
             raise ConfigError(f"{self._files.path}: tie_word_embeddings, but lm_head.weight is not the embedding")
-
-
-def first_of(names: set[str]) -> str:
-    """The first of them, and how many more there are."""
-    first, *more = sorted(names)
-    return f"{first} (and {len(more)} more)" if more else first
-
-
-def tensor_names(config: LlamaConfig) -> list[str]:
-    """What a network consists of, under our names."""
-    names = ["embed", "norm"] if config.tie_embeddings else ["embed", "norm", "head"]
-    for layer in range(config.num_layers):
-        names += [f"layers.{layer}.{part}" for part in _layer_parts(config, layer)]
-    return names
-
-
-def _layer_parts(config: LlamaConfig, layer: int) -> list[str]:
-    parts = ["attn_norm", "q", "k", "v", "o", "mlp_norm", *(f"{name}_bias" for name in config.biases)]
-    if config.qk_norm:
-        parts += ["q_norm", "k_norm"]
-    if config.style.post_norms:
-        parts += ["attn_post_norm", "mlp_post_norm"]
-    if config.experts is None or not config.has_experts(layer):
-        return [*parts, *EXPERT_PARTS]
-    return [*parts, "router", *(f"experts.{n}.{part}" for n in range(config.experts.count) for part in EXPERT_PARTS)]
 
 
 def hf_name(name: str, family: str = "llama") -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from tiny_gguf import HEADS, HIDDEN, KV_HEADS, VOCAB, values, write
 
 from shared.core.errors import ConfigError
 from shared.kernel.rope import inverse_frequencies, rope_tables
@@ -17,36 +18,7 @@ from shared.model.gguf_file import GgufFile, dequantize
 from shared.model.load import open_model
 from shared.model.weights import rope_of
 
-HIDDEN, HEADS, KV_HEADS, VOCAB, INNER = 256, 4, 2, 11, 256
 ByHand = Callable[[np.ndarray], list[float]]
-
-
-def write(path: Path, tensors: dict[str, tuple[np.ndarray, Kind]], arch: str = "llama", **fields: int) -> Path:
-    """A one-layer header; `tensors` hold raw blocks (uint8) or plain values with their type."""
-    writer = gguf.GGUFWriter(str(path), arch)
-    writer.add_name("tiny")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_eos_token_id(2)
-    for key, value in fields.items():
-        writer.add_uint32(f"{arch}.{key.replace('__', '.')}", value)
-    for name, (data, kind) in tensors.items():
-        writer.add_tensor(name, data, raw_dtype=None if data.dtype == np.float32 else kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def values(rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
 def embedding() -> dict[str, tuple[np.ndarray, Kind]]:
@@ -175,12 +147,44 @@ def test_what_we_cannot_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only a part of each head"):
         GgufFile(write(tmp_path / "r.gguf", embedding(), rope__dimension_count=32))
     with pytest.raises(ConfigError, match=r"no token_embd\.weight"):
-        GgufFile(write(tmp_path / "c.gguf", {"output.weight": (values(VOCAB, HIDDEN), Kind.F32)}))
+        GgufFile(write(tmp_path / "c.gguf", {}, without=("token_embd.weight",)))
     with pytest.raises(ConfigError, match=r"no tensor blk\.0\.attn_q\.weight"):
-        GgufFile(write(tmp_path / "d.gguf", embedding())).tensor("layers.0.q")
+        GgufFile(write(tmp_path / "d.gguf", {}, without=("blk.0.attn_q.weight",)))
     (tmp_path / "e.gguf").write_bytes(b"GGUF but not really")
     with pytest.raises(ConfigError, match="as GGUF"):
         GgufFile(tmp_path / "e.gguf")
+
+
+BIAS = values(1, HIDDEN)[0], Kind.F32
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fields", "named"),
+    [
+        ({"blk.0.attn_q.weight": (values(128, HIDDEN), Kind.F32)}, {}, "attn_q.weight is .128, 256."),
+        ({"blk.0.ffn_down.weight": (values(HIDDEN, 128), Kind.F32)}, {}, "ffn_down.weight is .256, 128."),
+        ({"rope_freqs.weight": (values(1, 16)[0], Kind.F32)}, {}, "rope_freqs.weight is .16,., and .* .32,."),
+        ({"blk.0.attn_q.bias": BIAS}, {}, ""),
+        ({"blk.0.attn_q.bias": (BIAS[0][:64], Kind.F32)}, {}, "attn_q.bias is .64,."),
+        ({"blk.0.ffn_gate.bias": BIAS}, {}, "llama has no tensor blk.0.ffn_gate.bias"),
+        ({"blk.1.attn_q.weight": (values(HIDDEN, HIDDEN), Kind.F32)}, {}, "llama has no tensor blk.1"),
+        ({}, {"attention__head_count_kv": 3}, "4 heads can't share 3 KV heads"),
+        ({}, {"attention__head_count": 0}, "num_heads is 0|by zero"),
+        ({}, {"attention__head_count": "many"}, "wrong field"),
+        ({}, {"attention__value_length": 32}, "another length than keys"),
+        ({}, {"expert_count": 4}, "llama.expert_count 4"),
+        ({}, {"rope__scale_linear": 2}, "llama.rope.scale_linear 2"),
+    ],
+)
+def test_what_is_in_the_file_is_the_network_of_the_header(
+    tensors: dict[str, tuple[np.ndarray, Kind]], fields: dict[str, int | str], named: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "m.gguf", tensors, **fields)  # type: ignore[arg-type]
+    if not named:
+        GgufFile(path)
+        return
+    with pytest.raises(ConfigError, match=named):
+        GgufFile(path)
 
 
 def test_hash_sees_every_value(tmp_path: Path) -> None:

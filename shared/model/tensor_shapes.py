@@ -1,0 +1,68 @@
+"""Which tensors a network of the Llama family consists of, and their shapes. What a file holds must be just that: a
+tensor too many would change the answers, and one of another shape would be read past its end by kernels that trust the
+configuration. Knows no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.core.errors import ConfigError
+from shared.model.config import LlamaConfig
+
+Shapes = dict[str, tuple[int, ...]]
+EXPERT_PARTS = ("gate", "up", "down")
+
+
+def tensor_shapes(config: LlamaConfig) -> Shapes:
+    """By the names of a TensorSource; rows first (out, in)."""
+    shapes: Shapes = {"embed": (config.vocab_size, config.hidden_size), "norm": (config.hidden_size,)}
+    if not config.tie_embeddings:
+        shapes["head"] = shapes["embed"]
+    for layer in range(config.num_layers):
+        parts = _attention_shapes(config) | _inner_shapes(config, layer)
+        shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
+    return shapes
+
+
+def _attention_shapes(config: LlamaConfig) -> Shapes:
+    hidden, rows = config.hidden_size, {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
+    shapes: Shapes = {name: (size, hidden) for name, size in rows.items()}
+    shapes |= {"o": (hidden, config.q_size), "attn_norm": (hidden,), "mlp_norm": (hidden,)}
+    shapes |= {f"{name}_bias": ((rows | {"o": hidden})[name],) for name in config.biases}
+    if config.qk_norm:
+        shapes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    if config.style.post_norms:
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    return shapes
+
+
+def _inner_shapes(config: LlamaConfig, layer: int) -> Shapes:
+    if config.experts is None or not config.has_experts(layer):
+        return _gated(config.hidden_size, config.intermediate_size)
+    shapes: Shapes = {"router": (config.experts.count, config.hidden_size)}
+    for expert in range(config.experts.count):
+        parts = _gated(config.hidden_size, config.experts.intermediate_size)
+        shapes |= {f"experts.{expert}.{part}": shape for part, shape in parts.items()}
+    return shapes
+
+
+def _gated(hidden: int, inner: int) -> Shapes:
+    return {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+
+
+def check_tensors(path: Path, family: str, wanted: Mapping[str, tuple[int, ...]], found: Shapes) -> None:
+    """Both by the names in the file. ConfigError names the first that is missing, too many, or of another shape."""
+    if missing := wanted.keys() - found.keys():
+        raise ConfigError(f"{path} has no tensor {first_of(missing)}")
+    if strange := found.keys() - wanted.keys():
+        raise ConfigError(f"{path}: {family} has no tensor {first_of(strange)}; without it the answers would be others")
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ConfigError(f"{path}: tensor {name} is {found[name]}, and the configuration says {shape}")
+
+
+def first_of(names: set[str]) -> str:
+    """The first of them, and how many more there are."""
+    first, *more = sorted(names)
+    return f"{first} (and {len(more)} more)" if more else first
