@@ -8,7 +8,7 @@ from shared.config.processes import NodeProcessConfig
 
 def run(config: NodeProcessConfig) -> int:
     """Serves until a signal; gives the exit code."""
-    core_plan.apply(core_plan.of_rank(config.cores, 0, config.parallel.num_ranks))
+    core_plan.apply(core_plan.of_node(config.cores, config.parallel))
     from decode_node.loop import DecodeSide
     from shared.handoff.build import run_node
     from shared.handoff.context import NodeContext

@@ -140,13 +140,15 @@ def node_specs(config: ClusterConfig, plan: ClusterCores, parent_pid: int) -> li
 
 def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, num_nodes: int) -> NodeProcessConfig:
     fraction = min(config.memory.mem_fraction, MOST_MEMORY / num_nodes)
-    tp = (role == "decode" and config.local.decode_tp) or config.parallel.tp
+    local, shared = config.local, config.parallel.of(role)
+    if role == "decode":
+        shared = replace(shared, tp=local.decode_tp or shared.tp, pp=local.decode_pp or shared.pp)
     return NodeProcessConfig(
         model=config.model,
         memory=replace(config.memory, mem_fraction=fraction),
         sched=config.sched,
         spec=config.spec,
-        parallel=replace(config.parallel.of(role), tp=tp),
+        parallel=shared,
         transfer=config.transfer,
         node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
         cores=cores,

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config.settings import CorePlan
+from shared.config.settings import CorePlan, ParallelConfig
 from shared.core.errors import ConfigError
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -62,6 +62,14 @@ def of_rank(plan: CorePlan, rank: int, size: int) -> CorePlan:
         return plan
     share = deal(plan.cpus, size)[rank] if plan.cpus else ()
     return replace(plan, threads=max(1, num_threads(plan) // size), cpus=share)
+
+
+def of_node(plan: CorePlan, parallel: ParallelConfig) -> CorePlan:
+    """Of a node's own process, which is rank 0. A pipeline's stages are threads of it: all on its cores, each with as
+    many threads as `threads` then says, so that together they have no more than one model would. With fewer threads
+    than stages these take turns."""
+    own = of_rank(plan, 0, parallel.num_ranks)
+    return own if parallel.pp == 1 else replace(own, threads=max(1, num_threads(own) // parallel.pp))
 
 
 def usable_cores() -> tuple[int, ...]:

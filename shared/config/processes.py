@@ -39,6 +39,20 @@ def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelCon
         )
 
 
+def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: TransferConfig) -> None:
+    if parallel.pp == 1:
+        return
+    if sched.device == "cuda":
+        raise ConfigError(
+            f"--pp {parallel.pp} --device cuda: each stage would need a device and pages of its own; use --device cpu"
+        )
+    if transfer.layer_parts > 1:
+        raise ConfigError(
+            f"--pp {parallel.pp} --layer-parts {transfer.layer_parts}: stages do not tell how far their layers are, so "
+            "pages travel whole"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RouterProcessConfig:
     """`router.app.run(config)`. The router reads the model's tokenizer and chat template, never its weights."""
@@ -73,6 +87,7 @@ class NodeProcessConfig:
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
+        check_pipeline(self.parallel, self.sched, self.transfer)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.transfer.check_transport(self.node)
 
@@ -98,6 +113,7 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
+        check_pipeline(self.parallel, self.sched, self.transfer)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.transfer.check_transport(self.node)
         self.router.check_addresses(has_keys=self.security.has_keys)
@@ -126,6 +142,7 @@ class RayClusterConfig:
     def __post_init__(self) -> None:
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
+        check_pipeline(self.parallel, self.sched, self.transfer)
         self.node.check_addresses(has_keys=self.security.has_keys)
         self.transfer.check_transport(self.node)
         self.router.check_addresses(has_keys=self.security.has_keys)

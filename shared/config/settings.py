@@ -197,7 +197,7 @@ class SpecConfig:
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """How many processes share the work of one node."""
+    """How many processes, or stages within one, share the work of one node."""
 
     tp: int = option(
         1,
@@ -212,15 +212,23 @@ class ParallelConfig:
         low=1,
         high=64,
     )
+    pp: int = option(
+        1,
+        "pipeline parallelism: stages of layers within the node's process, which share its threads (CPU only)",
+        low=1,
+        high=64,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.tp > 1 and self.dp > 1:
-            raise ConfigError(f"--tp {self.tp} --dp {self.dp}: a node shares out its model or its rows, not both")
+        sizes = {"--tp": self.tp, "--dp": self.dp, "--pp": self.pp}
+        given = [f"{flag} {size}" for flag, size in sizes.items() if size > 1]
+        if len(given) > 1:
+            raise ConfigError(f"{' '.join(given)}: a node shares out its model, its rows or its layers, one of them")
 
     def of(self, role: str) -> ParallelConfig:
         """What a node of this role takes of a whole cluster's."""
-        return self if role == "decode" else ParallelConfig(tp=self.tp)
+        return self if role == "decode" else ParallelConfig(tp=self.tp, pp=self.pp)
 
     @property
     def num_ranks(self) -> int:
@@ -381,6 +389,7 @@ class LocalConfig:
     prefill: int = option(1, "prefill nodes; 0: decode nodes prefill on their own", low=0, high=64)
     decode: int = option(1, "decode nodes; 0: prefill nodes decode on their own", low=0, high=64)
     decode_tp: int = option(0, "--tp of the decode nodes, where it is another than the prefill nodes'", low=0, high=64)
+    decode_pp: int = option(0, "--pp of the decode nodes, where it is another than the prefill nodes'", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
     stop_timeout_s: float = option(15.0, "seconds processes get to stop before they are killed", low=0.5, high=3600.0)
     max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)

@@ -36,9 +36,10 @@ from shared.handoff.routers import Routers
 from shared.handoff.tombstones import Tombstones
 from shared.kv.layout import layer_ends, page_bytes
 from shared.kv.manager import page_count
-from shared.model.interface import Model
+from shared.model.interface import Model, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.log_once import LogOnce
@@ -63,6 +64,7 @@ SideOf = Callable[[NodeContext], Side]
 class Loaded:
     model: Model
     drafter: Drafter | None
+    stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
@@ -116,12 +118,15 @@ def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRin
 
 
 def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
-    size = config.parallel.num_ranks
-    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_rank(config.cores, 0, size)))
-    device, streams = devices(config.sched, size)
+    size, num_stages = config.parallel.num_ranks, config.parallel.pp
+    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_node(config.cores, config.parallel)))
+    device, streams = devices(config.sched, max(size, num_stages))
+    if num_stages > core_plan.num_threads(config.cores):
+        log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
     started = time.monotonic()
     loaded = load(config, device, threads, others.model_group)
-    log.info("model loaded", model=loaded.model.spec.name, ranks=size, seconds=round(time.monotonic() - started, 2))
+    seconds = round(time.monotonic() - started, 2)
+    log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
     num_pages, max_context = plan_memory(config, loaded)
     settings = sched_settings(config, loaded.model, device, num_pages, max_context)
     sizes = core_sizes(
@@ -130,13 +135,19 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
     core = assemble_core(
         loaded.model,
-        make_streams(streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify),
+        make_streams(
+            streams,
+            on_thread_start=lambda: torch.set_num_threads(threads),
+            notify=notify,
+            num_stages=num_stages,
+        ),
         settings,
         sizes,
         drafter=loaded.drafter,
         overlap=config.sched.overlap and streams != "inline",
         widths=make_width_choice(config.spec),
         ranks=others.ranks,
+        stages=loaded.stages,
     )
     others.share(core.pool)
     return core
@@ -159,26 +170,39 @@ def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_
     )
 
 
-def devices(sched: SchedConfig, num_ranks: int) -> tuple[str, str]:
-    """(device, kind of streams). Several ranks share their pages as host memory."""
+def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
+    """(device, kind of streams). Several ranks share their pages as host memory, and so do stages."""
     if sched.device == "inline":
         return "cpu", "inline"
     device = sched.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and num_ranks == 1 else "cpu"
+        device = "cuda" if torch.cuda.is_available() and num_parts == 1 else "cpu"
     return device, device
 
 
 def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
-    """Drafts are rank 0's alone."""
+    """Drafts are rank 0's alone, and the first stage's stream's."""
     wanted = config.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     name, dtype, context, own = wanted.model, wanted.dtype, wanted.max_context, wanted.adapters
+    model: Model
+    stages: tuple[Stage, ...] = ()
     if group is not None:
         model = load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
+    elif (num_stages := config.parallel.pp) > 1:
+        model, stages = load_pipeline(
+            name,
+            dtype,
+            num_stages,
+            heads_every_row=config.node.role == "decode",
+            max_context=context,
+            threads=threads,
+            adapters=own,
+            formats=formats,
+        )
     else:
         model = load_model(name, dtype, device, max_context=context, threads=threads, adapters=own, formats=formats)
-    return Loaded(model, make_drafter(config.spec, wanted.model, model, threads))
+    return Loaded(model, make_drafter(config.spec, name, model, threads), stages)
 
 
 def plan_memory(config: NodeProcessConfig, loaded: Loaded) -> tuple[int, int]:

@@ -17,7 +17,8 @@ EntryFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Team:
-    """`size` threads: the caller's and size - 1 of torch's pool. Used by one thread at a time."""
+    """`size` threads: the caller's and size - 1 of torch's pool, which each caller has one of. Keeps nothing: several
+    threads may enter at once, and are as many teams."""
 
     def __init__(self, size: int) -> None:
         self._enter = _openmp_entry() if size > 1 else None

@@ -15,7 +15,7 @@ import torch
 from shared.kernel.noise import exact
 from shared.kv.pool import KVPool
 from shared.model.hashlm import HashLM, mix, odd_weight
-from shared.model.interface import ModelInputs, ModelOutput, Stage
+from shared.model.interface import Carried, ModelInputs, ModelOutput, Stage
 
 _u64 = np.uint64
 Sums = npt.NDArray[np.uint64]
@@ -109,17 +109,17 @@ def split(model: HashLM) -> tuple[Stage, Stage]:
     def layer(kv: KVPool, index: int) -> Sums:
         return kv.plane("kv").numpy().view(np.uint64)[:, index]
 
-    def lower(inputs: ModelInputs, carried: torch.Tensor | None, kv: KVPool) -> torch.Tensor:
-        return run_layer(inputs, model.salted(inputs), layer(kv, 0), model.window)
+    def lower(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried:
+        return Carried(run_layer(inputs, model.salted(inputs), layer(kv, 0), model.window))
 
-    def upper(inputs: ModelInputs, carried: torch.Tensor | None, kv: KVPool) -> ModelOutput:
+    def upper(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> ModelOutput:
         assert carried is not None
-        sums = run_layer(inputs, carried, layer(kv, 1), model.window)
+        sums = run_layer(inputs, carried.values, layer(kv, 1), model.window)
         states = sums[inputs.logits_idx]
         return ModelOutput(
             logits=model.logits_of(states.numpy().view(np.uint64)),
             hidden=states.unsqueeze(1),
-            aux=torch.stack([carried, sums, inputs.positions], dim=1),
+            aux=torch.stack([carried.values, sums, inputs.positions], dim=1),
         )
 
     return lower, upper

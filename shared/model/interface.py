@@ -122,10 +122,18 @@ class Model(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Carried:
+    """What a pipeline's stage gives to the next one, fresh tensors that are the receiver's from then on."""
+
+    values: torch.Tensor  # (T, H) float32, the residual with all that the layers so far add; HashLM: (T,) int64 sums
+    aux: torch.Tensor | None = None  # as ModelOutput.aux: of the layers so far, None while there are none
+
+
 class Stage(Protocol):
     """A part of a model's layers, one after another: a pipeline stage. Runs on its own stream."""
 
-    def __call__(self, inputs: ModelInputs, carried: torch.Tensor | None, kv: KVPool) -> torch.Tensor | ModelOutput:
+    def __call__(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
         """`carried`: what the stage before gave, None for the first. The last one gives the model's output. Writes the
         KV of all T tokens in its layers, and touches no others."""
         ...

@@ -22,8 +22,9 @@ from shared.kernel.linear import Columns
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
-from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+from shared.model.interface import Carried, ModelInputs, ModelOutput, ModelSpec
 from shared.model.lora import DOWN, GATE_UP, OUT, QKV, Adapter, AdapterRows
+from shared.model.span import Span, all_layers
 from shared.model.weights import LayerWeights, LlamaWeights
 
 KV_PLANE, SCALE_PLANE = "kv", "kv_scale"
@@ -40,7 +41,8 @@ def kv_planes(config: LlamaConfig, spec: ModelSpec, page_size: int) -> tuple[Pla
 
 
 class LlamaModel:
-    """Implements Model. One forward at a time: the kernels keep scratch buffers."""
+    """Implements Model; with a `span`, one stage of a pipeline. One forward at a time: the kernels keep scratch
+    buffers, so stages need kernels of their own."""
 
     def __init__(
         self,
@@ -51,9 +53,11 @@ class LlamaModel:
         blocks: BlockKernels,
         adapters: Sequence[Adapter] = (),
         all_columns: Columns = lambda own: own,
+        span: Span | None = None,
     ) -> None:
         """Weights, attention and adapters may give some columns of each result only: `all_columns` makes it whole."""
         self.config = config
+        self._span = span or all_layers(config)
         self.spec = spec
         self._weights = weights
         self._attention = attention
@@ -74,23 +78,38 @@ class LlamaModel:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
+        output = self.run(inputs, None, kv)
+        assert isinstance(output, ModelOutput)
+        return output
+
+    def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
+        """A Stage: its own layers."""
         scales = None if self.spec.kv_dtype == "auto" else kv.plane(SCALE_PLANE)
         self._attention.begin(inputs.for_attention(), kv.plane(KV_PLANE), scales)
-        residual = self._weights.embed[inputs.input_ids].float() * self._embed_scale
+        residual, aux = self._begin(inputs, carried)
         delta: torch.Tensor | None = None
-        aux: list[torch.Tensor] = []
         rows = None if inputs.adapters is None else AdapterRows(self._adapters, inputs.adapters)
-        *inner, last = self._weights.layers
-        for index, layer in enumerate(inner):
+        for index in self._span.whole_layers:
+            layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
             if inputs.layers is not None:
                 inputs.layers.reached(index + 1)
             delta = self._mlp(index, layer, residual, attended, rows)
-        attended = self._attend(len(inner), last, residual, delta, aux, rows)
+        if not self._span.is_last:
+            assert delta is not None
+            return Carried(residual.add_(delta), torch.cat(aux, dim=-1) if aux else None)
+        last = self._weights.layers[-1]
+        attended = self._attend(self._span.end - 1, last, residual, delta, aux, rows)
         wanted = inputs.logits_idx
         output = self._finish(last, residual[wanted], attended[wanted], None if rows is None else rows.take(wanted))
         output.aux = torch.cat(aux, dim=-1) if aux else None
         return output
+
+    def _begin(self, inputs: ModelInputs, carried: Carried | None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The residual (T, H) float32, which is written to, and what was captured so far."""
+        if carried is None:
+            return self._weights.embed[inputs.input_ids].float() * self._embed_scale, []
+        return carried.values, [] if carried.aux is None else [carried.aux]
 
     def _finish(
         self, last: LayerWeights, residual: torch.Tensor, attended: torch.Tensor, rows: AdapterRows | None

@@ -8,6 +8,9 @@ Same arithmetic and the same bits as LlamaModel on the same kernels. Tasks, in t
     a layer whose input is captured stores it in one task more, before its second half
     the last layer, after its attention, goes on with the E wanted rows alone, taken to other buffers by two tasks
     at the end     norm -> hidden (E), head -> logits (E)
+
+A pipeline's stage is a program of its own: without task 0 it starts from what the stage before carried over, and
+without the end all of its layers run on all tokens.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
-from shared.model.interface import LayerMarks, ModelInputs, ModelOutput, ModelSpec
+from shared.model.interface import Carried, LayerMarks, ModelInputs, ModelOutput, ModelSpec
 from shared.model.kernels import attention_shape, is_gelu
 from shared.model.llama import KV_PLANE, capped, check_layers, embed_scale, kv_planes
+from shared.model.span import Span, all_layers
 from shared.model.weights import LayerWeights, LlamaWeights
 
 BEFORE, TAKEN = 4, 2  # a layer's tasks up to its attention, and what takes the wanted rows
@@ -63,12 +67,14 @@ class Layout:
     aux: Index  # one per captured layer
 
 
-def make_layout(num_layers: int, captured: tuple[int, ...], has_posts: bool = False) -> Layout:
+def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> Layout:
+    """`captured`: counted from the span's first layer, as everything here."""
+    num_layers, taken = span.end - span.first, TAKEN * span.is_last
     names = GEMMA_BACK if has_posts else BACK
     stores = np.isin(np.arange(num_layers), captured)
-    front = 1 + (BEFORE + len(names)) * np.arange(num_layers) + stores.cumsum() - stores
+    front = span.is_first + (BEFORE + len(names)) * np.arange(num_layers) + stores.cumsum() - stores
     back = front + BEFORE + stores
-    back[-1] += TAKEN
+    back[-1] += taken
     end = int(back[-1])
     tasks = {name: back + n for n, name in enumerate(names)}
     return Layout(
@@ -76,8 +82,8 @@ def make_layout(num_layers: int, captured: tuple[int, ...], has_posts: bool = Fa
         *(tasks[name] for name in BACK),
         out_post=tasks.get("out_post"),
         down_post=tasks.get("down_post"),
-        take_residual=end - 2,
-        take_attended=end - 1,
+        take_residual=end - taken,
+        take_attended=end - taken + 1,
         last_norm=end + len(names),
         head=end + len(names) + 1,
         aux=front[stores] + BEFORE,
@@ -102,10 +108,15 @@ def obstacle(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights) -> str
 
 
 class CompiledLlama:
-    """Implements Model. One forward at a time: all steps use the same buffers, which grow to the largest one."""
+    """Implements Model; with a `span`, one stage of a pipeline. One forward at a time: all steps use the same buffers,
+    which grow to the largest one."""
 
-    def __init__(self, config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, team: Team) -> None:
+    def __init__(
+        self, config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, team: Team, span: Span | None = None
+    ) -> None:
         self.config, self.spec = config, spec
+        self._span = span or all_layers(config)
+        self._layers = np.arange(self._span.first, self._span.end)
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
@@ -116,8 +127,8 @@ class CompiledLlama:
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         check_layers(layers, self.config.num_layers)
-        self._captured = layers
-        self._at = make_layout(self.config.num_layers, layers, self.config.style.post_norms)
+        self._captured = self._span.own(layers)
+        self._at = make_layout(self._span, self._captured, self.config.style.post_norms)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
         self._program = Program(self._team, tasks, self._words)
@@ -129,21 +140,41 @@ class CompiledLlama:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """Runs on the forward stream; the returned tensors are fresh and belong to the caller."""
+        output = self.run(inputs, None, kv)
+        assert isinstance(output, ModelOutput)
+        return output
+
+    def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
+        """A Stage: its own layers."""
         num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
         check_range("input ids", inputs.input_ids, self.config.vocab_size)
         check_range("logits_idx", inputs.logits_idx, num_tokens)
         self._step.begin(inputs.for_attention(), kv.plane(KV_PLANE))
         self._reserve(max(num_tokens, num_outputs))
-        hidden = torch.empty(num_outputs, self.config.hidden_size, dtype=self._dtype)
-        head = self._weights.head
+        self._fill_step(num_tokens, num_outputs if self._span.is_last else num_tokens)
+        ids = inputs.input_ids.contiguous()
+        if carried is None:
+            self._words[0, blocks.SOURCE] = ids.data_ptr()
+        else:
+            self._residual[0, :num_tokens] = carried.values
+        own = self._fill_aux(num_tokens)
+        if not self._span.is_last:
+            self._run(None, inputs.layers)
+            values = self._residual[0, :num_tokens] + self._change[:num_tokens]
+            return Carried(values, _with_own(carried, own))
+        output = self._run_to_end(inputs.logits_idx.contiguous(), inputs.layers)
+        output.aux = _with_own(carried, own)
+        return output
+
+    def _run_to_end(self, wanted: torch.Tensor, layers: LayerMarks | None) -> ModelOutput:
+        at, words, head = self._at, self._words, self._weights.head
         assert isinstance(head, TileLinear)
-        logits = head.empty(num_outputs)
-        ids, wanted = inputs.input_ids.contiguous(), inputs.logits_idx.contiguous()
-        self._fill_step(ids, wanted, hidden, logits)
-        aux = self._fill_aux(num_tokens)
-        self._run(None if num_outputs else self._at.take_residual, inputs.layers)
-        logits = capped(head.cut(logits), self.config.style.logit_cap)
-        return ModelOutput(logits=logits, hidden=hidden, aux=aux)
+        hidden, logits = torch.empty(len(wanted), self.config.hidden_size, dtype=self._dtype), head.empty(len(wanted))
+        words[[at.take_residual, at.take_attended], blocks.WEIGHT] = wanted.data_ptr()
+        words[at.last_norm, blocks.OUT] = words[at.head, product.X] = hidden.data_ptr()
+        words[at.head, product.OUT] = logits.data_ptr()
+        self._run(None if len(wanted) else at.take_residual, layers)
+        return ModelOutput(logits=capped(head.cut(logits), self.config.style.logit_cap), hidden=hidden)
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
         """In one call, or in one for each group of layers that somebody waits for."""
@@ -163,17 +194,12 @@ class CompiledLlama:
         self._words[self._at.aux, blocks.OUT] = aux.data_ptr() + np.arange(len(self._captured)) * row * aux.itemsize
         return aux
 
-    def _fill_step(self, ids: torch.Tensor, wanted: torch.Tensor, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+    def _fill_step(self, num_tokens: int, num_last: int) -> None:
         at, words = self._at, self._words
-        words[: at.take_residual, NUM_ROWS] = len(ids)
-        words[at.take_residual :, NUM_ROWS] = len(wanted)
-        words[0, blocks.SOURCE] = ids.data_ptr()
-        words[[at.take_residual, at.take_attended], blocks.WEIGHT] = wanted.data_ptr()
-        words[at.last_norm, blocks.OUT] = words[at.head, product.X] = hidden.data_ptr()
-        words[at.head, product.OUT] = logits.data_ptr()
-        layers = np.arange(self.config.num_layers)
+        words[: at.take_residual, NUM_ROWS] = num_tokens
+        words[at.take_residual :, NUM_ROWS] = num_last
         for tasks in (at.write, at.attend):
-            self._step.fill(words, tasks, layers)
+            self._step.fill(words, tasks, self._layers)
 
     def _make_tasks(self) -> list[Any]:
         config, is_half = self.config, self._dtype == torch.bfloat16
@@ -183,12 +209,13 @@ class CompiledLlama:
         attend = attention.make_tasks(attention_shape(config), self._dtype)
         multiply = product.make_task(is_half, is_half)
         front, back = [norm, multiply, *attend], [multiply, *post, norm, multiply, gate, multiply, *post]
-        fronts = [front + self._capture(layer) for layer in range(config.num_layers)]
+        fronts = [front + self._capture(layer) for layer in range(len(self._layers))]
         take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
         inner = [task for front in fronts[:-1] for task in front + back]
         end = [norm, product.make_task(is_half, False)]
         embed = blocks.make_embed(config.hidden_size, is_half, embed_scale(config, self._dtype))
-        return [embed, *inner, *fronts[-1], *take, *back, *end]
+        last = [*fronts[-1], *take, *back, *end] if self._span.is_last else [*fronts[-1], *back]
+        return [*[embed] * self._span.is_first, *inner, *last]
 
     def _capture(self, layer: int) -> list[Any]:
         if layer not in self._captured:
@@ -198,9 +225,12 @@ class CompiledLlama:
 
     def _fill_weights(self) -> None:
         at, words, weights = self._at, self._words, self._weights
-        words[0, blocks.WEIGHT] = weights.embed.data_ptr()
-        for index, layer in enumerate(weights.layers):
-            self._fill_layer(index, layer)
+        if self._span.is_first:
+            words[0, blocks.WEIGHT] = weights.embed.data_ptr()
+        for index, layer in enumerate(self._layers):
+            self._fill_layer(index, weights.layers[layer])
+        if not self._span.is_last:
+            return
         words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()
         assert isinstance(weights.head, TileLinear)
         weights.head.fill(words[at.head])
@@ -241,19 +271,16 @@ class CompiledLlama:
         residual, wanted = (part.data_ptr() for part in self._residual)
         attended, wanted_attended = (part.data_ptr() for part in self._attended)
         change, normed = self._change.data_ptr(), self._normed.data_ptr()
-        words[0, blocks.OUT] = residual
+        if self._span.is_first:
+            words[0, blocks.OUT] = residual
         words[at.norm, blocks.SOURCE], words[at.norm, blocks.OUT] = residual, normed
         words[at.norm[1:], blocks.DELTA] = change
         words[at.aux, blocks.SOURCE] = residual
         words[at.qkv, product.X], words[at.qkv, product.OUT] = normed, self._qkv.data_ptr()
         for task in (at.write, at.attend):
             words[task, attention.QKV], words[task, attention.OUT] = self._qkv.data_ptr(), attended
-        words[at.take_residual, [blocks.SOURCE, blocks.OUT]] = residual, wanted
-        words[at.take_attended, [blocks.SOURCE, blocks.OUT]] = attended, wanted_attended
         words[at.out, product.X], words[at.out, product.OUT] = attended, change
-        words[at.out[-1], product.X] = wanted_attended
         words[at.mlp_norm, blocks.SOURCE], words[at.mlp_norm, blocks.OUT] = residual, normed
-        words[at.mlp_norm[-1], blocks.SOURCE] = wanted
         words[at.mlp_norm, blocks.DELTA] = change
         for tasks in (at.out_post, at.down_post):
             if tasks is not None:
@@ -261,7 +288,19 @@ class CompiledLlama:
         words[at.gate_up, product.X], words[at.gate_up, product.OUT] = normed, self._gate_up.data_ptr()
         words[at.gate, blocks.SOURCE], words[at.gate, blocks.OUT] = self._gate_up.data_ptr(), self._inner.data_ptr()
         words[at.down, product.X], words[at.down, product.OUT] = self._inner.data_ptr(), change
+        if not self._span.is_last:
+            return
+        words[at.take_residual, [blocks.SOURCE, blocks.OUT]] = residual, wanted
+        words[at.take_attended, [blocks.SOURCE, blocks.OUT]] = attended, wanted_attended
+        words[at.out[-1], product.X] = wanted_attended
+        words[at.mlp_norm[-1], blocks.SOURCE] = wanted
         words[at.last_norm, [blocks.SOURCE, blocks.DELTA]] = wanted, change
+
+
+def _with_own(carried: Carried | None, own: torch.Tensor | None) -> torch.Tensor | None:
+    """What the stages so far have captured, side by side."""
+    before = None if carried is None else carried.aux
+    return own if before is None else before if own is None else torch.cat((before, own), dim=-1)
 
 
 def check_range(name: str, values: torch.Tensor, limit: int) -> None:

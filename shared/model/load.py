@@ -28,9 +28,10 @@ from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelSpec
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, pick_kernels
 from shared.model.llama import LlamaModel
-from shared.model.lora import AdaptedModel, Adapter, load_adapter
+from shared.model.lora import AdaptedModel, Adapter, LlamaLike, load_adapter
 from shared.model.lora_file import LoraFolder
 from shared.model.safetensors_folder import SafetensorsFolder
+from shared.model.span import Span
 from shared.model.weights import LlamaWeights, TensorSource, load_weights, weights_bytes
 
 WARM_PAGE = 8
@@ -124,7 +125,7 @@ def build_model(
     spec = spec_of(source, dtype, context, formats, folders)
     make = picked.make_linear
     adapters = [load_adapter(folder.pairs, config, DTYPES[dtype], device, make) for folder in folders.values()]
-    model = _assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
+    model = assemble(config, spec, weights, picked, adapters, as_program=kernels == "auto")
     if device.type == "cpu":
         warm_up(model)
     return model
@@ -155,22 +156,24 @@ def spec_of(
     )
 
 
-def _assemble(
+def assemble(
     config: LlamaConfig,
     spec: ModelSpec,
     weights: LlamaWeights,
     picked: Kernels,
     adapters: Sequence[Adapter],
     as_program: bool,
-) -> Model:
+    span: Span | None = None,
+) -> LlamaLike:
+    """`span`: for a stage, which has kernels of its own; all layers when not given."""
     attention = picked.make_attention(weights.rope, weights.local_rope)
-    model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters)
+    model = LlamaModel(config, spec, weights, attention, picked.blocks, adapters, span=span)
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, obstacle
 
         reason = obstacle(config, spec, weights)
         if reason is None:
-            program = CompiledLlama(config, spec, weights, picked.team)
+            program = CompiledLlama(config, spec, weights, picked.team, span)
             return AdaptedModel(program, model) if adapters else program
         logging.getLogger(__name__).info("a step runs kernel by kernel, not as one compiled program: %s", reason)
     return model

@@ -16,7 +16,7 @@ from shared.kernel.linear import Linear, LinearFactory
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.model.lora_file import LoraPair
 
 QKV, OUT, GATE_UP, DOWN = "qkv", "out", "gate_up", "down"
@@ -72,12 +72,13 @@ class AdapterRows:
 
 
 class LlamaLike(Model, Protocol):
-    """What a draft head needs of its target, too."""
+    """What a draft head needs of its target, and a pipeline of its parts, too."""
 
     config: LlamaConfig
     embed: torch.Tensor
 
     def capture_aux(self, layers: tuple[int, ...]) -> None: ...
+    def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput: ...
 
 
 class AdaptedModel:
@@ -96,4 +97,11 @@ class AdaptedModel:
         return self._plain.kv_planes(page_size)
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
-        return (self._plain if inputs.adapters is None else self._adapted).forward(inputs, kv)
+        return self._for(inputs).forward(inputs, kv)
+
+    def run(self, inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
+        """A Stage, where both are one."""
+        return self._for(inputs).run(inputs, carried, kv)
+
+    def _for(self, inputs: ModelInputs) -> LlamaLike:
+        return self._plain if inputs.adapters is None else self._adapted

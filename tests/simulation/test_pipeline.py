@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pair_rig import make_pair, run_pair
 from rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from script import FORWARD, SCHEDULE, TRANSFER, Script, job
+from script import COPY, FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.errors import ConfigError
 from shared.core.request import FinishReason
@@ -19,6 +19,7 @@ from shared.model.hash_reference import reference_stream
 from shared.model.hashlm import HashLM
 from shared.model.hashlm_stages import split
 from shared.sched.assemble import CoreSizes, assemble_core
+from shared.sched.events import ChunkReady, PrefillDone
 from shared.sched.scheduler import Arrival
 from shared.sched.settings import SchedSettings
 
@@ -139,6 +140,40 @@ def test_a_pull_comes_after_all_stages_of_the_zombie_that_writes_the_page() -> N
     assert [done.tag for done in jobs.take_done()] == [arrived]
     script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 14, (), {})])
     assert script.finish().streams["r2"] == arriving.expected()
+
+
+def test_pages_are_announced_when_the_last_stage_has_written_them() -> None:
+    script = Script(stages=2, chunk_size=8)
+    req = job(1, 30, 8).request(handoff_to="there")
+    script.core.scheduler.submit(req)
+    for _ in range(4):
+        script.core.loop.step()
+        for stream in (SCHEDULE, FORWARD, COPY):
+            script.world.run_stream(stream)
+        assert not script.core.scheduler.take_events(), "the last stage has not begun"
+    pages, announced = script.core.kv.rows.pages_of(req.row).tolist(), []
+    plane = script.core.pool.plane("kv")
+    while not announced or announced[-1] < 30:
+        script.core.loop.step()
+        for event in script.core.scheduler.take_events():
+            if isinstance(event, ChunkReady):
+                announced.append(event.num_tokens)
+                whole = plane[pages[: event.num_tokens // 4]]  # (pages, 2 layers, 4 slots)
+                assert whole.all(), "a layer of it is not there"
+            elif isinstance(event, PrefillDone):
+                announced.append(event.committed)
+        script.world.run_stream(STAGE)
+        for stream in (FORWARD, COPY, SCHEDULE):
+            script.world.run_stream(stream)
+    assert announced == [8, 16, 24, 30]
+
+
+def test_nobody_hears_of_layers_while_stages_run() -> None:
+    """A mark after the first stage would say that pages hold what the second has yet to write."""
+    script = Script(stages=2, layer_ends=(1,))
+    script.core.scheduler.submit(job(1, 30, 8).request(handoff_to="there"))
+    script.step_done()
+    assert script.plans and not any(plan.layer_ends for plan in script.plans)
 
 
 @pytest.mark.parametrize("tree", [False, True])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config.core_plan import cpu_quota, environment, num_threads, of_rank, plan_cores, usable_cores
-from shared.config.settings import CorePlan
+from shared.config.core_plan import cpu_quota, environment, num_threads, of_node, of_rank, plan_cores, usable_cores
+from shared.config.settings import CorePlan, ParallelConfig
 
 
 def test_two_cores_one_pair():
@@ -73,6 +73,19 @@ def test_a_node_s_cores_are_dealt_out_among_its_ranks(cpus, size, shares):
 def test_without_cores_of_their_own_ranks_share_the_threads():
     plans = [of_rank(CorePlan(threads=6, wait_policy="active"), rank, 4) for rank in range(4)]
     assert plans == [CorePlan(threads=1, wait_policy="active")] * 4
+
+
+@pytest.mark.parametrize(("threads", "stages", "each"), [(2, 1, 2), (2, 2, 1), (5, 2, 2), (8, 4, 2), (1, 2, 1)])
+def test_the_stages_of_a_node_share_its_threads_and_stay_on_its_cores(threads, stages, each):
+    cpus = tuple(range(threads))
+    plan = of_node(CorePlan(cpus=cpus, wait_policy="active"), ParallelConfig(pp=stages))
+    assert (num_threads(plan), plan.cpus, plan.wait_policy) == (each, cpus, "active")
+    assert num_threads(plan) * stages <= max(threads, stages)
+
+
+def test_a_node_of_several_ranks_takes_the_first_one_s_share():
+    plan = CorePlan(threads=4, cpus=(0, 1, 2, 3))
+    assert of_node(plan, ParallelConfig(tp=2)) == of_rank(plan, 0, 2)
 
 
 def test_no_cores_or_no_nodes_is_a_mistake_of_the_caller():

@@ -163,6 +163,14 @@ def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
     assert [parsed(spec.argv[4:])[1].parallel.tp for spec in specs[1:]] == sizes
 
 
+@pytest.mark.parametrize(("pp", "decode_pp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (2, 1, [2, 1]), (1, 3, [1, 3])])
+def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
+    config = replace(cluster(prefill=1, decode=1), parallel=ParallelConfig(pp=pp))
+    config = replace(config, local=replace(config.local, decode_pp=decode_pp))
+    specs = local.child_specs(config, (0, 1), parent_pid=42)
+    assert [parsed(spec.argv[4:])[1].parallel.pp for spec in specs[1:]] == sizes
+
+
 def test_a_taken_port_is_refused_before_anything_starts():
     with local.bound("127.0.0.1", 0) as taken:
         taken.listen()

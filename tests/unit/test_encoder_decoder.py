@@ -26,6 +26,7 @@ from shared.config.settings import LimitsConfig, SpecConfig
 from shared.core.errors import ConfigError, InvalidRequest
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
 from shared.spec.choose import make_drafter
 
@@ -182,9 +183,11 @@ def test_what_it_can_t_do_is_refused_by_name(folder: Path, wanted: dict[str, obj
         load_model(str(folder), **{"dtype": "float32"} | wanted)
 
 
-def test_ranks_and_draft_heads_are_refused_by_name(folder: Path) -> None:
+def test_ranks_stages_and_draft_heads_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--tp"):
         load_shard(str(folder), "float32", None)
+    with pytest.raises(ConfigError, match="--pp 2: models with an encoder"):
+        load_pipeline(str(folder), "float32", 2)
     model = load_model(str(folder), "float32")
     for spec in ("eagle", "mtp"):
         with pytest.raises(ConfigError, match=f"--spec {spec}"):

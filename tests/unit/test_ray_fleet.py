@@ -418,9 +418,12 @@ def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
     assert environment("auto")["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
-@pytest.mark.parametrize(("given", "prefill", "decode"), [({"tp": 2}, (2, 1), (2, 1)), ({"dp": 3}, (1, 1), (1, 3))])
+@pytest.mark.parametrize(
+    ("given", "prefill", "decode"),
+    [({"tp": 2}, (2, 1, 1), (2, 1, 1)), ({"dp": 3}, (1, 1, 1), (1, 3, 1)), ({"pp": 2}, (1, 1, 2), (1, 1, 2))],
+)
 def test_nodes_get_their_ranks_and_prefill_nodes_share_out_no_rows(given, prefill, decode):
     settings = config(parallel=ParallelConfig(**given))
     for name, expected in (("prefill-0", prefill), ("decode-0", decode)):
         parallel = plan.node_config(settings, name, HERE, (), CorePlan()).parallel
-        assert (parallel.tp, parallel.dp) == expected
+        assert (parallel.tp, parallel.dp, parallel.pp) == expected

@@ -1,0 +1,56 @@
+"""Nodes of several pipeline stages as real processes: streams are the oracle's, whatever the other node has."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, baton_up
+from mixed_clients import make_client, stream_all
+
+FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--pp", "2"),
+        ("--pp", "2", "--decode-pp", "1", "--spec", "eagle"),
+        ("--decode-pp", "2", "--transport", "zmq", "--spec", "ngram", "--max-running", "6"),
+    ],
+    ids=" ".join,
+)
+def test_streams_of_any_pair_are_the_oracles(flags: tuple[str, ...], tmp_path: Path) -> None:
+    with baton_up(tmp_path / "up.log", *FLAGS, *flags) as cluster:
+        clients = [make_client(index, 60) for index in range(12)]
+        asyncio.run(stream_all(cluster.url, clients))
+        for client in clients:
+            client.check()
+        pulled = [value for (name, _), value in cluster.metrics().items() if name == "baton_handoff_bytes_total"]
+        assert sum(pulled) > 0
+        cluster.eventually(cluster.at_rest, "all pages and rows are back")
+        assert cluster.pages_partition()
+        said = cluster.log_path.read_text()
+        wanted = {"--pp": 2, "--decode-pp": 2}
+        assert any(f"stages={wanted[flag]}" in said for flag in flags if flag in wanted)
+
+
+def test_a_node_with_more_stages_than_layers_does_not_start() -> None:
+    command = (
+        sys.executable,
+        "-m",
+        "deploy.cli",
+        "decode",
+        "--router",
+        "tcp://127.0.0.1:1",
+        "--model",
+        "hashlm",
+        "--pp",
+        "3",
+    )
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode != 0
+    assert "--pp 3: hashlm has 2 layers" in ended.stderr and "Traceback" not in ended.stderr
