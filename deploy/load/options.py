@@ -82,7 +82,9 @@ def add_prompts(group: Any) -> None:
     group.add_argument(
         "--prompts", type=Path, metavar="FILE", help="a prompt per line, or .jsonl with prompt, messages or turns"
     )
-    group.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake's format: timestamp, lengths, hash_ids")
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE", help="Mooncake's format: timestamp, lengths, hash_ids; no --rate then"
+    )
     number(group, "--trace-speed", 1.0, "X", "2 plays it in half the time")
     whole(group, "--longest-prompt", 0, "N", "cut the trace's prompts there, for models with a short context; 0: none")
 

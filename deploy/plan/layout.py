@@ -27,7 +27,7 @@ class Layout:
 
     def __str__(self) -> str:
         if not self.is_disaggregated:
-            return f"{self.num_nodes} aggregated, mixed chunks of {self.mixed_chunk_size}"
+            return f"{self.num_nodes} aggregated, chunks of {self.chunk_size} (mixed {self.mixed_chunk_size})"
         local = f", prompts to {self.local_tokens} on decode nodes" if self.local_tokens else ""
         mixed = f" (mixed {self.mixed_chunk_size})" if self.local_tokens else ""
         return f"{self.prefill}P {self.decode}D, chunks of {self.chunk_size}{mixed}{local}"

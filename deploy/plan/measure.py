@@ -111,22 +111,31 @@ def child(config: NodeProcessConfig, cpus: tuple[int, ...], *words: str) -> list
 
 def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say: Say) -> Steps:
     out = folder / "steps.json"
-    with subprocess.Popen(child(config, cpus, "--out", str(out)), stdout=subprocess.PIPE, text=True) as process:
+    with running(child(config, cpus, "--out", str(out))) as process:
         assert process.stdout is not None
         for line in process.stdout:
             say(f"  {line.rstrip()}")
-    if process.returncode:
-        raise ConfigError(f"the node that is measured ended with {process.returncode}; what it said is above")
+        code = process.wait()
+    if code:
+        raise ConfigError(f"the node that is measured ended with {code}; what it said is above")
     return msgspec.json.decode(out.read_bytes(), type=Steps)
 
 
 @contextlib.contextmanager
 def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None]:
-    with subprocess.Popen(child(config, cpus, "--busy"), stdout=subprocess.PIPE, text=True) as process:
+    with running(child(config, cpus, "--busy")) as process:
         assert process.stdout is not None
+        if process.stdout.readline().strip() != "busy":
+            raise ConfigError("the neighbour that a node is measured beside did not start; see above")
+        yield
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Gone when the body is over, however that ends. Ctrl-C is for this process alone: a child would only complain."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
-            if process.stdout.readline().strip() != "busy":
-                raise ConfigError("the neighbour that a node is measured beside did not start; see above")
-            yield
+            yield process
         finally:
             process.kill()
+            process.wait()

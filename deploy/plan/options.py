@@ -17,12 +17,18 @@ any size with the scheduler and the placement that serve.
 
   baton plan measure                                     this machine's nodes: a few minutes, nothing else may run
   baton plan find --rate 4 --prompt-tokens 600 --slo 'ttft<1s,itl<80ms'        on one such machine
-  baton plan find --rate 400 --machines 200 --trace mooncake.jsonl             on two hundred
+  baton plan find --rate 400 --machines 200                                    on two hundred
+  baton plan find --machines 200 --trace mooncake.jsonl                        a trace has times of its own
   baton plan find --rate 400 --fewest --slo 'ttft<1s,tpot<50ms'                how many does it take?
 
 The load is described as for `baton load`, and judged as it judges; the answer names flags for `baton up`.
+Exit status: 0 an answer ("does not meet" is one), 2 a flag or the profile makes no sense.
 """
 FIND_EPILOG = """\
+how long it takes
+  3 to 4 ms of one core for each simulated request of 64 tokens, and some 30 simulations; of more than eight machines
+  most simulate a few only, under their share of the load. --requests and --duration bound it.
+
 how far to believe it
   Simulated are steps (as measured, by their shape), queues, chunks, mixed steps, memory, prefix caches, placement and
   hand-offs. Not simulated are failures, speculation, and links between machines: the hand-off is as fast as on the

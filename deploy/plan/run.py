@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import shlex
 import sys
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from deploy.load.collector import no_collector
 from deploy.load.plan import LoadPlan
 from deploy.load.table import ms, with_interval
 from deploy.plan import profile as profiles
 from deploy.plan.asked import load_plan_of
 from deploy.plan.layout import Layout
 from deploy.plan.profile import AT_ONCE, Profile, StepCosts, StepShape
-from deploy.plan.search import Finding, fewest_machines, find
+from deploy.plan.progress import watching
+from deploy.plan.search import Finding, find, find_fewest
 from deploy.plan.simulate import Forecast, forecast
 from deploy.plan.tokens import Tokens
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
-from shared.config.flags import given_values
+from shared.config.flags import given_values, to_argv
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig, ModelConfig
 from shared.core.errors import ConfigError
 
 SHOWN = 12
@@ -49,6 +54,7 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
     cores = usable_cores()
     config = load(NodeProcessConfig, given_values(args))
     shares = shares_of(args.cores_per_node, len(cores))
+    require_writable("--out", args.out)
     console.print(f"measuring on {len(cores)} cores; anything else that runs here falsifies it", highlight=False)
     profile = measure(config, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
     profiles.save(profile, args.out)
@@ -96,21 +102,25 @@ def rates(costs: StepCosts) -> list[str]:
 def run_find(args: argparse.Namespace, console: Console) -> int:
     if args.machines < 1 or args.most_machines < 1:
         raise ConfigError("--machines and --most-machines must be 1 or more")
+    if args.json is not None:
+        require_writable("--json", args.json)
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
     tokens = Tokens(load_text_model(profile.model))
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("")
+    machines: int | None = args.machines
+    with watching(console) as watch, no_collector():
 
         def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
-            progress.update(task, description=f"simulating {layout}")
-            return forecast(layout, profile, tokens, load)
+            watch.begins(layout, load.load)
+            found = forecast(layout, profile, tokens, load, watch.passes)
+            gc.collect()  # the simulated nodes, which hold each other
+            return found
 
-        machines: int | None = args.machines
         if args.fewest:
-            machines = fewest_machines(profile, plan, args.most_machines, args.slo_share, forecaster)
-        finding = find(profile, plan, machines or args.most_machines, forecaster)
-    for line in verdict(finding, plan, args.slo_share, machines or args.most_machines):
+            machines, finding = find_fewest(profile, plan, args.most_machines, args.slo_share, forecaster)
+        else:
+            finding = find(profile, plan, args.machines, forecaster)
+    for line in verdict(finding, plan, args, machines, profile):
         console.print(line, highlight=False)
     console.print(table_of(finding))
     if args.json is not None:
@@ -118,17 +128,47 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def verdict(finding: Finding, plan: LoadPlan, share: float, machines: int) -> list[str]:
-    best, other = finding.best, finding.other
-    unit = f"{machines} machine{'s' if machines > 1 else ''}"
+def require_writable(flag: str, path: Path) -> None:
+    """Ahead of minutes of work. Leaves nothing there."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: no file can be written there")
+
+
+def verdict(
+    finding: Finding, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
+) -> list[str]:
+    """`machines` None: not even the most that --fewest may take are enough."""
+    best, other, share = finding.best, finding.other, args.slo_share
+    num = machines or args.most_machines
     meets = "meets" if best.share >= share else "does not meet"
     kind = "Disaggregate" if best.layout.is_disaggregated else "Do not disaggregate"
-    lines = [f"[bold]{kind}[/]: on {unit}, {best.layout} {meets} {plan.slo} ({best.share:.1%} of requests)."]
+    on = f"{several(num, 'machine')}, nodes of {several(best.layout.cores, 'core')}"
+    lines = [f"[bold]{kind}[/]: on {on}, {best.layout} {meets} {plan.slo} ({best.share:.1%} of requests)."]
     if other is not None:
-        lines.append(f"The best of the other kind, {other.layout}, has {other.share:.1%}.")
+        also = " and would meet it, too close to tell by chance" if other.share >= share > best.share else ""
+        lines.append(f"The best of the other kind, {other.layout}, has {other.share:.1%}{also}.")
+    if other is not None and not profile.has_handoff:
+        lines.append(
+            "No hand-off was measured (the machine was one node): none takes time here, so disaggregation looks better "
+            "than it is."
+        )
+    lines += [f"  {number} requests failed: {escape(text)}" for text, number in best.summary.errors.items()]
     if best.share < share:
-        lines.append("Fewer requests a second, more machines (--fewest) or a wider SLO are needed.")
-    return [*lines, f"  baton up {shlex.join(best.layout.flags())}"]
+        more = f"more than {num} machines (--most-machines)" if args.fewest else "more machines (--fewest)"
+        lines.append(f"Fewer requests a second, {more} or a wider SLO are needed.")
+    where = "over all machines, in the words of baton up:" if num > 1 else "baton up"
+    return [*lines, f"  {where} {shlex.join([*best.layout.flags(), *model_flags(profile)])}"]
+
+
+def several(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def model_flags(profile: Profile) -> list[str]:
+    """What was measured, where it is not what a node does by itself."""
+    model = ModelConfig(model=profile.model, dtype=profile.dtype)
+    memory = MemoryConfig(page_size=profile.page_size, max_running=profile.max_running)
+    return to_argv(NodeProcessConfig(model=model, memory=memory))
 
 
 def table_of(finding: Finding) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.load.plan import LoadPlan
@@ -15,6 +15,8 @@ from deploy.plan.profile import Profile
 from deploy.plan.tokens import Tokens
 from deploy.plan.world import World
 from shared.core.errors import ConfigError
+
+Passes = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,19 @@ class Forecast:
         return self.summary.goodput.value
 
 
-def play_virtual(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan) -> tuple[list[Record], World]:
+def play_virtual(
+    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
+) -> tuple[list[Record], World]:
     world = World(layout, profile, tokens)
-    records = world.play(plan.load.driver([], plan.truth.every), plan.load.duration_s + plan.drain_s)
-    return records, world
+    driver = plan.load.driver([], plan.truth.every)
+    return world.play(driver, plan.load.duration_s + plan.drain_s, passes), world
 
 
-def forecast(layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan) -> Forecast:
-    """Raises ConfigError for a load of which nothing can be judged."""
-    records, world = play_virtual(layout, profile, tokens, plan)
+def forecast(
+    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
+) -> Forecast:
+    """`passes` is told the virtual time. Raises ConfigError for a load of which nothing can be judged."""
+    records, world = play_virtual(layout, profile, tokens, plan, passes)
     summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
     if math.isnan(summary.slo_share.value):
         raise ConfigError(

@@ -139,14 +139,15 @@ class World:
     def now(self) -> float:
         return self._clock.now
 
-    def play(self, driver: Driver, until: float) -> list[Record]:
-        """All that the driver asks; what is open at `until` has failed."""
+    def play(self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None) -> list[Record]:
+        """All that the driver asks; what is open at `until` has failed. `passes` is told the time after each event."""
         self._driver = driver
         self._take_due()
         while self._agenda and self._agenda[0][0] <= until:
             self._clock.now, _, action = heapq.heappop(self._agenda)
             action()
             self._take_due()
+            passes(self._clock.now)
         for record in self._records:
             if math.isnan(record.end):
                 record.error = UNFINISHED

@@ -11,7 +11,14 @@ import plan_cases as made
 import pytest
 
 from deploy import cli
+from deploy.load.plan import LoadPlan
 from deploy.plan import profile as profiles
+from deploy.plan import search
+from deploy.plan.asked import load_plan_of
+from deploy.plan.layout import Layout
+from deploy.plan.profile import PathProfile, Profile
+from deploy.plan.run import verdict
+from deploy.plan.simulate import Forecast, forecast
 from shared.core.errors import ConfigError
 
 
@@ -59,6 +66,41 @@ def test_all_forecasts_can_be_kept(saved: Path, tmp_path: Path) -> None:
     assert find(saved, "--rate", "2", "--json", str(out)) == 0
     found = json.loads(out.read_text())
     assert found["tried"] and found["tried"][0]["summary"]["num_ok"] == 30
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_work(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert find(saved, "--rate", "2", "--json", str(tmp_path / "none" / "found.json")) == 2
+    assert find(saved, "--rate", "2", "--json", str(tmp_path)) == 2
+    said = capsys.readouterr()
+    assert said.err.count("no file can be written there") == 2 and not said.out
+
+
+def test_a_load_that_fits_no_node_says_so(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert find(saved, "--rate", "2", "--output-tokens", "5000") == 0
+    assert " requests failed: prompt and answer are longer than the context of 4,096" in capsys.readouterr().out
+
+
+def verdict_of(profile: Profile, *flags: str) -> str:
+    tokens = made.tokens()
+
+    def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
+        return forecast(layout, profile, tokens, load)
+
+    args = cli.make_parser().parse_args(["plan", "find", "--requests", "5", *flags])
+    plan = load_plan_of(args)
+    finding = search.find(profile, plan, args.machines, forecaster)
+    return "\n".join(verdict(finding, plan, args, args.machines, profile))
+
+
+def test_many_machines_are_told_what_to_run_and_what_was_not_measured() -> None:
+    said = verdict_of(made.profile(), "--rate", "2", "--prompt-tokens", "5", "--output-tokens", "3", "--machines", "2")
+    assert "over all machines, in the words of baton up: --prefill 0" in said
+    assert "--model=hashlm --dtype=float32" in said
+    assert "No hand-off was measured" in said
+    measured = made.profile(path=PathProfile(0.0, handoff=0.01, bytes_per_s=1e6))
+    assert "No hand-off was measured" not in verdict_of(measured, "--rate", "2", "--prompt-tokens", "5")
 
 
 @pytest.mark.parametrize(
