@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pair import Net, assert_clean, expected, make_node
+from pair import Net, assert_clean, expected, make_node, name_of
 from rig import CoreKnobs, Job, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
 from shared.handoff.node import Node
 from shared.kv.layout import PlaneSpec, layer_ends
 from shared.model.interface import ModelInputs, ModelOutput
-from shared.wire.messages import Installed, Ready
+from shared.wire.messages import Grant, Installed, Ready
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 KNOBS = CoreKnobs(chunk_size=32, layer_ends=(1,))
@@ -147,8 +147,18 @@ def test_a_step_that_fails_before_its_first_layer_announces_nothing(close: list[
     def forward(inputs: ModelInputs, kv: object) -> ModelOutput:
         raise RuntimeError("on fire")
 
+    def busy(block: bool = False) -> bool:
+        return True
+
     p.ctx.core.model.forward = forward  # type: ignore[method-assign]
+    loop = p.ctx.core.loop
+    net.on_message = lambda src, dst, message: setattr(loop, "step", busy) if isinstance(message, Grant) else None
     key = net.generate(p, job(), d)
+    net.run(until=lambda: loop.step is busy)
+    for _ in range(5):  # the failure is there, and the loop has not looked at it
+        net.tick(name_of(p))
+    assert not parts(net)
+    del loop.step
     net.run()
     assert net.router.end(key).error_code == "step_failed"
     assert not parts(net) and not net.messages(Installed)

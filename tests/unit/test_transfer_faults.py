@@ -218,6 +218,28 @@ def test_a_transfer_in_flight_is_not_cancelled_and_the_next_ones_keep_their_orde
     assert_clean(p, d)
 
 
+def test_what_comes_for_a_request_that_is_over_is_written_nowhere(pair: Pairs) -> None:
+    """Its row and pages are somebody else's by then."""
+    p, d = pair("gloo")
+    net = Net([p, d])
+    key = net.generate(p, job(0), d)
+    net.run(until=lambda: bool(net.messages(Take)))
+    (handoff,) = d.side.transfers.open.values()
+    group_of(p).open = False
+    net.run()
+    net.abort(d, key)
+    net.run()
+    own = net.generate(d, job(1, sampling=replace(LONG, max_tokens=60)))
+    net.run(until=lambda: len(net.router.streams[own]) > 5)
+    assert handoff.row in {request.row for request in d.ctx.core.scheduler.requests.values()}
+    group_of(p).open = True
+    group_of(p).move()
+    net.run()
+    assert net.router.streams[own] == job(1, sampling=replace(LONG, max_tokens=60)).expected()
+    assert not net.messages(Broken)
+    assert_clean(p, d)
+
+
 # ---- deaths
 
 
