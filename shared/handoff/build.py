@@ -239,13 +239,8 @@ def sched_settings(
         max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
         device=device,
         pin_memory=device == "cuda",
-        layer_ends=layer_ends(model.kv_planes(config.memory.page_size), layer_parts(config)),
+        layer_ends=layer_ends(model.kv_planes(config.memory.page_size), config.transfer.layer_parts),
     )
-
-
-def layer_parts(config: NodeProcessConfig) -> int:
-    """With several ranks one does not know what the others have written before a step is over."""
-    return config.transfer.layer_parts if config.parallel.num_ranks == 1 else 1
 
 
 def transports(config: NodeProcessConfig, device: str) -> tuple[str, ...]:

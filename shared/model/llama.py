@@ -92,9 +92,9 @@ class LlamaModel:
         for index in self._span.whole_layers:
             layer = self._weights.layers[index]
             attended = self._attend(index, layer, residual, delta, aux, rows)
-            if inputs.layers is not None:
-                inputs.layers.reached(index + 1)
             delta = self._mlp(index, layer, residual, attended, rows)
+            if inputs.layers is not None:  # after a product that several ranks made together: all have written it
+                inputs.layers.reached(index + 1)
         if not self._span.is_last:
             assert delta is not None
             return Carried(residual.add_(delta), torch.cat(aux, dim=-1) if aux else None)

@@ -12,9 +12,16 @@ VOCAB = 128
 
 
 def write_tiny_llama(
-    folder: Path, *, heads: int = 8, kv_heads: int = 4, head_dim: int = 16, hidden: int = 128, inner: int = 192
+    folder: Path,
+    *,
+    heads: int = 8,
+    kv_heads: int = 4,
+    head_dim: int = 16,
+    hidden: int = 128,
+    inner: int = 192,
+    layers: int = 3,
 ) -> Path:
-    """Three layers, biases on q, k and v, its own head. Large weights, so that greedy answers wander."""
+    """Biases on q, k and v, its own head. Large weights, so that greedy answers wander."""
     generator = torch.Generator().manual_seed(11)
 
     def draw(*shape: int, scale: float = 0.15) -> torch.Tensor:
@@ -25,7 +32,7 @@ def write_tiny_llama(
         "model.norm.weight": 1 + draw(hidden),
         "lm_head.weight": draw(VOCAB, hidden, scale=0.5),
     }
-    for layer in range(3):
+    for layer in range(layers):
         at = f"model.layers.{layer}."
         for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
             tensors[f"{at}self_attn.{name}_proj.weight"] = draw(rows * head_dim, hidden)
@@ -43,7 +50,7 @@ def write_tiny_llama(
         "vocab_size": VOCAB,
         "hidden_size": hidden,
         "intermediate_size": inner,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,

@@ -17,16 +17,18 @@ from tp_rig import Load, followers
 
 from shared.core.errors import ConfigError, RankLost
 from shared.device.group import RankGroup
+from shared.kernel.attention import AttentionBackend
 from shared.kernel.product import supports
 from shared.kv.pool import KVPool
 from shared.model.config import ExpertConfig
 from shared.model.hashlm import HashLM
 from shared.model.hashlm_shard import HashLMShard
-from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.interface import LayerMarks, Model, ModelInputs, ModelOutput
 from shared.model.kernels import AS_DTYPE, Formats
 from shared.model.load import load_model, open_model
 from shared.model.shard import check_shares, load_shard
 from shared.sched.events import Ended
+from shared.transfer.interface import Part
 
 KNOBS = {
     "plain": CoreKnobs(chunk_size=16, num_pages=40),
@@ -292,6 +294,43 @@ class WritesLate:
             time.sleep(0.05)
             kv.page_view(1)[0] = 7
         return ModelOutput(torch.empty(0, 0), torch.empty(0, 0))
+
+
+class AttendsLate:
+    """An AttentionBackend that takes its time before it writes."""
+
+    def __init__(self, attention: AttentionBackend) -> None:
+        self._attention = attention
+
+    def begin(self, *args: torch.Tensor) -> None:
+        self._attention.begin(*args)
+
+    def attend(self, *args: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.05)
+        return self._attention.attend(*args)
+
+
+def test_a_layer_is_announced_when_every_rank_has_written_it(llama: Path) -> None:
+    """Rank 0's own heads are half of the page."""
+
+    def load(group: RankGroup) -> Model:
+        model = load_shard(str(llama), "float32", group)
+        if group.rank:
+            model._attention = AttendsLate(model._attention)  # type: ignore[attr-defined]
+        return model
+
+    with followers(2, load) as team:
+        pool = KVPool(team.model.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
+        team.share(pool)
+        marks, announced = LayerMarks((1, 2)), []
+        parts = [Part(0, 1).bytes_in(pool.planes), Part(1, 1).bytes_in(pool.planes)]
+        for mark, where in zip(marks.events, parts, strict=True):
+            mark.add_callback(lambda _, where=where: announced.append(pool.pages_bytes[1:4, where].clone()))
+        inputs = replace(inputs_of(list(range(3, 14)), 0, [10]), layers=marks)
+        with torch.inference_mode():
+            team.ranks.forward(team.model, inputs, pool)
+        for bytes_then, where in zip(announced, parts, strict=True):
+            assert torch.equal(bytes_then, pool.pages_bytes[1:4, where])
 
 
 def test_when_a_step_is_over_its_pages_are_final_on_every_rank() -> None:

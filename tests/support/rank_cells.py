@@ -1,0 +1,221 @@
+"""Cells of the matrix of ranks: how many each of two nodes has, what carries the pages, and what else may show in a
+stream and must not. Ranks are threads with their real groups; gloo is real, shared memory is the system's."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from draft_head import head_config, head_tensors, save_head
+from pair import Net, make_node
+from rig import CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
+from rig import MAX_CONTEXT as CONTEXT
+from tiny_llama import VOCAB, write_tiny_llama
+from tp_rig import Team, followers
+
+from shared.config.settings import SpecConfig
+from shared.device.group import RankGroup
+from shared.engine.drafter import Drafter
+from shared.handoff.node import Node
+from shared.model.hashlm import HashLM
+from shared.model.hashlm_shard import HashLMShard
+from shared.model.interface import Model
+from shared.model.load import load_model
+from shared.model.shard import load_shard
+from shared.spec.choose import make_drafter
+from shared.transfer.choose import make_pair_group
+
+MAIN_AXES: dict[str, tuple] = {"transport": ("shm", "zmq", "gloo"), "prefill": (1, 2, 4), "decode": (1, 2, 4)}
+AXES: dict[str, tuple] = MAIN_AXES | {
+    "drafts": ("none", "ngram", "chain", "tree"),
+    "retract": (True, False),
+    "offload": (True, False),
+    "in_parts": (True, False),  # pages travel layer by layer
+    "backend": ("cpu", "inline"),
+    "temperature": (0.0, 0.8),
+}
+DRAFTS: dict[str, dict] = {
+    "none": {},
+    "ngram": {"spec": "ngram", "width": 4},
+    "chain": {"spec": "eagle", "width": 4},
+    "tree": {"spec": "eagle", "width": 7, "topk": 2, "steps": 2},
+}
+KNOBS = CoreKnobs(chunk_size=16, page_size=4, num_pages=120)
+NUM_JOBS = 6
+RETRACT_EVERY, MAX_RETRACTIONS = 25, 8
+PATIENCE_S = 60.0  # only a bound
+
+
+@dataclass(frozen=True)
+class RankCell:
+    transport: str
+    prefill: int
+    decode: int
+    drafts: str
+    retract: bool
+    offload: bool
+    in_parts: bool
+    backend: str
+    temperature: float
+
+    def __str__(self) -> str:
+        return "-".join(str(getattr(self, axis.name)) for axis in fields(self))
+
+    def pairs(self) -> set[tuple[str, object, str, object]]:
+        values = [(axis.name, getattr(self, axis.name)) for axis in fields(self)]
+        return {(*one, *other) for one, other in itertools.combinations(values, 2)}
+
+
+def all_pairs() -> set[tuple[str, object, str, object]]:
+    axes = itertools.combinations(AXES.items(), 2)
+    return {(one, a, other, b) for (one, values), (other, others) in axes for a in values for b in others}
+
+
+def draw(rng: random.Random, **fixed: object) -> RankCell:
+    return RankCell(**{name: fixed.get(name, rng.choice(values)) for name, values in AXES.items()})  # type: ignore[arg-type]
+
+
+def some_cells(seed: int) -> list[RankCell]:
+    """Few that together have every pair of values."""
+    rng, cells, left = random.Random(seed), [], all_pairs()
+    while left:
+        first, a, second, b = min(left, key=str)
+        candidates = [draw(rng, **{first: a, second: b}) for _ in range(200)]
+        cells.append(max(candidates, key=lambda cell: len(cell.pairs() & left)))
+        left -= cells[-1].pairs()
+    return cells
+
+
+def all_cells(seed: int) -> list[RankCell]:
+    """Every transport with every two numbers of ranks; the rest is drawn."""
+    rng = random.Random(seed)
+    return [draw(rng, **dict(zip(MAIN_AXES, values, strict=True))) for values in itertools.product(*MAIN_AXES.values())]
+
+
+class Kind:
+    """A model, whole and in shares, its draft heads, and what its streams must be."""
+
+    def whole(self) -> Model:
+        raise NotImplementedError
+
+    def share(self, group: RankGroup) -> Model:
+        raise NotImplementedError
+
+    def drafter(self, model: Model, drafts: str) -> Drafter | None:
+        """None: as the knobs say."""
+        raise NotImplementedError
+
+    def jobs(self, temperature: float) -> list[Job]:
+        return draw_jobs(random.Random(str(temperature)), NUM_JOBS, temperature, max_prompt=60)
+
+    def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
+        raise NotImplementedError
+
+
+class HashKind(Kind):
+    def whole(self) -> Model:
+        return HashLM(max_context=CONTEXT)
+
+    def share(self, group: RankGroup) -> Model:
+        return HashLMShard(group, CONTEXT)
+
+    def drafter(self, model: Model, drafts: str) -> Drafter | None:
+        return None
+
+    def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
+        return [job.expected() for job in jobs]
+
+
+class LlamaKind(Kind):
+    """8 query and 4 KV heads, and an EAGLE head, all random."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = str(write_tiny_llama(folder / "model", layers=8))
+        ids = head_tensors()["t2d"].nonzero().flatten()
+        t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+        config = head_config() | {"vocab_size": VOCAB}
+        self._head = str(save_head(folder / "head", head_tensors() | {"t2d": t2d}, config))
+
+    def whole(self) -> Model:
+        return load_model(self._model, "float32", max_context=CONTEXT)
+
+    def share(self, group: RankGroup) -> Model:
+        return load_shard(self._model, "float32", group, max_context=CONTEXT)
+
+    def drafter(self, model: Model, drafts: str) -> Drafter | None:
+        if drafts == "none":
+            return None
+        knobs = DRAFTS[drafts]
+        tree = {"spec_topk": knobs["topk"], "spec_steps": knobs["steps"]} if "topk" in knobs else {}
+        head = {"spec_head": self._head} if knobs["spec"] == "eagle" else {}
+        spec = SpecConfig(spec=knobs["spec"], spec_width=knobs["width"], spec_copies=0, **tree, **head)
+        return make_drafter(spec, self._model, model, 1)
+
+    def jobs(self, temperature: float) -> list[Job]:
+        return [replace(j, sampling=replace(j.sampling, stop_token_ids=(1,))) for j in super().jobs(temperature)]
+
+    def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """One rank's, without anything that might show."""
+        core = make_core(replace(KNOBS, prefix_cache=False), model=self.whole())  # type: ignore[arg-type]
+        try:
+            streams = run_local(core, jobs).streams
+        finally:
+            core.close()
+        return [streams[f"r{job.rid}"] for job in jobs]
+
+
+@contextlib.contextmanager
+def node_of(kind: Kind, cell: RankCell, role: str, size: int) -> Iterator[Node]:
+    """A node whose ranks live as long as it does."""
+    knobs = replace(KNOBS, backend=cell.backend, layer_ends=(1,) if cell.in_parts else (), **DRAFTS[cell.drafts])
+    knobs = replace(knobs, cold_pages=60 if cell.offload else 0)
+    shares_memory = size > 1 or (role == "prefill" and cell.transport == "shm")
+    with followers(size, kind.share) if size > 1 else contextlib.nullcontext() as team:
+        model = kind.whole() if team is None else team.model
+        core = make_core(
+            replace(knobs, shared_memory=shares_memory),
+            drafter=kind.drafter(model, cell.drafts),
+            model=model,  # type: ignore[arg-type]
+            ranks=None if team is None else team.ranks,
+        )
+        make_group = partial(make_pair_group, host="127.0.0.1", device=torch.device("cpu"), wake=lambda: None)
+        node = make_node(role, f"{role}-0", knobs, transport=cell.transport, core=core, make_group=make_group)
+        try:
+            if isinstance(team, Team):
+                team.share(core.pool)
+            yield node
+        finally:
+            node.side.close()
+            core.close()
+
+
+def run_cell(kind: Kind, cell: RankCell, watch: Callable[[Net, Node, Node], None]) -> list[list[int]]:
+    """What a router heard of every job; nothing leaks. `watch` looks at how it went."""
+    jobs, rng = kind.jobs(cell.temperature), random.Random(str(cell))
+    with (
+        node_of(kind, cell, "prefill", cell.prefill) as prefill,
+        node_of(kind, cell, "decode", cell.decode) as decode,
+    ):
+        net = Net([prefill, decode])
+        keys = [net.generate(prefill, job, decode) for job in jobs]
+        deadline, retractions = time.monotonic() + PATIENCE_S, 0
+        for round_ in itertools.count(1):
+            if all(net.router.ends[key] for key in keys):
+                break
+            assert time.monotonic() < deadline, "no end"
+            for name in net.nodes:
+                net.tick(name)
+            if cell.retract and round_ % RETRACT_EVERY == 0 and retractions < MAX_RETRACTIONS:
+                retract_somebody(decode.ctx.core, rng)
+                retractions += 1
+        net.settle(prefill, decode)
+        assert not [end for key in keys for end in net.router.ends[key] if end.error_code]
+        watch(net, prefill, decode)
+        return [net.router.streams[key] for key in keys]
