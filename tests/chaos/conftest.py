@@ -11,9 +11,11 @@ SLOW_READER_S = 2.0
 
 
 @pytest.fixture(scope="session")
-def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[ChaosCluster]:
     flags = ("--slow-reader-s", str(SLOW_READER_S))
-    with chaos_cluster(tmp_path_factory.mktemp("chaos"), router_flags=flags) as cluster:
+    carrier = pytestconfig.getoption("--transport")
+    node_flags = ("--transport", carrier) if carrier else ()
+    with chaos_cluster(tmp_path_factory.mktemp("chaos"), router_flags=flags, node_flags=node_flags) as cluster:
         yield cluster
 
 

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, baton_up
+from cluster import PATIENCE_S, ROOT, Cluster, baton_up
+from metrics_page import nodes_of
 from mixed_clients import make_client, stream_all, wait_until
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "3", "--silence-s", "3")
@@ -37,8 +40,8 @@ def ranks_of(cluster: Cluster, node_id: str) -> list[psutil.Process]:
     ("cluster", "sizes"),
     [
         (("--decode-tp", "4", "--transport", "zmq"), (1, 4)),
-        (("--tp", "4", "--decode-tp", "1", "--spec", "eagle"), (4, 1)),
-        (("--tp", "2", "--decode-tp", "4", "--spec", "ngram"), (2, 4)),
+        (("--tp", "4", "--decode-tp", "1", "--spec", "eagle", "--layer-parts", "2"), (4, 1)),
+        (("--tp", "2", "--decode-tp", "4", "--spec", "ngram", "--transport", "gloo"), (2, 4)),
         (("--dp", "3"), (1, 3)),
     ],
     indirect=["cluster"],
@@ -56,23 +59,50 @@ def test_streams_of_any_pair_are_the_oracles(cluster: Cluster, sizes: tuple[int,
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
 
 
-@pytest.mark.parametrize(
-    ("cluster", "fault"),
-    [
-        (("--decode", "2", "--tp", "2"), signal.SIGKILL),
-        (("--decode", "2", "--tp", "2"), signal.SIGSTOP),
-        (("--decode", "2", "--dp", "2"), signal.SIGKILL),
-    ],
-    indirect=["cluster"],
-)
-def test_a_lost_rank_takes_its_node_down_and_streams_go_on_elsewhere(cluster: Cluster, fault: signal.Signals) -> None:
+LOST = [
+    ("decode", "gloo", "--tp", signal.SIGKILL),
+    ("decode", "zmq", "--tp", signal.SIGSTOP),
+    ("decode", "auto", "--dp", signal.SIGKILL),
+    ("prefill", "gloo", "--tp", signal.SIGKILL),
+]
+ALSO_LOST = [
+    (role, transport, "--tp", fault)
+    for role in ("decode", "prefill")
+    for transport in ("shm", "zmq", "gloo")
+    for fault in (signal.SIGKILL, signal.SIGSTOP)
+    if (role, transport, "--tp", fault) not in LOST
+]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "lost" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--all-ranks")
+        cases = [(case, start_of(*case)) for case in (LOST + ALSO_LOST if every else LOST)]
+        ids = ["-".join((*case[:3], case[3].name)) for case, _ in cases]
+        metafunc.parametrize(("lost", "cluster"), cases, indirect=["cluster"], ids=ids)
+
+
+def start_of(role: str, transport: str, by: str, fault: signal.Signals) -> tuple[str, ...]:
+    """Two nodes of the role; prompts of many steps, so that they can be met half computed."""
+    return (f"--{role}", "2", by, "2", "--transport", transport, "--chunk-size", "64")
+
+
+def test_a_lost_rank_takes_its_node_down_and_streams_go_on_elsewhere(
+    cluster: Cluster, lost: tuple[str, str, str, signal.Signals]
+) -> None:
     """Killed, or frozen in the middle of a step: rank 0 ends, its router notices, the node comes back as a whole."""
-    clients = [make_client(index, 300) for index in range(12)]
-    node = cluster.node_pid("--node-id=decode-1")
-    (victim,) = ranks_of(cluster, "decode-1")
+    role, _, _, fault = lost
+    clients = [make_client(index, 300, 0 if role == "decode" else 1500) for index in range(12)]
+    node = cluster.node_pid(f"--node-id={role}-1")
+    (victim,) = ranks_of(cluster, f"{role}-1")
+
+    def struck_now() -> bool:
+        """While all are decoded, or while most are prefilled."""
+        begun = [client for client in clients if client.num_tokens >= (8 if role == "decode" else 1)]
+        return len(begun) >= (len(clients) if role == "decode" else 2)
 
     async def strike() -> None:
-        await wait_until(lambda: all(client.num_tokens >= 8 for client in clients))
+        await wait_until(struck_now)
         victim.send_signal(fault)
 
     asyncio.run(stream_all(cluster.url, clients, strike))
@@ -81,6 +111,12 @@ def test_a_lost_rank_takes_its_node_down_and_streams_go_on_elsewhere(cluster: Cl
     assert cluster.metrics()["baton_resumed_total", ""] >= 2
     cluster.eventually(lambda: not psutil.pid_exists(node), "rank 0 has ended")
     cluster.eventually(lambda: not victim.is_running(), "no rank is left behind")
+    cluster.eventually(lambda: _pid_or_0(cluster, f"{role}-1") not in (0, node), "the node is back")
+    cluster.eventually(lambda: len(nodes_of(cluster.metrics())) == 3, "and its router knows it")
+    again = [make_client(index, 40) for index in range(12, 20)]
+    asyncio.run(stream_all(cluster.url, again))
+    for client in again:
+        client.check()
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
     assert cluster.pages_partition()
 
@@ -99,6 +135,17 @@ def test_no_rank_outlives_its_node(cluster: Cluster) -> None:
     old = cluster.node_pid("--node-id=prefill-0")
     idle.kill()
     cluster.eventually(lambda: not psutil.pid_exists(old), "rank 0 noticed without having work for it")
+
+
+def test_a_model_that_can_not_be_shared_out_is_refused_by_all_ranks() -> None:
+    """By rank 0's words alone, and nobody stays behind."""
+    router = ("--router", "tcp://127.0.0.1:7001")  # nobody is there, and nobody is dialled for long
+    command = (sys.executable, "-m", "deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
+    done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which so many ranks can't share evenly")
+    assert "Traceback" not in done.stderr
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "--of=refused-0" in (one.info["cmdline"] or ())]
 
 
 def _pid_or_0(cluster: Cluster, node_id: str) -> int:

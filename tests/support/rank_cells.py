@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from draft_head import head_config, head_tensors, save_head
 from pair import Net, make_node
-from rig import CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
-from rig import MAX_CONTEXT as CONTEXT
+from rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
 from tiny_llama import VOCAB, write_tiny_llama
 from tp_rig import Team, followers
 
 from shared.config.settings import SpecConfig
+from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
 from shared.engine.drafter import Drafter
 from shared.handoff.node import Node
@@ -99,41 +100,46 @@ def all_cells(seed: int) -> list[RankCell]:
     return [draw(rng, **dict(zip(MAIN_AXES, values, strict=True))) for values in itertools.product(*MAIN_AXES.values())]
 
 
-class Kind:
+class Kind(Protocol):
     """A model, whole and in shares, its draft heads, and what its streams must be."""
 
-    def whole(self) -> Model:
-        raise NotImplementedError
+    def whole(self) -> Model: ...
 
-    def share(self, group: RankGroup) -> Model:
-        raise NotImplementedError
+    def share(self, group: RankGroup) -> Model: ...
 
     def drafter(self, model: Model, drafts: str) -> Drafter | None:
         """None: as the knobs say."""
-        raise NotImplementedError
+        ...
 
-    def jobs(self, temperature: float) -> list[Job]:
-        return draw_jobs(random.Random(str(temperature)), NUM_JOBS, temperature, max_prompt=60)
+    def jobs(self, temperature: float) -> list[Job]: ...
 
-    def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
-        raise NotImplementedError
+    def expected(self, jobs: Sequence[Job]) -> list[list[int]]: ...
 
 
-class HashKind(Kind):
+def some_jobs(temperature: float) -> list[Job]:
+    return draw_jobs(random.Random(str(temperature)), NUM_JOBS, temperature, max_prompt=60)
+
+
+class HashKind:
+    """HashLM, and the plain reference."""
+
     def whole(self) -> Model:
-        return HashLM(max_context=CONTEXT)
+        return HashLM(max_context=MAX_CONTEXT)
 
     def share(self, group: RankGroup) -> Model:
-        return HashLMShard(group, CONTEXT)
+        return HashLMShard(group, MAX_CONTEXT)
 
     def drafter(self, model: Model, drafts: str) -> Drafter | None:
         return None
+
+    def jobs(self, temperature: float) -> list[Job]:
+        return some_jobs(temperature)
 
     def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
         return [job.expected() for job in jobs]
 
 
-class LlamaKind(Kind):
+class LlamaKind:
     """8 query and 4 KV heads, and an EAGLE head, all random."""
 
     def __init__(self, folder: Path) -> None:
@@ -144,10 +150,10 @@ class LlamaKind(Kind):
         self._head = str(save_head(folder / "head", head_tensors() | {"t2d": t2d}, config))
 
     def whole(self) -> Model:
-        return load_model(self._model, "float32", max_context=CONTEXT)
+        return load_model(self._model, "float32", max_context=MAX_CONTEXT)
 
     def share(self, group: RankGroup) -> Model:
-        return load_shard(self._model, "float32", group, max_context=CONTEXT)
+        return load_shard(self._model, "float32", group, max_context=MAX_CONTEXT)
 
     def drafter(self, model: Model, drafts: str) -> Drafter | None:
         if drafts == "none":
@@ -159,7 +165,8 @@ class LlamaKind(Kind):
         return make_drafter(spec, self._model, model, 1)
 
     def jobs(self, temperature: float) -> list[Job]:
-        return [replace(j, sampling=replace(j.sampling, stop_token_ids=(1,))) for j in super().jobs(temperature)]
+        """Short answers: each step is dozens of meetings."""
+        return [replace(job, sampling=bounded(job.sampling)) for job in some_jobs(temperature)]
 
     def expected(self, jobs: Sequence[Job]) -> list[list[int]]:
         """One rank's, without anything that might show."""
@@ -169,6 +176,10 @@ class LlamaKind(Kind):
         finally:
             core.close()
         return [streams[f"r{job.rid}"] for job in jobs]
+
+
+def bounded(sampling: SamplingParams) -> SamplingParams:
+    return replace(sampling, max_tokens=min(sampling.max_tokens, 30), stop_token_ids=(1,))
 
 
 @contextlib.contextmanager
@@ -216,6 +227,7 @@ def run_cell(kind: Kind, cell: RankCell, watch: Callable[[Net, Node, Node], None
                 retract_somebody(decode.ctx.core, rng)
                 retractions += 1
         net.settle(prefill, decode)
-        assert not [end for key in keys for end in net.router.ends[key] if end.error_code]
+        failed = [end for key in keys for end in net.router.ends[key] if end.error_code]
+        assert not failed, failed
         watch(net, prefill, decode)
         return [net.router.streams[key] for key in keys]
