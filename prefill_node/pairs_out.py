@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from shared.core.errors import HandoffFailed
 from shared.handoff.context import NodeContext
-from shared.handoff.pair_table import PairTable
+from shared.handoff.pair_table import WINDOW, PairTable
 from shared.transfer.interface import PageSender
 from shared.transfer.staged import StagedSender
 from shared.transfer.torch_groups import SENDER
@@ -61,17 +61,21 @@ class PairsOut:
         sender = self._senders[pair.transport]
         try:
             sender.check(take)
-            if take.order > pair.num_agreed or not pair.has_room_for_peer:
+            if take.order > pair.num_agreed:
                 raise HandoffFailed(f"transfer {take.order} asked for, after {pair.num_agreed}")
+            if len(pair.unposted) == WINDOW:  # the peer has none of them, and asks for no more before it has one
+                raise HandoffFailed(f"{WINDOW + 1} transfers asked for that have not begun")
         except HandoffFailed as error:
             self.table.end(pair, error.message, tell=True)
             return
         pair.num_agreed += 1
-        pair.group.post(sender.views(take))
+        pair.unposted.append(sender.views(take))
+        pair.post()
 
     def poll(self) -> None:
         for pair in self.table:
             pair.num_over += len(pair.group.take_finished())
+            pair.post()
         self.table.take_broken()
         self.table.tell_peers()
 

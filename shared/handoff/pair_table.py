@@ -3,14 +3,17 @@ peer, a group that is over is told to it. Knows nothing of pages."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.handoff.context import NodeContext
 from shared.transfer.pair_group import Group
+from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
 
 WINDOW = 4  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
+MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver
 MAX_PAIRS = 64
 END_S = 2.0  # a thread that was told to end has so long, at the end of its process
 
@@ -25,16 +28,17 @@ class Pair:
     group: Group
     num_agreed: int = 0
     num_over: int = 0
+    unposted: deque[Transfer] = field(default_factory=deque)  # a sender's: agreed upon, not given to the group yet
 
     @property
     def has_room(self) -> bool:
         """The receiver's: staging is bounded by what is under way."""
         return self.num_agreed - self.num_over < WINDOW
 
-    @property
-    def has_room_for_peer(self) -> bool:
-        """The sender's, who may hear of the end of its own transfers later than the receiver has."""
-        return self.num_agreed - self.num_over < 2 * WINDOW
+    def post(self) -> None:
+        """The sender's: as much as it may. The rest waits until it has heard of the end of earlier ones."""
+        while self.unposted and self.num_agreed - len(self.unposted) - self.num_over < MOST_POSTED:
+            self.group.post(self.unposted.popleft())
 
 
 class PairTable:

@@ -23,7 +23,7 @@ from prefill_node.loop import PrefillSide
 from shared.core.sampling_params import SamplingParams
 from shared.handoff.mail import Outgoing
 from shared.handoff.node import Node
-from shared.handoff.pair_table import WINDOW
+from shared.handoff.pair_table import MOST_POSTED, WINDOW
 from shared.wire.messages import (
     Abort,
     Broken,
@@ -415,6 +415,45 @@ def test_staging_is_bounded_however_slow_the_other_side_is(pair: Pairs) -> None:
     group_of(p).move()
     net.run()
     assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(3)]
+    assert_clean(p, d)
+
+
+def test_a_sender_that_hears_late_of_its_own_transfers_keeps_its_group(
+    pair: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine its thread may be far behind the receiver's. What it does not post meanwhile the receiver
+    can't have: so more than a window of that is asked for by nobody who keeps to the rules."""
+    p, d = pair("gloo", page_size=4, chunk_size=8, num_pages=200)
+    net = Net([p, d])
+    keys = [net.generate(p, job(rid), d) for rid in range(3)]
+    net.run(until=lambda: bool(net.messages(Take)))
+    late = group_of(p)
+    with monkeypatch.context() as patch:
+        patch.setattr(late, "take_finished", list)
+        net.run()
+        assert len(net.messages(Take)) == MOST_POSTED + WINDOW
+        assert not net.messages(Broken)
+    net.run()
+    assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(3)]
+    assert not net.messages(Broken)
+    assert_clean(p, d)
+
+
+def test_a_peer_that_asks_beyond_what_can_have_begun_loses_the_group(pair: Pairs) -> None:
+    p, d = pair("gloo", page_size=4, chunk_size=8, num_pages=200)
+    net = Net([p, d])
+    key = net.generate(p, job(0), d)
+    net.run(until=lambda: bool(net.messages(Take)))
+    group_of(p).open = False
+    net.run()
+    for order in range(WINDOW, MOST_POSTED + WINDOW):
+        net.to_node(name_of(p), Take(1, order, [1], 0, 0), name_of(d))
+    net.run()
+    assert len(group_of(p).posted) == MOST_POSTED and not net.messages(Broken)
+    net.to_node(name_of(p), Take(1, MOST_POSTED + WINDOW, [1], 0, 0), name_of(d))
+    net.run()
+    assert net.messages(Broken)
+    assert ends_of(net, key)[0][1] == "handoff_failed"
     assert_clean(p, d)
 
 
