@@ -159,6 +159,11 @@ def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_
         raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
     if 0 < memory.offload_bytes < num_page_bytes:
         raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {num_page_bytes} bytes")
+    available = psutil.virtual_memory().available
+    if memory.offload_bytes > available:
+        raise ConfigError(
+            f"--offload-bytes is {memory.offload_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free"
+        )
     return CoreSizes(
         num_pages,
         memory.max_running,

@@ -52,7 +52,7 @@ class ColdStore:
         self.page_bytes = page_bytes
         self.num_host = num_host
         self.num_disk = num_disk
-        self._memory: ByteArray = np.zeros((num_host, page_bytes), np.uint8)
+        self._memory = _zeros(num_host, page_bytes)
         self._file = _open_unnamed(directory, num_disk * page_bytes) if num_disk else None
         self._host: OrderedDict[bytes, ColdPage] = OrderedDict()  # least recently used first
         self._disk: OrderedDict[bytes, ColdPage] = OrderedDict()
@@ -159,6 +159,13 @@ class ColdStore:
                 found.append(f"{name}: the places of {len(pages)} pages and {len(free)} free ones do not add up")
         twice = self._host.keys() & self._disk.keys()
         return found + [f"page {identity.hex()} is in memory and in the file" for identity in twice]
+
+
+def _zeros(num_pages: int, page_bytes: int) -> ByteArray:
+    try:
+        return np.zeros((num_pages, page_bytes), np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise ConfigError(f"--offload-bytes: no memory for {num_pages} pages of {page_bytes} bytes") from error
 
 
 def _open_unnamed(directory: str, num_bytes: int) -> int:

@@ -108,7 +108,7 @@ def check_config(folder: Path, raw: Mapping[str, Any]) -> None:
     if raw.get("init_lora_weights", True) not in PLAIN_STARTS:
         raise ConfigError(f"{folder}: init_lora_weights {raw['init_lora_weights']!r} changes the base's weights")
     for name in ("r", "lora_alpha"):
-        if not isinstance(raw.get(name), int | float):
+        if not isinstance(raw.get(name), int | float) or not math.isfinite(raw[name]):
             raise ConfigError(f"{folder}: {name} is missing or no number")
     known = USED | NO_MATTER
     strange = sorted(name for name, value in raw.items() if name not in known and value not in (None, False, [], {}))

@@ -140,6 +140,8 @@ def test_the_file_has_no_name_and_is_for_its_owner_only(tmp_path: Path) -> None:
 def test_impossible_sizes_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no room for a page"):
         ColdStore(PAGE, 0, 5)
+    with pytest.raises(ConfigError, match="no memory for"):
+        ColdStore(PAGE, 1 << 50)
     with pytest.raises(ConfigError, match="offload-dir"):
         ColdStore(PAGE, 1, 5, str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="no room for"):

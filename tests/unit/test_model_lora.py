@@ -122,6 +122,7 @@ def test_digests_are_those_of_the_contents(tmp_path: Path) -> None:
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
         ({"init_lora_weights": "pissa"}, "pissa"),
         ({"lora_alpha": None}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
         ({"r": 7}, "r is 7"),
     ],
 )

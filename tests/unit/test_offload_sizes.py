@@ -1,0 +1,33 @@
+"""--offload-bytes as pages: none, too little for one, more than the machine has."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig
+from shared.core.errors import ConfigError
+from shared.handoff.build import core_sizes
+
+
+def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:
+    config = NodeProcessConfig(memory=MemoryConfig(offload_bytes=num_bytes))
+    return core_sizes(config, device, 10, page_bytes).cold_pages
+
+
+def test_whole_pages_of_what_was_given() -> None:
+    assert [cold_pages(num_bytes) for num_bytes in (0, 4096, 9000)] == [0, 1, 2]
+    assert cold_pages(0, "cuda") == 0
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "device", "named"),
+    [
+        (4095, "cpu", "one page takes 4096 bytes"),
+        (1 << 60, "cpu", "GB are free"),
+        (4096, "cuda", "pages on cuda"),
+    ],
+)
+def test_what_can_not_be_is_refused(num_bytes: int, device: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        cold_pages(num_bytes, device)
