@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -13,9 +14,19 @@ from shared.core.errors import ConfigError
 CSV_NAME, HTML_NAME = "requests.csv", "report.html"
 
 
-def write(report: Report, folder: Path) -> None:
+def prepare(folder: Path) -> None:
+    """Ahead of the run, which nobody wants to repeat. ConfigError where nothing can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--out {folder}: nothing can be written there")
+
+
+def write(report: Report, folder: Path) -> None:
+    prepare(folder)
+    try:
         (folder / REPORT).write_bytes(encode(report))
         write_rows(report.rows, folder / CSV_NAME)
         (folder / HTML_NAME).write_text(page_of(report), "utf-8")

@@ -101,7 +101,11 @@ def parting(wanted: Sequence[object], got: Sequence[object], is_whole: bool) -> 
 
 
 def save(path: Path, model: str, goldens: Sequence[Golden]) -> None:
-    path.write_text(json.dumps({"model": model, "answers": [asdict(one) for one in goldens]}, indent=1), "utf-8")
+    text = json.dumps({"model": model, "answers": [asdict(one) for one in goldens]}, indent=1)
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--golden-file {path}: {error.strerror}") from None
 
 
 def read(path: Path, model: str) -> list[Golden]:

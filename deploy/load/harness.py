@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"one server at a time, not {', '.join(args.words)}; or: baton load compare A B")
 
     plan = plan_of(args)
+    if args.out is not None:
+        files.prepare(args.out)
     raise_descriptor_limit()
     console = make_console()
     stage = stage_of(args, plan, console)

@@ -28,6 +28,8 @@ ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
 
 
 def check_answers(records: Sequence[Record]) -> Check:
+    if not records:
+        return Check("answers", "doubtful", "no request was sent: make --duration longer or --rate higher")
     failed = [record for record in records if record.error]
     left = sum(record.hung_up for record in records)
     note = f", {left} left by us on purpose" if left else ""
@@ -135,6 +137,8 @@ def token_waits(records: Sequence[Record]) -> list[float]:
 
 def check_client(lag: Lag) -> Check:
     """Not the server's fault, but the reader must know."""
+    if math.isnan(lag.send_p99):
+        return Check("client", "ok", "no request was sent in the time that counts")
     parts = [f"sends {1e3 * lag.send_p99:.1f} ms late"]
     if not math.isnan(lag.handle_p99):
         parts.append(f"chunks handled {1e3 * lag.handle_p99:.1f} ms late")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from virtual_load import Script, always, play, single_turns
 
+from deploy import cli
 from deploy.load.check import Check
 from deploy.load.compare import Line, bad, lines_of, remarks
 from deploy.load.driver import Driver, Limits
@@ -101,6 +102,15 @@ def test_the_page_stands_alone_and_escapes():
     assert "m at &lt;here&gt;" in page and "&lt;b&gt;1 page" in page and "<b>1" not in page
     assert "<script" not in page and page.count("<svg") == 5
     assert page == page_of(report())  # the same report, the same file
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_run(tmp_path, capsys):
+    """Nobody is there to be asked: that would be said next."""
+    (tmp_path / "file").write_text("")
+    assert cli.main(["load", "http://127.0.0.1:9", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert cli.main(["load", "http://127.0.0.1:9", "--out", str(tmp_path / "out")]) == 2
+    assert "is a server running there?" in capsys.readouterr().err
 
 
 def test_a_run_that_brought_nothing_still_has_a_page():

@@ -88,6 +88,16 @@ def test_near_ties(margin, near, verdict):
     assert check.verdict == verdict and "of 2" in check.text
 
 
+def test_a_run_without_a_request_proves_nothing():
+    assert check_answers([]).verdict == "doubtful"
+    assert "nan" not in check_client(Lag()).text
+
+
+def test_a_golden_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="--golden-file.*No such file"):
+        golden.save(tmp_path / "none" / "golden.json", "m", [])
+
+
 def test_nothing_compared_is_no_proof():
     assert check_tokens([], [record()], 0.1).verdict == "skipped"
     assert check_tokens([gold([1])], [record()], 0.1).verdict == "doubtful"
