@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from pair import Net, assert_clean, expected, make_node
-from rig import CoreKnobs, Job, Outcome, draw_jobs, make_core
+from rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Offer, Refuse
@@ -44,6 +44,21 @@ def test_one_batch_of_different_adapters(overlap: bool, width: int) -> None:
     cached = [outcome.ends[f"r{10 + n}"].cached_tokens for n in range(6)]
     assert cached == [64] * 6
     core.check_integrity(idle=True)
+
+
+@pytest.mark.parametrize("file_pages", [0, 40])
+def test_cold_pages_of_different_adapters(file_pages: int) -> None:
+    """The same prompts under all of them through a pool that is too small: what comes back is the adapter's own."""
+    knobs = CoreKnobs(num_pages=16, cold_pages=20, cold_file_pages=file_pages, adapters=ADAPTERS)
+    core, rng = make_core(knobs), random.Random(file_pages)
+    stem = PROMPT[:48]
+    for wave in range(4):
+        jobs = [replace(job(10 * wave + n, adapter), prompt=stem) for n, adapter in enumerate(("", *ADAPTERS))]
+        assert_streams(jobs, run_local(core, jobs, retract_every=5, rng=rng))
+    counters = core.scheduler.counters
+    assert counters.restored_pages >= 5 and counters.offload_failures == 0
+    assert_whole(core)
+    core.close()
 
 
 @pytest.mark.parametrize("width", [1, 4])
