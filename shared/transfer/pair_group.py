@@ -95,6 +95,7 @@ class PairGroup:
         except Exception as error:
             self.error = self.error or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         self._wire.abort()
+        self._wire.close()
         self._wake()
 
     def _carry_out(self) -> None:

@@ -46,6 +46,11 @@ class TorchGroup(Protocol):
         """The peer is proven dead, or the group is not needed any more: whoever blocks in it raises."""
         ...
 
+    def close(self) -> None:
+        """After `abort`, on the thread of the others: let go of the library's threads and sockets. It holds the store,
+        and so what the store tells, which holds this: nobody else would end that."""
+        ...
+
 
 class GlooGroup:
     """TCP between the two, from and to `host`. Aborted by closing its connection, for gloo itself never gives up a
@@ -95,6 +100,9 @@ class GlooGroup:
             with contextlib.suppress(OSError), connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def close(self) -> None:
+        self._group = None
+
 
 class NcclGroup:
     """Between two GPUs, each process on its own. Written after torch's documentation and never run: see README."""
@@ -125,8 +133,12 @@ class NcclGroup:
             torch.cuda.current_stream().synchronize()
 
     def abort(self) -> None:
-        if self._group is not None:
-            self._group.abort()
+        group = self._group
+        if group is not None:
+            group.abort()
+
+    def close(self) -> None:
+        self._group = None
 
 
 def make_torch_group(name: str, host: str, device: torch.device) -> TorchGroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -166,6 +167,26 @@ def test_a_sender_that_is_killed_breaks_its_group(groups: Groups) -> None:
         process.send_signal(signal.SIGKILL)
         until(lambda: receiver.error)
     assert receiver.join(20) and not receiver.take_finished()
+
+
+def test_of_a_group_that_is_over_no_thread_and_no_socket_is_left(groups: Groups) -> None:
+    """A node outlives any number of its peers."""
+
+    def held() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(set(listeners()))
+
+    before = held()
+    receiver, sender = groups(RECEIVER), groups(SENDER)
+    connect(receiver, sender)
+    receiver.post(data(0))
+    sender.post(data(1))
+    assert len(taken(receiver, 1)) == len(taken(sender, 1)) == 1
+    assert held() > before
+    receiver.post(data(0))  # under way when it ends
+    for group in (receiver, sender):
+        group.abort("the peer is proven dead")
+        assert group.join(20)
+    until(lambda: held() <= before)
 
 
 def test_nothing_listens_but_the_groups_own_port_on_its_host(groups: Groups) -> None:
