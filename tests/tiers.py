@@ -41,10 +41,10 @@ LINT = (
 )
 FAST = (pytest_tier("unit", 130, "--fast"), pytest_tier("simulation", 60, "--fast"))
 FULL = (
-    pytest_tier("unit", 400),
-    pytest_tier("simulation", 300),
-    pytest_tier("integration", 820),
-    pytest_tier("chaos", 400),
+    pytest_tier("unit", 500),
+    pytest_tier("simulation", 270),
+    pytest_tier("integration", 860),
+    pytest_tier("chaos", 290),
 )
 PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL}
 
