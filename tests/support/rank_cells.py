@@ -52,6 +52,7 @@ KNOBS = CoreKnobs(chunk_size=16, page_size=4, num_pages=120)
 NUM_JOBS = 6
 RETRACT_EVERY, MAX_RETRACTIONS = 25, 8
 PATIENCE_S = 60.0  # only a bound
+TURN_S = 0.001  # so that ranks, which are threads here, need not wait for the interpreter at each of their meetings
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ def run_cell(kind: Kind, cell: RankCell, watch: Callable[[Net, Node, Node], None
             assert time.monotonic() < deadline, "no end"
             for name in net.nodes:
                 net.tick(name)
+            time.sleep(TURN_S)
             if cell.retract and round_ % RETRACT_EVERY == 0 and retractions < MAX_RETRACTIONS:
                 retract_somebody(decode.ctx.core, rng)
                 retractions += 1
