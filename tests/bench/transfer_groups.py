@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from shared.device.malloc import keep_freed_memory
-from shared.handoff.pair_table import WINDOW
+from shared.handoff.pair_table import END_S, WINDOW
 from shared.transfer.choose import make_pair_group
 from shared.transfer.interface import PageSet
 from shared.transfer.link_store import LinkStore
@@ -202,6 +202,7 @@ def main() -> int:
         child.kill()
         child.wait()
         group.abort("the end")
+        group.join(END_S)
     for size, row in figures.items():
         print(size)
         for name, value in row.items():

@@ -115,7 +115,8 @@ def any_value(field, kind):
 
 def some_changes(process):
     """Values of the free fields; those with rules of their own stay as they are."""
-    ruled = {"page_size", "offload_bytes", "offload_disk_bytes", "prefill", "decode", "spec", "spec_topk", "tp", "dp"}
+    ruled = {"page_size", "offload_bytes", "offload_disk_bytes", "prefill", "decode", "spec", "spec_topk"}
+    ruled |= {"tp", "dp", "pp"}
     parts = {
         section.name: st.fixed_dictionaries(
             {
