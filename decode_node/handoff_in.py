@@ -41,6 +41,7 @@ class HandoffIn:
     num_pulling: int = 0
     num_fetching: int = 0  # announced, and not yet in a staging buffer of ours
     record: Prebuilt | None = None
+    record_since: float = 0.0  # the source sends it when the last chunk is computed
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's, host
     complete_since: float = 0.0
     failure: str = "the decode node gave it up"  # what the source hears when it is over without being installed

@@ -106,7 +106,7 @@ class Transfers:
         state = draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
         if not drafts_within(state, self._ctx.core.model.spec.vocab_size):
             raise HandoffFailed("a draft beyond the vocabulary")
-        handoff.record, handoff.draft_state = record, state
+        handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         """Book finished pulls and give back rows that waited for them; gives hand-offs whose pull failed."""

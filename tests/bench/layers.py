@@ -1,5 +1,5 @@
 """Which part of a hand-off's transfer is hidden behind the prefill: prompts of 2,000 tokens through real nodes, from
-the last chunk's result at the prefill node until the decode node has said Installed.
+the record that the last chunk's end sends, at the decode node, until the row is in its batch.
 
     python -m tests.bench.layers [--json FILE] [--prompts N] [--transports shm,zmq,gloo]
 
@@ -7,10 +7,8 @@ the last chunk's result at the prefill node until the decode node has said Insta
     layers      one chunk, in 6 parts
     chunks      the default chunks, whole pages: earlier chunks travel while later ones are computed
     both        the default chunks, in parts
-    messages    the decode node has all but the last page in its cache: what a hand-off takes without a transfer
 
-Hidden is what `whole` takes longer, as a part of what `whole` takes longer than `messages`. Two processes on the cores
-of this machine, no other load.
+Hidden is what `whole` takes longer, as a part of it. Two processes on the cores of this machine, no other load.
 """
 
 from __future__ import annotations
@@ -30,15 +28,12 @@ PROMPT_TOKENS = 2000
 VOCAB = 40_000
 NEEDED = 0.7
 SETTLE_S = 2.0
-COLD = "--no-prefix-cache"
 WAYS = {
-    "whole": (COLD, "--chunk-size", "2048", "--layer-parts", "1"),
-    "layers": (COLD, "--chunk-size", "2048", "--layer-parts", "6"),
-    "chunks": (COLD,),
-    "both": (COLD, "--layer-parts", "6"),
-    "messages": (),
+    "whole": ("--chunk-size", "2048", "--layer-parts", "1"),
+    "layers": ("--chunk-size", "2048", "--layer-parts", "6"),
+    "chunks": (),
+    "both": ("--layer-parts", "6"),
 }
-NEW_TOKENS = {"messages": 8}  # at the end of a prompt that is the same for all; else all of them
 
 
 def post(port: int, prompt: list[int]) -> None:
@@ -59,17 +54,13 @@ def handoff_totals(port: int) -> tuple[float, float]:
 
 def total(text: str, what: str) -> float:
     return sum(
-        float(x) for x in re.findall(rf"^baton_handoff_seconds_{what}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        float(x) for x in re.findall(rf"^baton_handoff_tail_seconds_{what}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     )
 
 
-def draw(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(100, VOCAB) for _ in range(count)]
-
-
-def one_handoff(port: int, prompt: list[int]) -> float:
+def one_handoff(port: int, rng: random.Random) -> float:
     before = handoff_totals(port)
-    post(port, prompt)
+    post(port, [rng.randrange(100, VOCAB) for _ in range(PROMPT_TOKENS)])
     deadline = time.monotonic() + 20
     while (after := handoff_totals(port))[0] == before[0]:
         if time.monotonic() > deadline:
@@ -82,15 +73,12 @@ def measure(transport: str, prompts: int) -> dict[str, float]:
     """Median seconds of each way."""
     figures = {}
     for way, flags in WAYS.items():
-        common = ("--model", "smollm2", "--transport", transport, "--heartbeat-s", "0.1")
+        common = ("--model", "smollm2", "--transport", transport, "--heartbeat-s", "0.1", "--no-prefix-cache")
         with baton_up(*common, *flags) as port:
             rng = random.Random(1)
-            same, new = draw(rng, PROMPT_TOKENS), NEW_TOKENS.get(way, PROMPT_TOKENS)
             time.sleep(SETTLE_S)  # ready is a cluster with one node that serves alone
-            one_handoff(port, same)  # the first one warms up
-            figures[way] = statistics.median(
-                one_handoff(port, same[: PROMPT_TOKENS - new] + draw(rng, new)) for _ in range(prompts)
-            )
+            one_handoff(port, rng)  # the first one warms up
+            figures[way] = statistics.median(one_handoff(port, rng) for _ in range(prompts))
     return figures
 
 
@@ -104,7 +92,7 @@ def main() -> int:
     for transport, row in figures.items():
         print(transport)
         for way, seconds in row.items():
-            hidden = (row["whole"] - seconds) / (row["whole"] - row["messages"])
+            hidden = 1 - seconds / row["whole"]
             short = way in ("layers", "both") and hidden < NEEDED
             print(f"    {way:10} {1e3 * seconds:7.1f} ms   hidden {hidden:5.0%}{'  SHORT' if short else ''}")
     if args.json:

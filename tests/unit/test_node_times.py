@@ -74,6 +74,21 @@ def test_every_stage_of_a_hand_off_is_timed_once() -> None:
     assert not {name for name in out if "prealloc" in name} and not {name for name in into if "bootstrap" in name}
 
 
+def test_what_pages_take_longer_than_their_record_is_the_tail() -> None:
+    clock = Clockwork()
+    net, sent = clock.net, clock.sent
+    key = net.generate(clock.prefill, job(1, 120, 4), clock.decode)
+    net.hold = lambda src, dst, message: isinstance(message, Ready)
+    while not net.router.ends[key]:
+        clock.round()
+        if net.now >= sent.get(Prebuilt, net.now) + 5:
+            net.release_held()
+        assert net.now < 500
+    clock.round()
+    (tail,) = clock.observations("d0")["handoff_tail_seconds"]
+    assert tail == sent[Installed] - sent[Prebuilt] >= 5, "the decode node's turn comes behind the prefill node's"
+
+
 def test_a_hand_off_is_counted_with_its_bytes() -> None:
     clock = Clockwork()
     key = clock.net.generate(clock.prefill, job(1, 120, 4), clock.decode)
