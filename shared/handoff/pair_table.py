@@ -12,7 +12,7 @@ from shared.transfer.pair_group import Group
 from shared.transfer.torch_groups import Transfer
 from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
 
-WINDOW = 4  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
+WINDOW = 6  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
 MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver
 MAX_PAIRS = 64
 END_S = 2.0  # a thread that was told to end has so long, at the end of its process
