@@ -4,7 +4,7 @@ asked.
     Join -> group    Take -> posted -> over
 
 Whatever was asked for is sent, even when its request has ended meanwhile and the pages are somebody else's: the other
-side counts on the order, and tells stale pages by generation and digest.
+side counts on the order, and tells stale pages by their digests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast KV pages travel through a process group (`gloo`, staged, taken a few at a time, digests and generations
+"""How fast KV pages travel through a process group (`gloo`, staged, taken a few at a time, digests
 checked) beside a bare send and receive of the same bytes over gloo, between two processes on this machine.
 
     python -m tests.bench.transfer_groups [--json FILE] [--rounds N] [--mib 8,16,64]
