@@ -15,31 +15,19 @@ from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.encoder_decoder import decoder_start_id, has_encoder
+from shared.config.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
 ANY_LENGTH = 1 << 20  # where positions are relative nodes alone say how much they hold
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or {} where the file is not there."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return value
 
 
 def load_folder(folder: Path) -> TextModel:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder} has no tokenizer.json, which the router needs")
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    described = read_json(folder / "tokenizer.json")
-    config = read_json(folder / "config.json")
-    own = read_json(folder / "tokenizer_config.json")
+    described = read_json_if_there(folder / "tokenizer.json")
+    config = read_json_if_there(folder / "config.json")
+    own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
     start_ids = (decoder_start_id(folder),) if has_encoder(folder) else ()
@@ -64,7 +52,7 @@ def _eos_ids(
     folder: Path, config: Mapping[str, Any], own: Mapping[str, Any], inner: tokenizers.Tokenizer
 ) -> tuple[int, ...]:
     """generation_config.json first: chat models often end with more tokens than config.json names."""
-    for source in (read_json(folder / "generation_config.json"), config):
+    for source in (read_json_if_there(folder / "generation_config.json"), config):
         ids = source.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (int(ids),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
+from rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup
@@ -72,3 +74,17 @@ def followers(size: int, load: Load, *, by_rows: bool = False) -> Iterator[Team]
     finally:
         team.close()
         assert not team.errors, team.errors
+
+
+def streams_of(model: Model, jobs: list[Job], num_pages: int, team: Team | None = None) -> dict[str, list[int]]:
+    """With the scheduler, prefix hits and retraction; by all ranks of `team`, whose model it is, or by it alone."""
+    knobs = CoreKnobs(chunk_size=16, num_pages=num_pages, backend="cpu")
+    core = make_core(knobs, model=model, ranks=None if team is None else team.ranks)
+    if team is not None:
+        team.share(core.pool)
+    try:
+        outcome = run_local(core, jobs, retract_every=7, rng=random.Random(3))
+        assert_whole(core)
+        return dict(outcome.streams)
+    finally:
+        core.close()

@@ -11,7 +11,7 @@ import torch
 from rig import MAX_CONTEXT, CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tiny_adapters import adapter
 from tiny_llama import VOCAB, write_tiny_llama
-from tp_rig import followers
+from tp_rig import followers, streams_of
 
 from shared.kernel.product import supports
 from shared.kv.pool import KVPool
@@ -116,25 +116,13 @@ def jobs_of(rng: random.Random, digests: tuple[str, ...]) -> list[Job]:
     return first + [replace(job, rid=10 + job.rid, adapter=choices[(n + 1) % 3]) for n, job in enumerate(jobs)]
 
 
-def streams_of(model: Model, jobs: list[Job], ranks=None, share=None) -> dict[str, list[int]]:  # noqa: ANN001
-    core = make_core(CoreKnobs(chunk_size=16, num_pages=60, backend="cpu"), model=model, ranks=ranks)
-    if share is not None:
-        share(core.pool)
-    try:
-        outcome = run_local(core, jobs, retract_every=7, rng=random.Random(3))
-        assert_whole(core)
-        return dict(outcome.streams)
-    finally:
-        core.close()
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_llama_streams_are_those_of_one_rank(llama: Path, adapters: dict[str, str], size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
     whole = load_model(str(llama), "float32", max_context=MAX_CONTEXT, adapters=adapters)
     jobs = jobs_of(random.Random(5), tuple(own.digest for own in whole.spec.adapters))
     jobs = [replace(job, sampling=replace(job.sampling, stop_token_ids=(1,))) for job in jobs]
-    expected = streams_of(whole, jobs)
+    expected = streams_of(whole, jobs, 60)
     same = [expected[f"r{n}"] == expected[f"r{10 + n}"] for n in range(6)]
     assert same.count(False) > 3, "streams that show their adapter"
 
@@ -142,7 +130,7 @@ def test_llama_streams_are_those_of_one_rank(llama: Path, adapters: dict[str, st
         return load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT, adapters=adapters)
 
     with followers(size, load) as team:
-        assert streams_of(team.model, jobs, team.ranks, team.share) == expected
+        assert streams_of(team.model, jobs, 60, team) == expected
 
 
 def test_hashlm_streams_are_the_oracles() -> None:

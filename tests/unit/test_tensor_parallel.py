@@ -13,7 +13,7 @@ import torch
 from pair import Net, make_node
 from rig import MAX_CONTEXT, CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tiny_llama import VOCAB, write_tiny_llama
-from tp_rig import Load, followers
+from tp_rig import Load, followers, streams_of
 
 from shared.core.errors import ConfigError, RankLost
 from shared.device.group import RankGroup
@@ -161,26 +161,14 @@ def llama_jobs(rng: random.Random) -> list[Job]:
     return [replace(job, sampling=replace(job.sampling, stop_token_ids=(1,))) for job in draw_jobs(rng, 8, None, 40)]
 
 
-def llama_streams(model: Model, jobs: list[Job], ranks=None, share=None) -> dict[str, list[int]]:  # noqa: ANN001
-    core = make_core(CoreKnobs(chunk_size=16, num_pages=24, backend="cpu"), model=model, ranks=ranks)
-    if share is not None:
-        share(core.pool)
-    try:
-        outcome = run_local(core, jobs, retract_every=7, rng=random.Random(3))
-        assert_whole(core)
-        return dict(outcome.streams)
-    finally:
-        core.close()
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_llama_streams_are_those_of_one_rank(llama: Path, size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
     jobs = llama_jobs(random.Random(5))
-    expected = llama_streams(load_model(str(llama), "float32", max_context=MAX_CONTEXT), jobs)
+    expected = streams_of(load_model(str(llama), "float32", max_context=MAX_CONTEXT), jobs, 24)
     assert len({tuple(stream) for stream in expected.values()}) > 4, "streams that can be told apart"
     with followers(size, lambda group: load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT)) as team:
-        assert llama_streams(team.model, jobs, team.ranks, team.share) == expected
+        assert streams_of(team.model, jobs, 24, team) == expected
 
 
 PAIRS = [(1, 2), (2, 1), (4, 2), (2, 4), (4, 1)]
@@ -216,7 +204,7 @@ def test_hashlm_streams_of_unequal_pairs_are_the_oracles(sizes: tuple[int, int])
 def test_llama_streams_of_unequal_pairs_are_those_of_one_rank(llama: Path, sizes: tuple[int, int]) -> None:
     jobs = llama_jobs(random.Random(5))
     whole = load_model(str(llama), "float32", max_context=MAX_CONTEXT)
-    expected = llama_streams(whole, jobs)
+    expected = streams_of(whole, jobs, 24)
     got = pair_streams(
         jobs, sizes, lambda group: load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT), whole
     )
