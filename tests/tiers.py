@@ -38,6 +38,7 @@ LINT = (
     Tier("format", 20, (str(BIN / "ruff"), "format", "--check", ".")),
     Tier("mypy", 100, (str(BIN / "mypy"),)),
     Tier("layers", 30, (str(BIN / "lint-imports"),)),
+    Tier("mutants", 10, (sys.executable, "tests/mutants/check.py")),
 )
 FAST = (pytest_tier("unit", 130, "--fast"), pytest_tier("simulation", 60, "--fast"))
 FULL = (

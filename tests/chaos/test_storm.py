@@ -63,6 +63,7 @@ async def read_ids(client: httpx.AsyncClient, cluster: Cluster, body: dict[str, 
     return ids
 
 
+@pytest.mark.rule("I7")
 @pytest.mark.timeout(600)
 def test_storm_of_requests_and_hang_ups_leaks_nothing(tmp_path: Path) -> None:
     flags = ("--model", "hashlm", "--heartbeat-s", "0.1", "--max-running", "8", "--kv-bytes", "400KiB")

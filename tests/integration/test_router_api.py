@@ -122,6 +122,7 @@ def test_logprobs_of_completions(http: httpx.Client) -> None:
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -1.5}
 
 
+@pytest.mark.rule("H15")
 @pytest.mark.parametrize("burst", [1, 3, 50])
 def test_stop_strings_across_tokens(
     http: httpx.Client, nodes: tuple[FakeNode, FakeNode], router: RouterProcess, burst: int

@@ -1,16 +1,15 @@
-"""Takes a rule out of the code, one patch at a time, and requires that the tests named for it fail, and fail by an
-assertion or an oracle, not by breaking.
+"""Take a rule out of the code, one mutant at a time. The tests named for it must fail, and fail by an assertion or an
+oracle, not by breaking.
 
-    python tests/mutants/run.py [NAME ...]        # all patches, or those whose name contains one of these
+    python tests/mutants/run.py [NAME ...]        # all mutants, or those whose name contains one of these
 
-A check that can't fail is not a check. Each `*.patch` begins with `what: ` and `kills: ` lines. Works on a copy of the
-tree, which keeps its compiled kernels from patch to patch.
+A check that can't fail is not a check. The mutants are those of catalogue.py. Works on a copy of the tree, which keeps
+its compiled kernels from mutant to mutant.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,26 +19,14 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from catalogue import ROOT, CatalogueError, Mutant, find_tests, mutated, node_id, read_all
+
 FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
 FILES = ("pyproject.toml",)
 TEST_TIMEOUT_S = 60
 # Failed: pytest.raises that saw nothing raised; the last four are the simulations' and the hazard detector's
 ORACLES = ("AssertionError", "IntegrityError", "Failed", "HazardError", "LatencyError", "Violation", "WrongStream")
 TIMED_OUT = "Timeout"
-HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
-
-
-class PatchError(Exception):
-    """The code has moved away from under a patch."""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    what: str
-    kills: tuple[str, ...]
-    diff: str
 
 
 @dataclass(frozen=True)
@@ -47,45 +34,6 @@ class Verdict:
     killed: bool
     why: str
     seconds: float
-
-
-def read_mutant(path: Path) -> Mutant:
-    head, _, diff = path.read_text().partition("\n--- ")
-    fields: dict[str, list[str]] = {"what": [], "kills": []}
-    for line in head.splitlines():
-        name, _, value = line.partition(": ")
-        fields[name].append(value.strip())
-    if len(fields["what"]) != 1 or not fields["kills"] or not diff:
-        raise PatchError(f"{path.name}: needs one `what: ` line, `kills: ` lines and a diff")
-    return Mutant(path.stem, fields["what"][0], tuple(fields["kills"]), "--- " + diff)
-
-
-def read_all(wanted: list[str]) -> list[Mutant]:
-    mutants = [read_mutant(path) for path in sorted(Path(__file__).parent.glob("*.patch"))]
-    return [mutant for mutant in mutants if not wanted or any(part in mutant.name for part in wanted)]
-
-
-def patched(root: Path, diff: str) -> dict[Path, str]:
-    """The new text of each file that a unified diff changes. Hunks may have moved; their lines must be there once."""
-    texts: dict[Path, str] = {}
-    for part in re.split(r"^--- a/", diff, flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition("\n")
-        path = root / name.strip()
-        text = path.read_text()
-        for hunk in HUNK.split(body.partition("\n")[2])[1:]:
-            if not hunk.isdigit():
-                text = _apply_hunk(text, hunk, name)
-        texts[path] = text
-    return texts
-
-
-def _apply_hunk(text: str, hunk: str, name: str) -> str:
-    lines = hunk.partition("\n")[2].splitlines()
-    old = "".join(line[1:] + "\n" for line in lines if line[:1] in (" ", "-", ""))
-    new = "".join(line[1:] + "\n" for line in lines if line[:1] in (" ", "+", ""))
-    if text.count(old) != 1:
-        raise PatchError(f"{name}: the lines to change occur {text.count(old)} times")
-    return text.replace(old, new)
 
 
 def copy_tree(target: Path) -> None:
@@ -132,17 +80,17 @@ def judge(kills: tuple[str, ...], failures: list[tuple[str, str]]) -> tuple[bool
     return True, f"{name}: {' '.join(message.split())[:100]}"
 
 
-def try_mutant(root: Path, mutant: Mutant) -> Verdict:
+def try_mutant(root: Path, mutant: Mutant, kills: tuple[str, ...]) -> Verdict:
     start = time.monotonic()
     try:
-        texts = patched(root, mutant.diff)
-    except (PatchError, OSError) as error:
+        texts = mutated(mutant, root)
+    except CatalogueError as error:
         return Verdict(False, f"does not apply: {error}", 0.0)
     originals = {path: (path.read_text(), path.stat()) for path in texts}
     try:
         for path, text in texts.items():
             path.write_text(text)
-        killed, why = judge(mutant.kills, run_tests(root, mutant.kills))
+        killed, why = judge(kills, run_tests(root, kills))
     finally:
         for path, (text, stat) in originals.items():
             path.write_text(text)
@@ -151,22 +99,24 @@ def try_mutant(root: Path, mutant: Mutant) -> Verdict:
 
 
 def main(wanted: list[str]) -> int:
-    mutants = read_all(wanted)
+    mutants = read_all(tuple(wanted))
+    named = find_tests()
+    kills = {mutant.name: tuple(node_id(test, named) for test in mutant.kills) for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
         root = Path(folder)
         copy_tree(root)
-        tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.kills))
+        tests = tuple(dict.fromkeys(test for ids in kills.values() for test in ids))
         print(f"{len(mutants)} mutants; first their {len(tests)} tests on the code as it is", flush=True)
         failures = run_tests(root, tests)
         if failures:
-            print(f"these fail without any patch: {failures}")
+            print(f"these fail without any mutant: {failures}")
             return 1
         survivors = 0
         for mutant in mutants:
-            verdict = try_mutant(root, mutant)
+            verdict = try_mutant(root, mutant, kills[mutant.name])
             survivors += not verdict.killed
             mark = "killed" if verdict.killed else "ALIVE "
-            print(f"{mark} {mutant.name:<34} {verdict.seconds:4.0f} s  {mutant.what}\n{'':9}{verdict.why}", flush=True)
+            print(f"{mark} {mutant.name:<34} {verdict.seconds:4.0f} s  {mutant.why}\n{'':9}{verdict.why}", flush=True)
     print(f"\n{len(mutants) - survivors} of {len(mutants)} mutants killed")
     return 1 if survivors else 0
 

@@ -25,7 +25,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from run import ROOT, copy_tree
+from catalogue import ROOT, find_scope
+from run import copy_tree
 from trial import ALIVE, BROKEN, KILLED, TIMEOUT, Net, Trials, Verdict
 
 COSMIC_RAY = "cosmic-ray==8.7.0"
@@ -65,33 +66,35 @@ def _tests(names: tuple[str, ...]) -> list[str]:
     return [f"tests/unit/test_{name}.py" for name in names]
 
 
-def _files(folder: str, *names: str) -> tuple[str, ...]:
-    return tuple(f"{folder}/{name}.py" for name in names)
+def _files(room: str, *names: str) -> tuple[str, ...]:
+    """Return the files of some modules of a room, from the root."""
+    paths = (find_scope(f"{room}.{name}", ROOT).path for name in names)
+    return tuple(path.relative_to(ROOT).as_posix() for path in paths)
 
 
 AREAS = {
     "relay": Area(
         wanted=30,
-        files=_files("shared/engine", "future_map", "worker", "forward_batch", "lease", "engine"),
+        files=_files("shared.engine", "future_map", "worker", "forward_batch", "lease", "engine"),
         quick=("engine_plan", "engine_future_map", "engine_armed", "engine_leaks", "engine_recover", "sched_prebuilt"),
         slow=("hashlm_draft", "hazards"),
     ),
     "pools": Area(
         wanted=30,
-        files=_files("shared/kv", "pages", "rows", "manager", "pool"),
+        files=_files("shared.kv", "pages", "rows", "manager", "pool"),
         quick=("kv_pages", "kv_rows", "kv_manager", "kv_pool"),
         slow=("kv_stateful", "transfer_conformance"),
     ),
     "prefix cache": Area(
         wanted=25,
-        files=("shared/kv/prefix_cache.py",),
+        files=_files("shared.kv", "prefix_cache"),
         quick=("kv_prefix_cache", "kv_manager"),
         slow=("kv_stateful", "sched_prebuilt"),
     ),
     "admission": Area(
         wanted=35,
         files=_files(
-            "shared/sched",
+            "shared.sched",
             *("scheduler", "queues", "room", "results", "admission", "memory", "chunking"),
             *("mirror", "batch", "freeze", "output", "prebuilt"),
         ),
@@ -110,11 +113,11 @@ AREAS = {
     "hand-off": Area(
         wanted=30,
         files=(
-            *_files("shared/handoff", "node", "convert", "ranges", "routers", "tombstones"),
-            "shared/engine/jobs.py",
+            *_files("shared.handoff", "node", "convert", "ranges", "routers", "tombstones"),
+            *_files("shared.engine", "jobs"),
             *_files("prefill_node", "bootstrap", "inflight", "loop"),
             *_files("decode_node", "prealloc", "transfer", "prebuilt", "loop"),
-            *_files("shared/transfer", "interface", "frames", "shm"),
+            *_files("shared.transfer", "interface", "frames", "shm"),
         ),
         quick=(
             *("handoff_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),

@@ -28,6 +28,7 @@ def assert_fine(summary: Summary) -> None:
     assert not said, "\n".join(said)
 
 
+@pytest.mark.rule("I5", "I9")
 def test_a_few_seeds() -> None:
     summary, seed = Summary(), 0
     while summary.counted < FEW and not summary.failures:

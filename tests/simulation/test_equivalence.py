@@ -34,6 +34,7 @@ def cells() -> list:
     return []
 
 
+@pytest.mark.rule("S10", "H13", "I5", "I8")
 def test_streams_are_the_reference_s(block: int, watch: Watch, cells: list) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         try:

@@ -37,6 +37,7 @@ def test_no_order_breaks_the_code_as_it_is(scenario: str, seed: int) -> None:
     assert verdict.num_steps > 5
 
 
+@pytest.mark.rule("H21")
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", SEEDED, ids=lambda mutant: mutant.name)
 def test_a_broken_stream_is_found(mutant: Broken) -> None:

@@ -202,6 +202,7 @@ def finished_stream(one: Open) -> list[int]:
     return one.job.expected()
 
 
+@pytest.mark.rule("H30", "I7")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_lives(seed: int) -> None:
     cluster = Cluster(seed)

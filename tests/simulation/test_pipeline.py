@@ -87,6 +87,7 @@ def test_a_lone_row_steps_without_waiting_for_others() -> None:
     assert not script.core.engine.unsampled_steps
 
 
+@pytest.mark.rule("H2")
 def test_an_arrival_comes_behind_the_sampling_of_its_row_s_last_owner() -> None:
     """H2 in a pipeline: the zombie's sampling was to be launched with the next step, and would have overwritten the
     relay of the arrival, which has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from rig import assert_whole
 from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
@@ -34,6 +35,7 @@ def launch_pull(script: Script, jobs: TransferJobs, req: Request, pages: list[np
     jobs.launch(req, copy, "pull", after_newest_step=True)
 
 
+@pytest.mark.rule("H1", "I8")
 def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     """The dying row's last step writes into a page that is free already and granted again. The transfer stream would be
     first if it could: then the zombie's token would lie in the middle of the arrival's prompt."""

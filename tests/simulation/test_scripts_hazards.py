@@ -23,6 +23,7 @@ from shared.wire.messages import Heartbeat, Message, Ready
 POISON = 1e9
 
 
+@pytest.mark.rule("H8")
 def test_planning_and_launching_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """H8: a step is planned and launched while the one before it has not begun; the host waits for no stream."""
     script = Script()
@@ -63,6 +64,7 @@ def settle(kept: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> tor
     return kept[name][: len(value)]
 
 
+@pytest.mark.rule("H9")
 @pytest.mark.parametrize("width", [1, 4])
 def test_outputs_in_buffers_that_every_step_reuses(width: int) -> None:
     """H9: the next forward runs before the results of this step were copied to the host."""
@@ -111,6 +113,7 @@ class Late(list[int]):
         return super().pop(0)
 
 
+@pytest.mark.rule("H33")
 @pytest.mark.parametrize("reuse", ["at once", "late"])
 def test_rows_that_are_reused_at_once_or_late(reuse: str) -> None:
     """H33: the pool's order of reuse must not matter; production reuses at once."""
@@ -124,6 +127,7 @@ def test_rows_that_are_reused_at_once_or_late(reuse: str) -> None:
         core.close()
 
 
+@pytest.mark.rule("H37")
 def test_a_retraction_finds_rows_in_the_batch_that_have_ended() -> None:
     """H37: they stay in the batch until the next plan. One row needs pages just then: whoever ended has given its own
     back already and is nobody's victim."""
@@ -144,6 +148,7 @@ def test_a_retraction_finds_rows_in_the_batch_that_have_ended() -> None:
 # ---- nodes
 
 
+@pytest.mark.rule("H42")
 def test_a_node_whose_work_is_parked_goes_on_telling_and_polling() -> None:
     """H42: the decode node has no step to run, for its only request waits for pages. It tells its load all the same,
     and what arrives is installed."""

@@ -14,6 +14,7 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 
 
+@pytest.mark.rule("S11", "Rd", "H5", "H45")
 @pytest.mark.parametrize("width", [1, 4])
 def test_penalties_see_tokens_that_the_host_does_not_know_yet(width: int) -> None:
     """Regression (d): the next step is planned and run while the token it penalises is still in flight, and its input
@@ -35,6 +36,7 @@ def test_penalties_see_tokens_that_the_host_does_not_know_yet(width: int) -> Non
     assert_streams(jobs, script.finish())
 
 
+@pytest.mark.rule("S11", "H45")
 def test_penalties_of_a_cached_prefix_are_seeded() -> None:
     """S11: no forward of this row ever sees those ids."""
     script = Script()
@@ -47,6 +49,7 @@ def test_penalties_of_a_cached_prefix_are_seeded() -> None:
     assert req.cached_tokens == 20
 
 
+@pytest.mark.rule("S9", "H4")
 def test_a_step_that_runs_again_does_not_find_its_staging_installed_again() -> None:
     """Injected fault: the forward closure of a chunk is run twice on the same lease. The second run must be an error
     that names the step, not a second prefill."""
@@ -69,6 +72,7 @@ def test_a_step_that_runs_again_does_not_find_its_staging_installed_again() -> N
     assert_whole(script.core)
 
 
+@pytest.mark.rule("S9", "I4")
 def test_each_chunk_s_tokens_are_copied_once_and_never_after_the_step() -> None:
     """I4, over a run with retraction: a re-prefill stages its tokens anew."""
     script = Script(chunk_size=8)
@@ -94,6 +98,7 @@ def test_each_chunk_s_tokens_are_copied_once_and_never_after_the_step() -> None:
     assert all(staged[step].tolist() == ids for step, ids in taken)
 
 
+@pytest.mark.rule("S2")
 def test_decode_rows_read_the_relay_and_chunks_their_staging() -> None:
     """One mixed step: the decode row's input was sampled by a step that has not run when this one is planned."""
     script = Script(chunk_size=8)
@@ -110,6 +115,7 @@ def test_decode_rows_read_the_relay_and_chunks_their_staging() -> None:
     assert_streams([decoding, prompt], script.finish())
 
 
+@pytest.mark.rule("H11")
 def test_a_chunk_s_last_token_knows_its_successor() -> None:
     """H11: draft state of a chunk's last token depends on the next prompt token, not on a sampled one."""
     for chunk_size in (3, 5, 8):

@@ -10,6 +10,7 @@ from script import COPY, FORWARD, SCHEDULE, Script, job
 from shared.model.hashdraft import expected_accept_len
 
 
+@pytest.mark.rule("S4", "S6", "H44", "I3")
 @pytest.mark.parametrize("spec", ["eagle", "mtp"])
 def test_host_lengths_are_those_that_the_newest_step_published(spec: str) -> None:
     """Planning step 3 needs exact lengths while step 2 has not even begun: the host waits for step 2's publish_ready,
@@ -35,6 +36,7 @@ def test_host_lengths_are_those_that_the_newest_step_published(spec: str) -> Non
     assert_streams([one], script.finish())
 
 
+@pytest.mark.rule("S12")
 @pytest.mark.parametrize("spec", ["ngram", "eagle", "mtp"])
 def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: str) -> None:
     """S4, S12: value, then event, then draft-extend; every drafter's worker publishes by the same callback."""
@@ -60,6 +62,7 @@ def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: st
     assert_streams([one], script.finish())
 
 
+@pytest.mark.rule("Rc", "H3")
 def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_steps() -> None:
     """The newest lease may be an admission: waiting for its publish is enough, for the forward stream is in order."""
     script = Script(width=4, needs_cpu_seq_lens=True)
@@ -78,6 +81,7 @@ def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_st
     assert lengths == {req.row: committed + expected_accept_len(committed, 4, 70), arrived.row: 8}
 
 
+@pytest.mark.rule("S7", "H6")
 def test_a_plan_in_flight_keeps_its_lengths() -> None:
     """S7: planning the next step moves the batch's lengths by a new tensor. The schedule stream runs far ahead of the
     forward that still has to read the old one."""
@@ -112,6 +116,7 @@ def test_the_forward_stream_waits_for_the_lengths() -> None:
     assert_streams([one], script.finish())
 
 
+@pytest.mark.rule("H9")
 def test_the_copy_stream_waits_for_the_sampling() -> None:
     script = Script()
     one = job(1, 12, 9)
@@ -127,6 +132,7 @@ def test_the_copy_stream_waits_for_the_sampling() -> None:
     assert_streams([one], script.finish())
 
 
+@pytest.mark.rule("S5", "Re")
 def test_a_mixed_step_takes_the_lengths_of_its_tail_from_the_relay() -> None:
     """Regression (e): the chunk is planned while a verify whose accept is more than one is in flight. The host has
     bounds only, and the lower one is wrong by then."""

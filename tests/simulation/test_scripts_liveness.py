@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
 from rig import CoreKnobs, Job, Outcome, assert_streams, make_core
 from script import job
 
@@ -97,6 +98,7 @@ def test_rule_b_two_long_prompts_do_not_wait_for_each_other() -> None:
     core.close()
 
 
+@pytest.mark.rule("H38")
 def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     """Its pages are held for a transfer that never comes; it is younger than the row that needs one, so it goes."""
     core = tight_core(42)
@@ -117,6 +119,7 @@ def test_rule_c_a_grant_whose_sender_froze_gives_way() -> None:
     core.close()
 
 
+@pytest.mark.rule("I10")
 def test_rule_c_the_oldest_ends_however_many_come_after_it() -> None:
     """A closed loop of young ones in a pool that is always short. Youngest first as victims, and seniority that
     survives retraction: the oldest runs as if it were alone."""

@@ -77,6 +77,7 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
     return script, one, req, written
 
 
+@pytest.mark.rule("H1")
 def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
     script, one, req, written = restoring_behind_a_zombie()
     assert written in script.core.kv.rows.pages_of(req.row)[:4], "the schedule needs the page to be reused"
@@ -86,6 +87,7 @@ def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
     assert script.core.scheduler.counters.readmissions == 1
 
 
+@pytest.mark.rule("H34")
 @pytest.mark.parametrize("end", ["abort", "retract"])
 def test_pages_that_come_back_for_nobody_are_held_until_they_are_there(end: str) -> None:
     script, one, req, _ = restoring_behind_a_zombie()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from rig import assert_streams, assert_whole
 from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
@@ -45,6 +46,7 @@ def test_a_zombie_runs_on_its_own_copy_of_the_page_table() -> None:
     assert_streams([heir_job], script.finish())
 
 
+@pytest.mark.rule("S8")
 def test_a_plan_does_not_see_what_the_batch_becomes() -> None:
     """The step that reads the relay expects the step that wrote it, not the one planned meanwhile."""
     script = Script()
@@ -58,6 +60,7 @@ def test_a_plan_does_not_see_what_the_batch_becomes() -> None:
     assert_streams([one], script.finish())
 
 
+@pytest.mark.rule("H33")
 def test_a_row_is_reused_at_once_while_its_zombie_is_in_flight() -> None:
     """Both write the row's relay, the zombie first: program order of the forward stream, no fence."""
     script = Script(max_running=1)
@@ -74,6 +77,7 @@ def test_a_row_is_reused_at_once_while_its_zombie_is_in_flight() -> None:
     assert_whole(script.core)
 
 
+@pytest.mark.rule("H2")
 def test_an_arrival_takes_the_row_of_a_zombie() -> None:
     """H2: the zombie's stash comes before the seed of the PREBUILT row, for both are on the forward stream."""
     script = Script(max_running=1)
@@ -118,6 +122,7 @@ def _compute_pages_elsewhere(script: Script, req: Request) -> None:
     transfer.launch(copy, label=f"pull({key.rid})").done.synchronize()
 
 
+@pytest.mark.rule("H46")
 def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
     """Injected fault: the seed of a PREBUILT row is launched on the transfer stream, so nothing orders it before the
     row's first step. The step reads a value that another step wrote, and the report says so."""
@@ -148,6 +153,7 @@ def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
     assert_whole(script.core)
 
 
+@pytest.mark.rule("S11")
 def test_an_admission_comes_before_the_row_s_first_step() -> None:
     """The same schedule, with the admission where it belongs: the transfer stream has no say in it."""
     script = Script()
@@ -177,6 +183,7 @@ def test_a_matched_prefix_stays_while_its_reader_lives() -> None:
     assert_whole(script.core)
 
 
+@pytest.mark.rule("H14")
 def test_a_token_in_flight_at_retraction_is_dropped_with_its_incarnation() -> None:
     """H14: the request is planned again before the old step's result is processed; taking both would say it twice."""
     script = Script()
@@ -208,6 +215,7 @@ def test_a_zombie_s_result_after_the_end_changes_nothing() -> None:
     assert_whole(script.core)
 
 
+@pytest.mark.rule("H15")
 def test_nothing_after_a_stop_enters_the_prefix_cache() -> None:
     """H15: the device accepted a run past the stop. The next request with exactly that text must not find more of it
     in the cache than was said."""

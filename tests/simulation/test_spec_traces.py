@@ -87,6 +87,7 @@ def test_penalties_do_not_lower_acceptance(spec: str) -> None:
     trace.check(jobs, 100)
 
 
+@pytest.mark.rule("S5")
 def test_two_rows_of_equal_length_have_their_own_hidden_state() -> None:
     """Of one length, one temperature and one step: nothing but the rows' own state tells them apart."""
     jobs = [Job(rid, tuple(range(rid, rid + 20)), SamplingParams(max_tokens=30, temperature=0.0), 1) for rid in (1, 2)]

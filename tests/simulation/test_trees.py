@@ -77,6 +77,7 @@ def test_streams_and_accepted_lengths_of_random_trees(block: int) -> None:
     assert checked > 40 and moved > 10, "trees were verified, and paths had to be moved"
 
 
+@pytest.mark.rule("H12")
 @pytest.mark.parametrize("block", BLOCKS)
 def test_streams_and_accepted_lengths_of_a_head_s_trees(block: int) -> None:
     """EagleWorkerV2 on HashDraft: every verify accepts as many levels as the head foresees. With penalties too, and

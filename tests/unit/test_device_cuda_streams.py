@@ -26,6 +26,7 @@ def pool_of(monkeypatch: pytest.MonkeyPatch, *handles: int) -> Iterator[int]:
     return drawn
 
 
+@pytest.mark.rule("H7")
 def test_a_handle_that_is_in_use_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: two streams with one handle are one stream; nothing would overlap, and nobody would see it."""
     pool_of(monkeypatch, 5, 5, 6, 5, 6, 7, 7, 5, 8)

@@ -249,6 +249,7 @@ def test_events_fire_once_and_call_back_once(caplog: pytest.LogCaptureFixture) -
     assert "callback of event e failed" in caplog.text
 
 
+@pytest.mark.rule("H8")
 def test_schedule_is_the_host_thread_on_cpu() -> None:
     streams = make_streams("cpu")
     assert streams.schedule.launch(threading.get_ident).take(WAIT_S) == threading.get_ident()

@@ -33,6 +33,7 @@ def test_a_row_gives_back_what_was_stashed_for_it() -> None:
     assert tokens.tolist() == [20, 40] and tag_ok.tolist() == [True, True]
 
 
+@pytest.mark.rule("I2")
 def test_the_tag_tells_a_value_of_another_step() -> None:
     future_map = FutureMap(6, 32)
     future_map.stash(rows(4, 2), tensor(40, 20), step=7)
@@ -41,6 +42,7 @@ def test_the_tag_tells_a_value_of_another_step() -> None:
     assert future_map.gather(rows(1), tensor(7))[1].tolist() == [False], "never written"
 
 
+@pytest.mark.rule("S2", "Ra")
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 95)), max_size=40))
 def test_rows_are_the_pool_rows_and_never_wrap(writes: list[tuple[int, int]]) -> None:
     """Regression (a): the same row means the same request for ever, however many steps are in flight."""
@@ -54,6 +56,7 @@ def test_rows_are_the_pool_rows_and_never_wrap(writes: list[tuple[int, int]]) ->
     assert future_map.output_tokens_buf.shape == (8,) == future_map.written_by.shape
 
 
+@pytest.mark.rule("S3", "Rh", "H28")
 def test_an_empty_index_neither_writes_nor_records() -> None:
     """Regression (h): an idle rank has no rows; its publish must not tell anybody that lengths are ready."""
     future_map, ready = FutureMap(6, 32, (HIDDEN,)), Event("publish_ready")
@@ -65,6 +68,7 @@ def test_an_empty_index_neither_writes_nor_records() -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.rule("S3", "Ri")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16])
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (1, 2)])
 def test_token_ids_of_any_integer_shape_are_stored_flat(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -78,6 +82,7 @@ def test_token_ids_of_any_integer_shape_are_stored_flat(dtype: torch.dtype, shap
     assert tokens.dtype == torch.int64 and tokens.tolist() == [70, 71]
 
 
+@pytest.mark.rule("S5", "Rj")
 def test_extras_exist_from_the_start_and_may_be_absent_in_a_payload() -> None:
     """Regression (j): no buffer is made by looking at the first payload, so a later one may be the first with it."""
     future_map = FutureMap(6, 32, (HIDDEN,))
@@ -91,6 +96,7 @@ def test_extras_exist_from_the_start_and_may_be_absent_in_a_payload() -> None:
     assert FutureMap(6, 32).extras == {}, "nobody declared one, nobody pays for one"
 
 
+@pytest.mark.rule("S4")
 def test_publish_writes_before_it_fires() -> None:
     future_map, ready, seen = FutureMap(6, 32), Event("publish_ready"), []
     ready.add_callback(lambda _: seen.append(future_map.new_seq_lens_buf[3].item()))
@@ -98,6 +104,7 @@ def test_publish_writes_before_it_fires() -> None:
     assert seen == [17]
 
 
+@pytest.mark.rule("S6", "I3")
 def test_resolve_waits_for_publish_and_for_nothing_behind_it() -> None:
     """I3: the host reads lengths as soon as they are published; draft-extend may still run."""
     world, future_map, ready = World.script(), FutureMap(6, 32), Event("publish_ready")
@@ -135,6 +142,7 @@ def test_staging_is_consumed_once() -> None:
         lease_of(None).take_staging()
 
 
+@pytest.mark.rule("H7", "H10")
 def test_closing_a_lease_drops_all_it_held() -> None:
     world, lease = World.script(), lease_of(tensor(1))
     lease.carry["output"] = object()

@@ -52,6 +52,7 @@ def record_plans(core: NodeCore) -> list[StepPlan]:
     return plans
 
 
+@pytest.mark.rule("S8")
 @pytest.mark.parametrize("width", [1, 4])
 def test_a_plan_holds_values_only(width: int) -> None:
     """Frozen is shallow: a Request in a plan would let a closure read what the scheduler changes meanwhile."""
@@ -96,6 +97,7 @@ def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
     core.close()
 
 
+@pytest.mark.rule("I1")
 def test_decode_rows_take_the_batch_s_lengths_by_reference() -> None:
     """Rule S7 is why the plan needs no copy; the in-place mutant is only visible because of this."""
     core = make_core(CoreKnobs())
@@ -112,6 +114,7 @@ def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
     return ForwardBatch.init_new(plan, core.future_map, "cpu")
 
 
+@pytest.mark.rule("S1", "Rg")
 def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
     """Regression (g), S1: the sum belongs to the ForwardBatch; with bounds only there is none, and nobody reads it."""
     core = make_core(CoreKnobs(width=4))
@@ -126,6 +129,7 @@ def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
     core.close()
 
 
+@pytest.mark.rule("S8", "I1")
 def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
     """S8, I1: bit-identical from its freezing to the end, tensors by reference included. The lengths of what is in
     flight are not known when it is frozen, so a forward that wrote them into the plan would change it."""
@@ -168,6 +172,7 @@ def test_mixed_steps_list_chunks_first_and_name_their_decode_tail() -> None:
         assert int((plan.q_lens + plan.seq_lens.numpy()).max()) <= plan.max_seq_len
 
 
+@pytest.mark.rule("S10")
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_every_mode_takes_the_same_path(overlap: bool, width: int) -> None:

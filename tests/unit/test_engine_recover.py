@@ -69,6 +69,7 @@ def run_with_fault(core: NodeCore, jobs: list[Job]) -> Outcome:
     return outcome
 
 
+@pytest.mark.rule("Rf")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("overlap", [True, False])
@@ -127,6 +128,7 @@ def test_pages_that_a_failed_step_should_have_filled_are_not_cached() -> None:
     core.close()
 
 
+@pytest.mark.rule("Rf")
 @pytest.mark.parametrize("way_out", ["retract", "abort"])
 def test_a_row_that_left_before_its_chunk_failed_leaves_no_garbage(way_out: str) -> None:
     """The second life of a request: it has output already, its chunk is in flight, it leaves, and then the chunk
@@ -194,6 +196,7 @@ def test_an_admission_that_raises_fails_its_own_requests_only(backend: str) -> N
     pair.close()
 
 
+@pytest.mark.rule("Rf")
 def test_lengths_that_were_not_made_fail_their_step() -> None:
     """What the schedule stream should have filled is memory that nobody wrote: the forward must not look at it."""
     core = make_core(CoreKnobs("simulated", page_size=4, seed=1))

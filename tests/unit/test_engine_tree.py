@@ -156,6 +156,7 @@ def slots_of(pool: KVPool, name: str, pages: np.ndarray, slots: list[int]) -> li
     return found
 
 
+@pytest.mark.rule("H12")
 @PAGE_SIZES
 @pytest.mark.parametrize("seed", range(6))
 def test_compaction_moves_every_plane_s_slots_and_the_step_s_rows(page_size: int, seed: int) -> None:

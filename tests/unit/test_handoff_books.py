@@ -162,6 +162,7 @@ def generate(**changes: object) -> Generate:
     return Generate(**(fields | changes))
 
 
+@pytest.mark.rule("H18")
 def test_a_generate_becomes_one_request_per_sequence() -> None:
     arrivals = iter((4, 5))
     first, second = requests_of(generate(), lambda: next(arrivals), now=10.0)

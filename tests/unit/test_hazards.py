@@ -194,6 +194,7 @@ def test_a_ticket_is_read_after_its_end_and_behind_it(bench: Bench) -> None:
 # ---- the second net
 
 
+@pytest.mark.rule("H7")
 def test_tensors_that_nobody_declared_are_watched_by_storage(bench: Bench) -> None:
     shared = torch.zeros(4)
     bench.a.launch(lambda: shared.add_(1), label="writes")
@@ -274,6 +275,7 @@ def break_and_run(change: Callable[..., None]) -> str:
     return str(caught.value)
 
 
+@pytest.mark.rule("I2")
 def test_a_row_of_somebody_else_in_a_plan() -> None:
     def change(core) -> None:  # noqa: ANN001
         admit = core.scheduler.room.admit_waiting
@@ -290,6 +292,7 @@ def test_a_row_of_somebody_else_in_a_plan() -> None:
     assert "'s, not " in text and "r0" in text and "r1" in text
 
 
+@pytest.mark.rule("I8")
 def test_pages_that_were_free_at_launch() -> None:
     def change(core) -> None:  # noqa: ANN001
         launch = core.engine.launch

@@ -120,6 +120,7 @@ def test_a_row_without_a_match_can_still_put_pages_into_the_cache() -> None:
     kv.check_integrity(idle=True)
 
 
+@pytest.mark.rule("H43")
 def test_gauges_partition_pages_and_rows() -> None:
     kv = build(num_pages=16, num_rows=6)
     evictable = open_row(kv, "r0", tokens(8, 500), 2)
@@ -139,6 +140,7 @@ def test_gauges_partition_pages_and_rows() -> None:
     assert sum(kv.gauges().values()) == kv.allocator.num_total
 
 
+@pytest.mark.rule("H39")
 def test_a_page_on_its_way_to_a_row_is_active() -> None:
     kv = build()
     assert kv.alloc_pages(2, "r1") is not None

@@ -39,6 +39,7 @@ def test_the_smallest_pool_has_the_sink_and_one_page() -> None:
     assert [works(num_pages) for num_pages in (0, 1, 2, 3)] == [False, False, True, True]
 
 
+@pytest.mark.rule("H32")
 def test_is_all_or_nothing() -> None:
     allocator = PageAllocator(4)
     assert allocator.alloc(4) is None

@@ -1,122 +1,139 @@
-"""The mutants' tools, and that no patch has rotted: each still applies, still compiles, and its tests exist."""
+"""The mutants' tools: where an edit applies, what the catalogue refuses, what counts as a kill."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
+NAMES = ("catalogue", "tables", "check", "run")
+CODE = """class Pump:
+    def start(self):
+        self.valve = 1
+        self.on = True
+
+    def stop(self):
+        self.valve = 1
 
 
-def load() -> ModuleType:
-    import sys
-
-    spec = importlib.util.spec_from_file_location("mutants_run", ROOT / "tests" / "mutants" / "run.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutants_run"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-run = load()
-
-
-@pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_a_patch_applies_compiles_and_names_tests_that_exist(path: Path) -> None:
-    mutant = run.read_mutant(path)
-    changed = run.patched(ROOT, mutant.diff)
-    assert changed
-    for target, text in changed.items():
-        assert text != target.read_text()
-        if target.suffix == ".py":
-            compile(text, str(target), "exec")
-    for test in mutant.kills:
-        name, _, function = test.partition("::")
-        assert f"def {function}(" in (ROOT / name).read_text(), test
-
-
-def test_the_seeds_table_names_every_mutant_and_only_tests_that_exist() -> None:
-    table = (ROOT / "tests" / "SEEDS.md").read_text()
-    assert set(re.findall(r"`(\w+)\.patch`", table)) == {path.stem for path in PATCHES}
-    for name, function in re.findall(r"`((?:unit|simulation)/\w+\.py)(?:::(\w+))?`", table):
-        text = (ROOT / "tests" / name).read_text()
-        assert not function or f"def {function}(" in text, f"{name}::{function}"
-    for path in re.findall(r"`(shared/[\w/]+\.py)`", table):
-        assert (ROOT / path).exists(), path
-
-
-TEST_NAME = re.compile(r"`((?:unit|simulation|integration|chaos)/\w+\.py)::(test_\w+)`")
-SYMBOL = re.compile(r"`((?:shared|router|prefill_node|decode_node|deploy)/[\w/]+\.py)::(\w+)`")
-MOST_REASONS = 12
-
-
-def hazard_rows() -> dict[str, str]:
-    """What stands in the last column, by hazard or invariant."""
-    table = (ROOT / "tests" / "HAZARDS.md").read_text()
-    return dict(re.findall(r"^\| ([HI]\d+) \|.*\| (.*) \|$", table, re.MULTILINE))
-
-
-def test_every_hazard_has_its_test_and_a_few_have_a_reason() -> None:
-    rows = hazard_rows()
-    assert list(rows) == [f"H{n}" for n in range(1, 47)] + [f"I{n}" for n in range(1, 11)]
-    reasons = {name: text for name, text in rows.items() if not TEST_NAME.search(text)}
-    assert len(reasons) <= MOST_REASONS, reasons
-    for name, text in reasons.items():
-        assert text.startswith("can't occur: ") and SYMBOL.search(text), f"{name} names neither a test nor a type"
-
-
-def test_the_hazards_table_names_what_exists() -> None:
-    table = (ROOT / "tests" / "HAZARDS.md").read_text()
-    for name, function in TEST_NAME.findall(table):
-        text = (ROOT / "tests" / name).read_text()
-        assert re.search(rf"\b(def {function}\(|{function} = )", text), f"{name}::{function}"
-    for name, symbol in SYMBOL.findall(table):
-        assert symbol in defined_in(ROOT / name), f"{name}::{symbol}"
-    named = set(re.findall(r"`([\w/]+\.py)(?:::\w+)?`", table))
-    assert {name for name in named if not name.startswith("unit/test_mutants")} == {
-        name for name, _ in TEST_NAME.findall(table) + SYMBOL.findall(table)
-    }, "a file without the test or the type that is meant"
-    assert set(re.findall(r"`(\w+)\.patch`", table)) <= {path.stem for path in PATCHES}
-
-
-def defined_in(path: Path) -> set[str]:
-    """Classes, functions and methods."""
-    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
-
-
-DIFF = """--- a/code.py
-+++ b/code.py
-@@ -1,3 +1,2 @@
- one
--two
- three
-@@ -9,2 +8,3 @@
- nine
-+nine and a half
- ten
+def start():
+    pass
 """
-TEXT = "one\ntwo\nthree\nfour\nnine\nten\n"
 
 
-def test_hunks_are_found_where_they_have_moved(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("zero\n" + TEXT)
-    (text,) = run.patched(tmp_path, DIFF).values()
-    assert text == "zero\none\nthree\nfour\nnine\nnine and a half\nten\n"
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The tools are scripts beside each other, not a package."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "mutants"))
+    for name in NAMES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield SimpleNamespace(**{name: __import__(name) for name in NAMES})
+    for name in NAMES:
+        sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("text", [TEXT.replace("two", "2"), TEXT + TEXT])
-def test_a_patch_whose_lines_are_gone_or_ambiguous_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "code.py").write_text(text)
-    with pytest.raises(run.PatchError, match="occur"):
-        run.patched(tmp_path, DIFF)
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    (tmp_path / "water").mkdir()
+    (tmp_path / "water" / "pump.py").write_text(CODE)
+    return tmp_path
+
+
+def test_all_mutants_marks_and_tables_fit_the_code(tools: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.check.main([]) == 0, capsys.readouterr().out
+
+
+def one(tools: SimpleNamespace, at: str, old: str, new: str) -> SimpleNamespace:
+    return tools.catalogue.Mutant("m", "why", (tools.catalogue.Edit(at, old, new),), ("test_x",))
+
+
+def test_an_edit_applies_under_its_name_alone_and_takes_the_code_s_indentation(
+    tools: SimpleNamespace, code: Path
+) -> None:
+    mutant = one(tools, "water.pump.Pump.stop", "self.valve = 1", "if self.on:\n    self.valve = 0")
+    (text,) = tools.catalogue.mutated(mutant, code).values()
+    stop = "    def stop(self):\n        self.valve = 1\n"
+    assert text == CODE.replace(stop, "    def stop(self):\n        if self.on:\n            self.valve = 0\n")
+
+
+def test_an_edit_with_nothing_new_takes_its_lines_away(tools: SimpleNamespace, code: Path) -> None:
+    (text,) = tools.catalogue.mutated(one(tools, "water.pump", "self.on = True", ""), code).values()
+    assert text == CODE.replace("        self.on = True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("at", "old", "why"),
+    [
+        ("water.pump.Pump", "self.valve = 1", "occurs 2 times"),
+        ("water.pump.Pump.stop", "self.on = True", "occurs 0 times"),
+        ("water.pump.Pump.stop", "valve = 1", "occurs 0 times"),
+        ("water.pump.Pump.pause", "pass", "has pause 0 times"),
+        ("water.tap", "pass", "no module"),
+    ],
+)
+def test_an_edit_that_does_not_fit_is_refused(tools: SimpleNamespace, code: Path, at: str, old: str, why: str) -> None:
+    with pytest.raises(tools.catalogue.CatalogueError, match=f"m: .*{why}"):
+        tools.catalogue.mutated(one(tools, at, old, "pass"), code)
+
+
+def test_names_that_two_scopes_have_are_refused(tools: SimpleNamespace, code: Path) -> None:
+    (code / "water" / "pump.py").write_text(CODE + "\n\ndef start():\n    return 1\n")
+    with pytest.raises(tools.catalogue.CatalogueError, match="2 times"):
+        tools.catalogue.mutated(one(tools, "water.pump.start", "return 1", "pass"), code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"kills": ["t"], "edits": [{"at": "a", "old": "b", "new": "c"}]}, "why"),
+        ({"why": "w", "edits": [{"at": "a", "old": "b", "new": "c"}]}, "kills"),
+        ({"why": "w", "kills": ["t"], "edits": []}, "edits"),
+        ({"why": "w", "kills": ["t"], "edits": [{"at": "a", "old": "b"}]}, "new"),
+        ({"why": "w", "kills": ["t"], "edits": [{"at": "a", "old": "b", "new": "c"}], "kill": []}, "kill"),
+    ],
+)
+def test_a_mutant_without_its_fields_is_refused(tools: SimpleNamespace, fields: dict[str, object], why: str) -> None:
+    with pytest.raises(tools.catalogue.CatalogueError, match=why):
+        tools.catalogue.read_mutant("m", fields)
+
+
+def test_a_test_is_found_by_its_name_wherever_it_stands(tools: SimpleNamespace, tmp_path: Path) -> None:
+    for folder, text in (
+        ("unit", "def test_a():\n    pass\ndef test_b():\n    pass\n"),
+        ("chaos", "test_a = X.TestCase\n"),
+    ):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / f"test_{folder}.py").write_text(text)
+    tests = tools.catalogue.find_tests(tmp_path)
+    assert tools.catalogue.node_id("test_b", tests) == "tests/unit/test_unit.py::test_b"
+    assert tools.catalogue.node_id("test_chaos::test_a", tests) == "tests/chaos/test_chaos.py::test_a"
+    for name in ("test_a", "test_unit::test_c", "test_chaos::test_b"):
+        with pytest.raises(tools.catalogue.CatalogueError, match="one was expected"):
+            tools.catalogue.node_id(name, tests)
+
+
+def test_a_rule_needs_a_test_or_a_reason_and_a_mark_needs_a_rule(tools: SimpleNamespace) -> None:
+    rules = [
+        tools.tables.Rule("S1", "kept"),
+        tools.tables.Rule("S2", "not kept"),
+        tools.tables.Rule("S3", "gone", ("no.way",)),
+    ]
+    marks = tools.tables.Marks(tests={"S1": ["t"], "S2": [], "S3": ["t"], "S9": ["t"]}, mutants={})
+    wrong = tools.tables.check_marks(rules, marks)
+    assert [line.partition(":")[0] for line in wrong] == ["S9", "S2", "S3"]
+
+
+def test_the_rules_are_those_of_the_seeds_and_the_hazards(tools: SimpleNamespace) -> None:
+    """12 rules, 11 regressions, 46 hazards, 10 invariants; at most 12 have a reason instead of a test."""
+    rules = tools.tables.read_rules()
+    names = [f"S{n}" for n in range(1, 13)] + [f"R{letter}" for letter in "abcdefghijk"]
+    names += [f"H{n}" for n in range(1, 47)] + [f"I{n}" for n in range(1, 11)]
+    assert [rule.name for rule in rules] == names
+    assert sum(bool(rule.reason) for rule in rules) <= 12
 
 
 @pytest.mark.parametrize(
@@ -134,18 +151,13 @@ def test_a_patch_whose_lines_are_gone_or_ambiguous_is_refused(tmp_path: Path, te
         ([("t", "assert 1 == 2"), ("t", "KeyError: 3")], False),
     ],
 )
-def test_only_assertions_and_oracles_kill(failures: list[tuple[str, str]], killed: bool) -> None:
-    assert run.judge(("tests/x.py::t",), failures)[0] is killed
+def test_only_assertions_and_oracles_kill(
+    tools: SimpleNamespace, failures: list[tuple[str, str]], killed: bool
+) -> None:
+    assert tools.run.judge(("tests/x.py::t",), failures)[0] is killed
 
 
-def test_every_named_test_must_fail() -> None:
+def test_every_named_test_must_fail(tools: SimpleNamespace) -> None:
     failures = [("t[1-True]", "assert 1 == 2")]
-    assert run.judge(("tests/x.py::t",), failures)[0]
-    assert not run.judge(("tests/x.py::t", "tests/x.py::u"), failures)[0]
-
-
-def test_a_patch_without_its_lines_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "odd.patch"
-    path.write_text("what: something\n" + DIFF)
-    with pytest.raises(run.PatchError, match="kills"):
-        run.read_mutant(path)
+    assert tools.run.judge(("tests/x.py::t",), failures)[0]
+    assert not tools.run.judge(("tests/x.py::t", "tests/x.py::u"), failures)[0]

@@ -55,6 +55,7 @@ def ends_of(net: Net, key: Key) -> list[tuple[str, str]]:
 # ---- aborts
 
 
+@pytest.mark.rule("H40")
 def test_an_abort_may_overtake_its_offer() -> None:
     p, d = pair()
     net = Net([p, d])

@@ -25,6 +25,7 @@ def pair(**changes: object) -> tuple:
     return make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
 
 
+@pytest.mark.rule("H22")
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -67,6 +68,7 @@ def test_the_prefill_node_reports_the_first_token_and_the_decode_node_repeats_it
     assert net.router.by_node["d0", key] == expected(job())
 
 
+@pytest.mark.rule("H21")
 def test_chunks_are_announced_while_later_ones_compute() -> None:
     p, d = pair(chunk_size=32)
     net = Net([p, d])
@@ -76,6 +78,7 @@ def test_chunks_are_announced_while_later_ones_compute() -> None:
     assert [(ready.first_page, len(ready.pages)) for ready in readies] == [(0, 2), (2, 2), (4, 2), (6, 1)]
 
 
+@pytest.mark.rule("H22", "H29")
 def test_only_missing_pages_travel() -> None:
     p, d = pair()
     net = Net([p, d])
@@ -91,6 +94,7 @@ def test_only_missing_pages_travel() -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.rule("H18")
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("width", [1, 4])
 def test_several_sequences_share_the_prompt(prefix_cache: bool, width: int) -> None:

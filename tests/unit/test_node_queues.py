@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import msgspec
+import pytest
 from hand_driven import HandDriven
 from pair import Net, assert_clean, expected, make_node, name_of, sibling
 from rig import CoreKnobs, Job
@@ -103,6 +104,7 @@ def granted(net: Net, p: Node, d: Node) -> Grant:
     return grant
 
 
+@pytest.mark.rule("H17")
 def test_pages_and_records_count_for_their_own_lease_and_source_only() -> None:
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
     net = Net([p, d])
@@ -133,6 +135,7 @@ def test_installed_counts_for_its_own_lease_and_source_only() -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.rule("H17")
 def test_leases_differ_in_every_life_of_a_node() -> None:
     leases = set()
     for epoch in (1, 2, 1 << 40):
@@ -145,6 +148,7 @@ def test_leases_differ_in_every_life_of_a_node() -> None:
     assert len(leases) == 9
 
 
+@pytest.mark.rule("H25")
 def test_pages_described_after_the_end_are_not_announced() -> None:
     """The prefill node's transfer stream is late: by then the pages may belong to somebody else."""
     p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
@@ -166,6 +170,7 @@ def test_pages_described_after_the_end_are_not_announced() -> None:
     assert errors(d) == 0, "an abort that crosses with messages is no error"
 
 
+@pytest.mark.rule("H38")
 def test_siblings_behind_another_request_do_not_lock_both_nodes() -> None:
     """Siblings are offered late. One holds the only row here, over there the next request has the only one: it is
     granted and finds no row here, and the sibling is not granted for want of one there."""

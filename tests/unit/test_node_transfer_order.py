@@ -33,6 +33,7 @@ def pair(**changes: object) -> tuple[Node, Node, HandDriven]:
     return p, d, stream
 
 
+@pytest.mark.rule("H1")
 def test_a_pull_waits_for_the_newest_launched_step() -> None:
     """A granted page may have belonged to a request whose last step still runs and writes into it."""
     p, d, stream = pair()
@@ -52,6 +53,7 @@ def test_a_pull_waits_for_the_newest_launched_step() -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.rule("H34")
 @pytest.mark.parametrize("how", ["abort", "deadline", "death", "bad record"])
 def test_pages_are_held_until_the_pull_into_them_is_over(how: str) -> None:
     p, d, stream = pair()
@@ -89,6 +91,7 @@ def end_it(net: Net, p: Node, d: Node, key: Key, how: str) -> None:
         net.to_node(name_of(d), Prebuilt(key, lease, 1, [], 3, 0, b""), name_of(p))
 
 
+@pytest.mark.rule("H39")
 def test_held_pages_are_not_given_to_the_next_request() -> None:
     """The row and pages of an aborted hand-off come back only after its pull; the next one waits for them."""
     p, d, stream = pair(num_pages=11, prefix_cache=False)
@@ -117,6 +120,7 @@ def held_pages(node: Node) -> list[int]:
     return [page for row in kv.rows.rows_in_use() if kv.tag(row) == "held" for page in kv.rows.pages_of(row)]
 
 
+@pytest.mark.rule("H30")
 def test_a_retracted_grant_goes_on_here_and_frees_the_prefill_node() -> None:
     p, d, stream = pair()
     net = Net([p, d])

@@ -170,6 +170,7 @@ def test_who_goes_on_after_an_abort_is_told_again(rig: RouterRig) -> None:
         assert aborts(effects) == [("d@1", 0, True)] * told and not effects.alarms
 
 
+@pytest.mark.rule("H20")
 def test_keys_that_match_only_in_part_touch_nothing(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     third = rig.join("decode", "x")

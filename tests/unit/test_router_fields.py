@@ -273,6 +273,7 @@ def test_a_field_does_what_it_says(kind: type, row: Row, value: Any, check: Chec
     assert plan is None or check(plan)
 
 
+@pytest.mark.rule("H36")
 @pytest.mark.parametrize(("kind", "row", "value"), BAD)
 def test_a_wrong_value_is_refused_by_name(kind: type, row: Row, value: Any) -> None:
     with pytest.raises(InvalidRequest) as error:

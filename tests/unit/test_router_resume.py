@@ -48,6 +48,7 @@ def test_sequences_that_ended_are_not_run_again(rig: RouterRig) -> None:
     assert again.seed == 7 and again.key.attempt == 1
 
 
+@pytest.mark.rule("H20")
 def test_tokens_of_the_attempt_before_are_nobodys(rig: RouterRig) -> None:
     _, decode, key = begun(rig)
     spare = rig.join("decode", "e")

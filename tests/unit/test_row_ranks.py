@@ -68,6 +68,7 @@ def test_hashlm_streams_are_the_oracles(size: int, knobs: CoreKnobs) -> None:
     assert all(counts[rank] > 10 for rank in range(size)) and not counts["empty"], counts
 
 
+@pytest.mark.rule("H28")
 def test_a_rank_without_rows_is_idle_and_in_step() -> None:
     """One request at a time: whoever comes first has it, the others are told of every step and run none."""
     counts: Counter = Counter()

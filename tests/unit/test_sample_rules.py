@@ -96,6 +96,7 @@ def test_each_knob_changes_something(sampler: Sampler) -> None:
     assert torch.equal(ids[str({"top_k": VOCAB + 5})], ids["{}"])
 
 
+@pytest.mark.rule("H35")
 def test_numba_and_torch_agree_bit_for_bit() -> None:
     for seed in range(10, 30):
         case = Case(seed, num_logprobs=seed % 5 - 1)
@@ -114,6 +115,7 @@ def test_numba_and_torch_agree_on_ties_and_on_extreme_logits(scale: float) -> No
         assert torch.equal(case.run(sample_cpu).ids, case.run(sample_torch).ids)
 
 
+@pytest.mark.rule("H35")
 @BOTH
 def test_a_row_does_not_depend_on_its_batch_mates(sampler: Sampler) -> None:
     case = Case(4, num_logprobs=2)
@@ -195,6 +197,7 @@ def test_logits_that_are_not_finite_give_some_id(sampler: Sampler, bad: float) -
     assert ((ids >= 0) & (ids < VOCAB)).all()
 
 
+@pytest.mark.rule("H28")
 @BOTH
 def test_no_outputs_is_not_an_error(sampler: Sampler) -> None:
     case = Case(9)

@@ -4,6 +4,7 @@ aligned through every filter and merge."""
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,7 @@ operations = st.lists(
 )
 
 
+@pytest.mark.rule("S7")
 @given(st.lists(st.integers(0, 500), max_size=6), operations)
 def test_device_and_host_move_together_and_old_tensors_never_change(lengths: list[int], ops: list) -> None:
     """The device work runs long after the host is through: what a plan got by reference must still be what it was."""
@@ -82,6 +84,7 @@ def test_taking_all_rows_gives_the_tensor_itself() -> None:
     assert mirror.take(i64(1)).tolist() == [4]
 
 
+@pytest.mark.rule("I6")
 @given(st.booleans(), st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(1, 4)), max_size=40))
 def test_bounds_hold_the_true_length_whatever_is_processed_when(
     fresh: bool, moves: list[tuple[bool, int, int]]
@@ -126,6 +129,7 @@ def test_filter_then_merge_keeps_every_column_aligned() -> None:
     assert batch.seq_lens.lo.tolist() == [5, 8, 30, 31] == batch.seq_lens.device.tolist()
 
 
+@pytest.mark.rule("H26")
 def test_filter_to_empty_leaves_no_stale_column() -> None:
     batch = batch_of([5, 6])
     batch.mark_planned(i64(0, 1), step=9, width=1, speculative=False)
@@ -147,6 +151,7 @@ def test_planning_never_writes_into_an_array_that_a_plan_may_hold() -> None:
         assert np.array_equal(column, old)
 
 
+@pytest.mark.rule("Rb", "H27")
 def test_filter_and_merge_between_publish_and_resolve() -> None:
     """Regression (b), (k): the batch changed after the lengths were published; resolve asks for the rows that are
     there now, and both mirrors take the answer."""
@@ -162,6 +167,7 @@ def test_filter_and_merge_between_publish_and_resolve() -> None:
     assert batch.seq_lens.lo.tolist() == batch.seq_lens.hi.tolist() == batch.seq_lens.device.tolist() == [13, 31, 40]
 
 
+@pytest.mark.rule("Rk")
 def test_without_host_lengths_filter_and_merge_keep_bounds() -> None:
     batch = batch_of([10, 20])
     batch.mark_planned(i64(0, 1), step=9, width=4, speculative=True)

@@ -140,6 +140,7 @@ def test_rule_c_seniority_survives_retraction() -> None:
     core.close()
 
 
+@pytest.mark.rule("H25")
 def test_rule_c_hand_offs_are_no_victims() -> None:
     """Their pages are promised to a peer."""
     core = core_with(30)
@@ -184,6 +185,7 @@ def test_rule_d_while_pages_are_on_their_way_back_a_short_row_skips() -> None:
     core.close()
 
 
+@pytest.mark.rule("H43")
 def test_rule_e_a_held_row_comes_back_by_its_event_and_is_counted_until_then() -> None:
     core = core_with(30)
     granted = job(0, 8).request()
@@ -198,6 +200,7 @@ def test_rule_e_a_held_row_comes_back_by_its_event_and_is_counted_until_then() -
     core.close()
 
 
+@pytest.mark.rule("H23")
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_pool_that_holds_one_request_serves_many(width: int, page_size: int) -> None:
@@ -214,6 +217,7 @@ def test_a_pool_that_holds_one_request_serves_many(width: int, page_size: int) -
         core.close()
 
 
+@pytest.mark.rule("H13", "I6")
 def test_lengths_never_pass_what_was_reserved() -> None:
     """I6: for every launched row committed + q_len <= pages x page size, with up to two windows in flight."""
     core = make_core(CoreKnobs("simulated", width=4, page_size=4, num_pages=90, chunk_size=16, seed=9))

@@ -92,6 +92,7 @@ def test_a_grant_counts_its_own_prefix_in_whole_pages() -> None:
     pair.close()
 
 
+@pytest.mark.rule("Rc")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("host_lengths", [True, False])

@@ -53,6 +53,7 @@ def test_a_request_that_can_never_fit_ends_at_once() -> None:
     core.close()
 
 
+@pytest.mark.rule("H24")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("state", ["waiting", "prefilling", "running"])
 @pytest.mark.parametrize("width", [1, 4])
@@ -338,6 +339,7 @@ def test_a_granted_prompt_pushes_out_those_without_a_grant(short_of: str) -> Non
 # ---- what is reported
 
 
+@pytest.mark.rule("H29")
 def test_a_retraction_does_not_count_as_a_cache_hit() -> None:
     core = make_core(CoreKnobs(page_size=4))
     req = job(0, 22, 6).request()

@@ -112,6 +112,7 @@ def skip_without_own_products(dtype: str) -> None:
         pytest.skip("the library's products may sum in another order when they have fewer columns")
 
 
+@pytest.mark.rule("H19")
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_llama_has_the_bits_of_one_rank_in_logits_and_pages(llama: Path, size: int, dtype: str) -> None:
@@ -223,6 +224,7 @@ def test_kv_heads_are_not_cut(llama: Path) -> None:
         check_shares(config, 4 // 2)
 
 
+@pytest.mark.rule("H19")
 def test_a_rank_that_fails_alone_takes_the_step_down_everywhere() -> None:
     """Rank 0 may not go on with ranks that wait in the middle of a step. They give up when their time is over."""
 

@@ -244,6 +244,7 @@ def test_a_digest_of_another_page_is_caught(ends: Ends) -> None:
         ends.pull(pages, [1, 2], digests=pages.digests[::-1])
 
 
+@pytest.mark.rule("H31")
 @pytest.mark.parametrize("dst", [[1], [1, 2, 3], [0, 1], [1, NUM_PAGES], [-1, 1]])
 def test_a_wrong_number_or_place_of_pages_copies_nothing(ends: Ends, dst: list[int]) -> None:
     before = ends.dst.pages_bytes.clone()

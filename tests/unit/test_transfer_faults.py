@@ -98,6 +98,7 @@ def group_of(node: Node) -> TwinGroup:
 # ---- order and duplicates
 
 
+@pytest.mark.rule("I9")
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("seed", range(8))
 def test_ready_and_prebuilt_in_any_order(pair: Pairs, transport: str, seed: int) -> None:
@@ -134,6 +135,7 @@ def test_nothing_is_installed_before_pages_and_record_are_here(pair: Pairs, tran
 DOUBLED = [(name, kind) for name in TRANSPORTS for kind in (Generate, *kinds_of(name))]
 
 
+@pytest.mark.rule("H20", "I9")
 @pytest.mark.parametrize(("transport", "kind"), DOUBLED)
 def test_duplicates_change_nothing(pair: Pairs, transport: str, kind: type) -> None:
     p, d = pair(transport)
@@ -359,6 +361,7 @@ def test_a_take_that_was_lost_costs_its_group_and_no_more(pair: Pairs) -> None:
     assert_clean(p, d)
 
 
+@pytest.mark.rule("H41")
 @pytest.mark.parametrize(("transport", "lost"), [(name, kind) for name in TRANSPORTS for kind in RELAY])
 def test_a_hand_off_that_stalls_is_given_up(pair: Pairs, transport: str, lost: type) -> None:
     """One message is lost for good; the lease ends what it would have gone on with."""

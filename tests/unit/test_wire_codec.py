@@ -85,6 +85,7 @@ def test_values_out_of_range_are_wire_errors(message: Message, changes: dict[str
         decode(raw(message, **changes))
 
 
+@pytest.mark.rule("H36")
 @pytest.mark.parametrize(
     "changes",
     [
