@@ -50,13 +50,13 @@ mutants-sampled: setup
 	@$(BIN)/python tests/mutants/sampled.py
 
 sim: setup
-	@$(BIN)/python -m tests.sim.run --seeds $(SEEDS)
+	@$(BIN)/python -m tests.support.sim.run --seeds $(SEEDS)
 
 soak: setup
-	@PYTHONPATH=.:tests/support $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(FAULTS)
+	@PYTHONPATH=. $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(FAULTS)
 
 fuzz: setup
-	@PYTHONPATH=.:tests/support $(BIN)/python tests/chaos/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@PYTHONPATH=. $(BIN)/python tests/chaos/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,10 +9,10 @@ from shared.config.processes import NodeProcessConfig
 def run(config: NodeProcessConfig) -> int:
     """Serves until a signal; gives the exit code."""
     core_plan.apply(core_plan.of_node(config.cores, config.parallel))
-    from decode_node.loop import DecodeSide
-    from shared.handoff.build import run_node
-    from shared.handoff.context import NodeContext
-    from shared.transfer.choose import make_receiver
+    from decode_node.side import DecodeSide
+    from shared.node.build import run_node
+    from shared.node.context import NodeContext
+    from shared.transfer.transports import make_receiver
 
     def make_side(ctx: NodeContext) -> DecodeSide:
         return DecodeSide(ctx, {name: make_receiver(name, ctx.core.pool) for name in ctx.facts.transports})

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from decode_node.page_ranges import PageRanges
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.handoff.ranges import PageRanges
 from shared.wire.messages import Offer, Prebuilt
 
 

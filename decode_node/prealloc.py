@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from decode_node.handoff_in import WaitingOffer
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.handoff.context import NodeContext
-from shared.handoff.convert import request_of
-from shared.handoff.fingerprint import difference
-from shared.transfer.choose import choose_transport
+from shared.node.context import NodeContext
+from shared.node.convert import request_of
+from shared.node.fingerprint import difference
+from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
 from shared.wire.messages import MAX_TEXT, Offer, Refuse, Wait
 

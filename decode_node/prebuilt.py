@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_node.handoff_in import HandoffIn
-from shared.handoff.context import NodeContext
-from shared.handoff.convert import logprobs_of_wire
+from shared.node.context import NodeContext
+from shared.node.convert import logprobs_of_wire
 from shared.sched.prebuilt import Arrival
 from shared.wire.codec import to_wire
 from shared.wire.messages import Installed

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from decode_node.groups_in import PairsIn
 from decode_node.handoff_in import HandoffIn, WaitingOffer
-from decode_node.pairs_in import PairsIn
+from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
-from shared.engine.jobs import TransferJobs
-from shared.handoff.context import NodeContext
-from shared.handoff.convert import draft_state_of_bytes, drafts_within
-from shared.handoff.ranges import PageRanges
+from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import num_layers
+from shared.node.context import NodeContext
+from shared.node.convert import draft_state_of_bytes, drafts_within
 from shared.transfer.interface import Frames, PageReceiver, part_of
 from shared.wire.codec import to_wire
 from shared.wire.fitting import NO_DRAFT_STATE

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deploy import admin, keys, local
-from deploy.again import start_again
-from deploy.doctor import command as doctor
-from deploy.head import command as head
-from deploy.load import command as load_test
-from deploy.plan import command as plan
-from deploy.prove import command as prove
+from deploy.cluster import admin, keys, local
+from deploy.cluster.restart import start_again
+from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.ray import command as on_ray
-from deploy.restarts import EXIT_CONFIG
+from deploy.tools.doctor import command as doctor
+from deploy.tools.head import command as head
+from deploy.tools.load import command as load_test
+from deploy.tools.plan import command as plan
+from deploy.tools.prove import command as prove
 from shared.config import core_plan
 from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load

@@ -9,10 +9,10 @@ from shared.config.processes import NodeProcessConfig
 def run(config: NodeProcessConfig) -> int:
     """Serves until a signal; gives the exit code."""
     core_plan.apply(core_plan.of_node(config.cores, config.parallel))
-    from prefill_node.loop import PrefillSide
-    from shared.handoff.build import run_node
-    from shared.handoff.context import NodeContext
-    from shared.transfer.choose import make_sender
+    from prefill_node.side import PrefillSide
+    from shared.node.build import run_node
+    from shared.node.context import NodeContext
+    from shared.transfer.transports import make_sender
 
     def make_side(ctx: NodeContext) -> PrefillSide:
         return PrefillSide(ctx, {name: make_sender(name, ctx.core.pool) for name in ctx.facts.transports})

@@ -12,7 +12,7 @@ from prefill_node.handoff_out import HandoffOut
 from prefill_node.transport_choice import TransportChoice
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
-from shared.handoff.context import NodeContext
+from shared.node.context import NodeContext
 from shared.wire.codec import to_wire
 from shared.wire.messages import Generate, Offer
 from shared.wire.peers import peer_name

@@ -15,11 +15,11 @@ from functools import partial
 from prefill_node.handoff_out import HandoffOut
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
-from shared.engine.jobs import TransferJobs
-from shared.handoff.context import NodeContext
-from shared.handoff.convert import prebuilt_of
+from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.manager import page_count
 from shared.model.interface import LayerMarks
+from shared.node.context import NodeContext
+from shared.node.convert import prebuilt_of
 from shared.sched.events import ChunkLaunched
 from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
 from shared.wire.codec import to_wire

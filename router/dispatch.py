@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from router.abort_log import ToldToStop
 from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, error_of_end, given_up, is_node_fault
 from router.journal import Journal, OpenRequest, SequenceJournal
 from router.occupancy import occupy, prompt_done, release
 from router.placement import NODES_AWAY_S, Placer
 from router.registry import Node, Registry
-from router.told_to_stop import ToldToStop
 from shared.core.errors import (
     BatonError,
     DeadlineExceeded,

@@ -1,1 +1,1 @@
-"""Baton: what routers and nodes have in common."""
+"""The engine: all that prefill and decode nodes share, in rooms that import downwards only."""

@@ -13,7 +13,7 @@ from shared.config import core_plan
 from shared.config.settings import CorePlan
 
 if TYPE_CHECKING:
-    from hazards.attach import Hazards
+    from tests.support.hazards.attach import Hazards
 
 core_plan.apply(CorePlan(threads=1))
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -53,7 +53,7 @@ def has_gpu() -> bool:
 @pytest.fixture
 def hazards() -> Iterator[Hazards]:
     """Watch any core: `core = hazards.watch(make_core(...))`. Unordered or foreign accesses fail the test."""
-    from hazards.attach import watching
+    from tests.support.hazards.attach import watching
 
     with watching() as watched:
         yield watched

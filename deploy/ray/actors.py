@@ -18,9 +18,9 @@ import ray
 from ray.util.placement_group import PlacementGroup, get_placement_group, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy import local
-from deploy.child import describe_end
-from deploy.ray import plan
+from deploy.cluster import local
+from deploy.cluster.child import describe_end
+from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, Order, Place, Report, Start, role_of
 from shared.config.core_plan import usable_cores

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def known_address() -> str:
     """Of the last cluster that was started here."""
-    from deploy.ray.head import read_record  # loads psutil, which the command itself does without
+    from deploy.ray.own_ray import read_record  # loads psutil, which the command itself does without
 
     record = read_record()
     return record.address if record is not None else ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deploy.ray import plan
+from deploy.cluster.restart_policy import RestartPolicy
+from deploy.ray import launch_plan as plan
 from deploy.ray.report import (
     AWAY,
     DRAINED,
@@ -26,7 +27,6 @@ from deploy.ray.report import (
     index_of,
     role_of,
 )
-from deploy.restarts import RestartPolicy
 from shared.config.processes import RayClusterConfig
 
 ROUTERS_WITHIN_S = 30.0  # after so long nodes start with the routers that are known

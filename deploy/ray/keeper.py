@@ -18,10 +18,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
-from deploy import local
-from deploy.child import Child, ChildSpec, describe_end
+from deploy.cluster import local
+from deploy.cluster.child import Child, ChildSpec, describe_end
+from deploy.cluster.restart_policy import EXIT_CONFIG, RestartPolicy
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
-from deploy.restarts import EXIT_CONFIG, RestartPolicy
 from shared.core.exit_codes import EXIT_DRAINED
 
 TICK_S = 0.1

@@ -17,8 +17,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from deploy.load.metrics_page import Page, parse_page
-from deploy.ray import plan
+from deploy.metrics_page import Page, parse_page
+from deploy.ray import launch_plan as plan
 from deploy.ray.actors import end_actor, find, find_group, find_or_make, log, names_here
 from deploy.ray.fleet import Fleet
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, Order, Report, Row, role_of

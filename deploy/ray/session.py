@@ -18,11 +18,12 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deploy import local
-from deploy.ray import head, plan
+from deploy.cluster import local
+from deploy.ray import launch_plan as plan
+from deploy.ray import own_ray as head
 from deploy.ray.actors import BASE_GROUP, find, find_group, names_here
-from deploy.ray.head import Record
 from deploy.ray.manager import MANAGER, answers, find_manager, make_manager, remove
+from deploy.ray.own_ray import Record
 from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, Report, Row, Stop, role_of
 from shared.config.model_path import resolve_model
 from shared.config.processes import RayClusterConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deploy.load.metrics_page import RESTING_PAGES, Page, Sample
+from deploy.metrics_page import RESTING_PAGES, Page, Sample
 from deploy.ray.report import PREFILL
 from deploy.ray.scaling import Load
 from shared.config.ray_settings import ScalingConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.api.plan import ShowOptions
+from router.api.generation_plan import ShowOptions
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher

@@ -16,7 +16,7 @@ from router.api.answers import Answer, Choice, Usage, usage_of
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
 from router.api.errors import error_json, internal_error
-from router.api.plan import GenerationPlan
+from router.api.generation_plan import GenerationPlan
 from router.api.shapes import Shape
 from router.dispatch import NewRequest
 from router.effects import Failure, Update

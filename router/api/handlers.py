@@ -14,8 +14,8 @@ from router.api.connection import Connection
 from router.api.endpoint import until_hang_up
 from router.api.errors import NotFound
 from router.api.generation import Generation
+from router.api.generation_plan import GenerationPlan
 from router.api.parse import BodyParser
-from router.api.plan import GenerationPlan
 from router.api.resolve import Resolver
 from router.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from router.api.shapes import ChatShape, CompletionShape

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.api.plan import GenerationPlan, PromptJob, ShowOptions
+from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions
 from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig

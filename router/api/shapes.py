@@ -20,7 +20,7 @@ from router.api.answers import (
     TopLogprob,
 )
 from router.api.choice_text import Delta
-from router.api.plan import ShowOptions
+from router.api.generation_plan import ShowOptions
 from router.text.interface import Tokenizer
 
 

@@ -21,11 +21,11 @@ from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
-from shared.engine.ranks import Ranks
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs, ModelOutput, Stage
+from shared.ranks.tp import Ranks
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import needs_history, sample
 

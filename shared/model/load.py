@@ -60,7 +60,7 @@ def load_model(
     adapters = adapters or {}
     found = resolve_model(name)
     if found.path is None:
-        from shared.model.hashlm import HashLM  # not before it is asked for
+        from shared.model.hashlm.model import HashLM  # not before it is asked for
 
         if formats != AS_DTYPE:
             raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")

@@ -21,8 +21,8 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.hashlm import HashLM
-from shared.model.hashlm_stages import split
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.stages import split
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
 from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
 from shared.model.load import (

@@ -32,7 +32,7 @@ from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.linear import Head
 from shared.model.config import LlamaConfig
-from shared.model.hashlm_shard import HashLMShard
+from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
 from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
 from shared.model.llama import LlamaModel

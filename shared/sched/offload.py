@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
-from shared.engine.jobs import JobDone, TransferJobs
+from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
 from shared.kv.integrity import raise_problems
 from shared.kv.manager import KVManager
@@ -24,7 +24,7 @@ from shared.kv.page_identity import identities
 from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import Lock, Node, PrefixCache
 from shared.sched.events import SchedCounters
-from shared.sched.memory import PageBudget
+from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
 MOST_SAVED_AT_ONCE = 32  # pages: the next copy waits no longer than for so many

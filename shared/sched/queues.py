@@ -17,8 +17,8 @@ from shared.kv.manager import KVManager
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
-from shared.sched.memory import PageBudget
 from shared.sched.offload import ColdTier, Offload
+from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
 S = RequestState

@@ -25,6 +25,7 @@ from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager
+from shared.sched.capacity import Room
 from shared.sched.chunking import share_budget, share_whole
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import SchedEvent
@@ -35,7 +36,6 @@ from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.queues import Queues
 from shared.sched.results import Results
-from shared.sched.room import Room
 from shared.sched.settings import SchedSettings
 
 S = RequestState

@@ -15,12 +15,12 @@ from zmq.utils.monitor import recv_monitor_message
 from shared.config.endpoints import KEY_MARK, check_endpoint
 from shared.core.errors import ConfigError, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.admission import Admission
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
 from shared.wire.connections import Connections
 from shared.wire.key_files import ROUTER, KeyPair
 from shared.wire.keyring import KeyRing
 from shared.wire.messages import AnyMessage, Message, Welcome
+from shared.wire.peer_gate import Admission
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.zap import DOMAIN
 

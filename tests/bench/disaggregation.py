@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.load.summary import Summary
-from deploy.plan import profile as profiles
-from deploy.plan.asked import load_plan, put_load
-from deploy.plan.layout import Layout
-from deploy.plan.measure import measure
-from deploy.plan.profile import Profile
-from deploy.plan.simulate import forecast
-from deploy.plan.tokens import Tokens
-from deploy.prove.own_cluster import own_cluster
+from deploy.tools.load.summary import Summary
+from deploy.tools.plan import profile as profiles
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.measure import measure
+from deploy.tools.plan.profile import Profile
+from deploy.tools.plan.router_load import load_plan, put_load
+from deploy.tools.plan.simulate import forecast
+from deploy.tools.plan.tokens import Tokens
+from deploy.tools.prove.own_cluster import own_cluster
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig

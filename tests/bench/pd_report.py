@@ -7,8 +7,8 @@ from html import escape
 
 from matplotlib.axes import Axes
 
-from deploy.load.page import STYLE, rows_html
-from deploy.load.plots import BLUE, GREY, RED, svg_of
+from deploy.tools.load.page import STYLE, rows_html
+from deploy.tools.load.plots import BLUE, GREY, RED, svg_of
 from tests.bench.pd_study import FIELDS, GAP, NEEDED, SIDES, Row, Study
 
 PLOTS = (

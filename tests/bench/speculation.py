@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from deploy.head.answers import prompt_ids
-from deploy.head.measure import OWN_PROMPTS, read_kinds
+from deploy.tools.head.answers import prompt_ids
+from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
 from router.text.load import load_text_model
 from shared.config.settings import SpecConfig
 from shared.core.errors import ConfigError
@@ -32,10 +32,10 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.load import load_model
-from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.draft_length import make_width_choice
 from shared.sched.settings import SchedSettings
-from shared.spec.choose import make_drafter
+from shared.speculation.drafters import make_drafter
 from tests.bench.engine_core import run_dry
 from tests.bench.report import report
 

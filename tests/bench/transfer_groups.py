@@ -23,13 +23,13 @@ from pathlib import Path
 import torch
 
 from shared.device.malloc import keep_freed_memory
-from shared.handoff.pair_table import END_S, WINDOW
-from shared.transfer.choose import make_pair_group
+from shared.node.group_table import END_S, WINDOW
+from shared.transfer.group_thread import PairGroup
 from shared.transfer.interface import PageSet
 from shared.transfer.link_store import LinkStore
-from shared.transfer.pair_group import PairGroup
 from shared.transfer.staged import StagedReceiver, StagedSender
 from shared.transfer.torch_groups import RECEIVER, SENDER, GlooGroup
+from shared.transfer.transports import make_pair_group
 from shared.wire.link import NodeLinks
 from shared.wire.messages import Broken, Ready, StoreEntry, Take
 from shared.wire.peers import Inbound, PeerUp, Received

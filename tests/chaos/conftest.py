@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from chaos_cluster import ChaosCluster, chaos_cluster
+
+from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
 
 SLOW_READER_S = 2.0
 

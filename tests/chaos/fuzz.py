@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from fuzz_cluster import FuzzCluster
-from fuzz_node import FuzzNode
 from soak import WARM_UP, Watch
+
+from tests.support.fuzz_cluster import FuzzCluster
+from tests.support.fuzz_node import FuzzNode
 
 TELL_S = 30.0
 

@@ -27,9 +27,10 @@ from pathlib import Path
 
 import openai
 import psutil
-from chaos_cluster import SILENCE_S, ChaosCluster
-from mixed_clients import make_client
-from sdk_clients import check_broken, stream
+
+from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.mixed_clients import make_client
+from tests.support.sdk_clients import check_broken, stream
 
 SMALL_POOL = ("--kv-bytes", "400KiB")  # full before the first sample counts
 SAMPLE_S = 2.0

@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
-from chaos_cluster import SILENCE_S, ChaosCluster
-from proxy import Seen, Trap
-from sdk_clients import fresh_clients, run_clients
 
 from shared.wire.messages import Ready, Tokens
+from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.proxy import Seen, Trap
+from tests.support.sdk_clients import fresh_clients, run_clients
 
 FROZEN_S = 2.5 * SILENCE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from fuzz_cluster import fuzz_cluster
+from tests.support.fuzz_cluster import fuzz_cluster
 
 NUM_MESSAGES = 5000
 FEWEST_STREAMS = 10

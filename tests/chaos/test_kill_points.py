@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from chaos_cluster import ChaosCluster
-from proxy import Seen, Trap
-from sdk_clients import fresh_clients, run_clients
 
 from shared.wire.messages import Generate, Grant, Heartbeat, Installed, Offer, Prebuilt, Ready, Tokens
+from tests.support.chaos_cluster import ChaosCluster
+from tests.support.proxy import Seen, Trap
+from tests.support.sdk_clients import fresh_clients, run_clients
 
 Match = Callable[[Seen], bool]
 

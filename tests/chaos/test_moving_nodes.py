@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from cluster import Cluster, baton_up
-from mixed_clients import Client, make_client, stream_all
+
+from tests.support.cluster import Cluster, baton_up
+from tests.support.mixed_clients import Client, make_client, stream_all
 
 STORM_S = 20.0
 NUM_USERS = 16

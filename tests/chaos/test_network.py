@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-from chaos_cluster import SILENCE_S, ChaosCluster
-from proxy import Link, Seen, Trap
-from sdk_clients import fresh_clients, run_clients
 
 from shared.wire.messages import Ready, Tokens
+from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.proxy import Link, Seen, Trap
+from tests.support.sdk_clients import fresh_clients, run_clients
 
 HELD_S = 2.5 * SILENCE_S
 

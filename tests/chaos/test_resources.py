@@ -16,11 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chaos_cluster import ChaosCluster, ready_nodes
-from cluster import ROOT, free_port
-from metrics_page import read_metrics
-from router_process import eventually
-from sdk_clients import check_broken, fresh_clients, run_clients, stream_all
+
+from tests.support.chaos_cluster import ChaosCluster, ready_nodes
+from tests.support.cluster import ROOT, free_port
+from tests.support.metrics_page import read_metrics
+from tests.support.router_process import eventually
+from tests.support.sdk_clients import check_broken, fresh_clients, run_clients, stream_all
 
 PATIENCE_S = 120.0
 NUM_ABORTING = 1000

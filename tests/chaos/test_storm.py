@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cluster import Cluster, baton_up
 
 from shared.core.sampling_params import SamplingParams
-from shared.model.hash_reference import reference_stream
+from shared.model.hashlm.reference import reference_stream
+from tests.support.cluster import Cluster, baton_up
 
 NUM_REQUESTS = 2000
 NUM_CLIENTS = 24

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from chaos_cluster import ChaosCluster, chaos_cluster, router_process
-from router_process import RouterProcess
-from sdk_clients import check_broken, fresh_clients, run_clients, stream_all
+
+from tests.support.chaos_cluster import ChaosCluster, chaos_cluster, router_process
+from tests.support.router_process import RouterProcess
+from tests.support.sdk_clients import check_broken, fresh_clients, run_clients, stream_all
 
 
 @pytest.fixture

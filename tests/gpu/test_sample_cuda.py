@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sampling_cases import Case
 
 from shared.sample.sampler import sample, sample_cpu
+from tests.support.sampling_cases import Case
 
 pytestmark = [
     pytest.mark.gpu,

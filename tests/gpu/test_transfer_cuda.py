@@ -12,8 +12,8 @@ import torch
 from shared.core.errors import HandoffFailed
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.transfer.choose import make_receiver
 from shared.transfer.digest import tensor_digests
+from shared.transfer.transports import make_receiver
 from shared.wire.codec import decode
 from shared.wire.messages import Ready
 
@@ -23,7 +23,7 @@ import sys
 import torch
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.transfer.choose import make_sender
+from shared.transfer.transports import make_sender
 from shared.wire.codec import encode
 from shared.wire.messages import Key
 pool = KVPool((PlaneSpec("kv", (4, 1024), torch.int64),), 8, 16, device="cuda")

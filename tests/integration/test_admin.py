@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from cluster import ROOT, Cluster, baton_up
-from mixed_clients import Client, make_client, stream_all, wait_until
-from router_process import RouterProcess
+
+from tests.support.cluster import ROOT, Cluster, baton_up
+from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
+from tests.support.router_process import RouterProcess
 
 KEY = "a-key-for-tests"
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from cluster import Cluster, baton_up
 
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.hash_reference import reference_run, reference_stream
+from shared.model.hashlm.reference import reference_run, reference_stream
+from tests.support.cluster import Cluster, baton_up
 
 EOS = 95
 LONG = "The quick brown fox jumps over the lazy dog, again and again, until the prefill node has seen enough of it. "

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from cluster import ROOT, baton_up
-from router_fake_node import FINGERPRINT, FakeNode
-from router_process import RouterProcess, eventually
+
+from tests.support.cluster import ROOT, baton_up
+from tests.support.router_fake_node import FINGERPRINT, FakeNode
+from tests.support.router_process import RouterProcess, eventually
 
 LOCAL = ("cpu", "memory", "disk", "files", "keys")  # of the machine that tests run on: may be as they like
 

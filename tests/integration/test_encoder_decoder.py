@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 import tokenizers
-from cluster import Cluster, baton_up
-from tiny_t5 import EOS, greedy, text_of, write_tiny_t5
+
+from tests.support.cluster import Cluster, baton_up
+from tests.support.tiny_t5 import EOS, greedy, text_of, write_tiny_t5
 
 TEXTS = ("the quick baton runs to the sea", "Translate: hello, moon!", "", "a tide is far and slow. " * 12, "moon")
 NUM_TOKENS = 40

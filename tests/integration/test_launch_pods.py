@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ROOT, baton_up
-from key_folders import make_keys
-from launch_lines import LAUNCH, documents
-from tls_proxy import make_certificate, tls_proxy
 
 from shared.core.errors import ConfigError
 from shared.wire.keyring import ring_of_node, ring_of_router
+from tests.support.cluster import ROOT, baton_up
+from tests.support.key_folders import make_keys
+from tests.support.launch_lines import LAUNCH, documents
+from tests.support.tls_proxy import make_certificate, tls_proxy
 
 
 def pod(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.local import free_port
+from deploy.cluster.local import free_port
 
 BATON = str(Path(sys.executable).with_name("baton"))
 

@@ -11,17 +11,17 @@ import subprocess
 
 import pytest
 import uvloop
-from mock_openai import Behaviour, serving, token_of
-from virtual_load import single_turns, talks
 
-from deploy.load.asking import Asking
-from deploy.load.client import Client
-from deploy.load.connection import Address
-from deploy.load.driver import Driver, HangUps, Limits
-from deploy.load.record import UNFINISHED
-from deploy.load.runner import Runner, Storm
-from deploy.load.target import Target, parse_url, resolve
-from deploy.load.workload import Session, Turn
+from deploy.tools.load.client import Client
+from deploy.tools.load.connection import Address
+from deploy.tools.load.driver import Driver, HangUps, Limits
+from deploy.tools.load.record import UNFINISHED
+from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.runner import Runner, Storm
+from deploy.tools.load.target import Target, parse_url, resolve
+from deploy.tools.load.workload import Session, Turn
+from tests.support.mock_openai import Behaviour, serving, token_of
+from tests.support.virtual_load import single_turns, talks
 
 
 def load(behaviour, sessions=None, *, count=5, api="chat", until_s=60.0, timeout_s=60.0, tls=None, **more):

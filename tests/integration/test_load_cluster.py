@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from cluster import baton_up
 
 from deploy import cli
-from deploy.load import truth
+from deploy.tools.load import truth
+from tests.support.cluster import baton_up
 
 pytestmark = pytest.mark.slow
 

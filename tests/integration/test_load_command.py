@@ -12,11 +12,12 @@ import time
 from xml.etree import ElementTree
 
 import pytest
-from mock_openai import Behaviour, in_thread
 from rich.console import Console
 
 from deploy import cli
-from deploy.load import harness, live, play, truth
+from deploy.tools.load import harness, live, truth
+from deploy.tools.load import one_run as play
+from tests.support.mock_openai import Behaviour, in_thread
 
 FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "60"]
 FAST += ["--golden-every", "3", "--rest", "0.2"]
@@ -160,7 +161,7 @@ def test_two_runs_side_by_side(capsys, tmp_path):
 
 def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp_path, monkeypatch):
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
-    from deploy.load.figures import Estimate
+    from deploy.tools.load.figures import Estimate
 
     real = harness.play
 

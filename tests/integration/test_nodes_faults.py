@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import zmq
-from pair import expected, sibling
-from procs import NodeProcess, RouterStub
-from rig import Job, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import encode
 from shared.wire.messages import Key, Welcome
+from tests.support.core_rig import Job, draw_jobs
+from tests.support.node_pair import expected, sibling
+from tests.support.procs import NodeProcess, RouterStub
 
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0.8)
 FAST_SILENCE = ("--silence-s", "1")

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pair import expected
-from procs import NodeProcess, RouterStub
-from rig import draw_jobs
+
+from tests.support.core_rig import draw_jobs
+from tests.support.node_pair import expected
+from tests.support.procs import NodeProcess, RouterStub
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, baton_up
-from mixed_clients import make_client, stream_all
+
+from tests.support.cluster import ROOT, baton_up
+from tests.support.mixed_clients import make_client, stream_all
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from cluster import ROOT
+from tests.support.cluster import ROOT
 
 
 def test_hashlm_is_the_same_handed_over_and_local() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from procs import NodeProcess, RouterStub
-from rig import MAX_CONTEXT, CoreKnobs, assert_whole, draw_jobs, make_core, run_local
-from tiny_adapters import adapter
-from tiny_llama import write_tiny_llama
 
 from shared.kernel.product import supports
 from shared.model.load import load_model
+from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, assert_whole, draw_jobs, make_core, run_local
+from tests.support.procs import NodeProcess, RouterStub
+from tests.support.tiny_adapters import adapter
+from tests.support.tiny_llama import write_tiny_llama
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (1, 4)])

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from pair import expected
-from procs import NodeProcess, RouterStub
-from rig import CoreKnobs, Job, draw_jobs, make_core, run_local
-from tiny_llama import write_tiny_llama
 
 from shared.core.keys import sequence_seed
 from shared.kernel.product import supports
 from shared.kv.layout import page_bytes
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.wire.messages import Key
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
+from tests.support.node_pair import expected
+from tests.support.procs import NodeProcess, RouterStub
+from tests.support.tiny_llama import write_tiny_llama
 
 SIZES = (1, 2, 4)
 FEW = ((2,), [[("gloo", 4), ("zmq", 1)]])

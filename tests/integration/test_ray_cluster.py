@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from key_folders import make_keys
-from listening import listening
-from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
-from mixed_clients import Client, make_client, stream_all
-from ray_machines import ROOT, BatonRay, Machines, Rows, all_run, environment, pids_of, ray_machines
-from router_process import eventually
 
-from deploy.local import bound
+from deploy.cluster.local import bound
+from tests.support.key_folders import make_keys
+from tests.support.listening import listening
+from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.mixed_clients import Client, make_client, stream_all
+from tests.support.ray_machines import ROOT, BatonRay, Machines, Rows, all_run, environment, pids_of, ray_machines
+from tests.support.router_process import eventually
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.timeout(600)

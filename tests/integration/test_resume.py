@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, baton_up
-from mixed_clients import Client, make_client, stream_all, wait_until
+
+from tests.support.cluster import Cluster, baton_up
+from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "1.5", "--silence-s", "1.5")
 

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from router_fake_node import FakeNode, char_ids
-from router_process import RouterProcess, eventually
+
+from tests.support.router_fake_node import FakeNode, char_ids
+from tests.support.router_process import RouterProcess, eventually
 
 MODEL = "hashlm"
 

@@ -19,11 +19,11 @@ import msgspec
 import openai
 import pytest
 import zmq
-from router_fake_node import FINGERPRINT, FakeNode, prompt_text
-from router_process import ROOT, RouterProcess, eventually
 
 from shared.wire.codec import encode
 from shared.wire.messages import Goodbye, Hello, TokenRun, Tokens
+from tests.support.router_fake_node import FINGERPRINT, FakeNode, prompt_text
+from tests.support.router_process import ROOT, RouterProcess, eventually
 
 MODEL = "hashlm"
 FLAGS = ("--node-silence-s", "1", "--local-prefill-tokens", "0", "--max-open-requests", "4", "--shutdown-s", "1")

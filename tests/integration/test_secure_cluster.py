@@ -9,11 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import Cluster, baton_up
-from key_folders import forged
-from listening import beyond_loopback, listening
-from mixed_clients import Client, make_client, stream_all
-from router_process import RouterProcess, eventually
 
 from deploy import cli
 from shared.wire.key_files import NODE, read_pair
@@ -22,6 +17,11 @@ from shared.wire.link import NodeLinks
 from shared.wire.messages import Goodbye
 from shared.wire.peers import PeerUp
 from shared.wire.sockets import LinkOptions
+from tests.support.cluster import Cluster, baton_up
+from tests.support.key_folders import forged
+from tests.support.listening import beyond_loopback, listening
+from tests.support.mixed_clients import Client, make_client, stream_all
+from tests.support.router_process import RouterProcess, eventually
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1")
 NAMES = ("router", "prefill-0", "decode-0", "decode-1")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from deploy.head.answers import prompt_ids
-from deploy.head.measure import OWN_PROMPTS, read_kinds
+from deploy.tools.head.answers import prompt_ids
+from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
 from router.text.load import load_text_model
 from shared.config.settings import SpecConfig
 from shared.core.keys import RequestKey
@@ -23,10 +23,10 @@ from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.load import load_model
-from shared.sched.assemble import CoreSizes, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.events import Emitted
 from shared.sched.settings import SchedSettings
-from shared.spec.choose import make_drafter
+from shared.speculation.drafters import make_drafter
 
 MODEL, CONTEXT, PAGE_SIZE, ROWS = "smollm2", 512, 16, 30
 NUM_TOKENS, TIE = 24, 1e-4

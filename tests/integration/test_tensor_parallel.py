@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import PATIENCE_S, ROOT, Cluster, baton_up
-from metrics_page import nodes_of
-from mixed_clients import make_client, stream_all, wait_until
+
+from tests.support.cluster import PATIENCE_S, ROOT, Cluster, baton_up
+from tests.support.metrics_page import nodes_of
+from tests.support.mixed_clients import make_client, stream_all, wait_until
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "3", "--silence-s", "3")
 

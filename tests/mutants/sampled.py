@@ -95,7 +95,7 @@ AREAS = {
         wanted=35,
         files=_files(
             "shared.sched",
-            *("scheduler", "queues", "room", "results", "admission", "memory", "chunking"),
+            *("scheduler", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
             *("mirror", "batch", "freeze", "output", "prebuilt"),
         ),
         quick=(
@@ -108,19 +108,19 @@ AREAS = {
             "sched_books",
             "node_times",
         ),
-        slow=("sched_memory", "engine_recover", "sched_stateful"),
+        slow=("sched_page_budget", "engine_recover", "sched_stateful"),
     ),
     "hand-off": Area(
         wanted=30,
         files=(
-            *_files("shared.handoff", "node", "convert", "ranges", "routers", "tombstones"),
-            *_files("shared.engine", "jobs"),
-            *_files("prefill_node", "bootstrap", "inflight", "loop"),
-            *_files("decode_node", "prealloc", "transfer", "prebuilt", "loop"),
+            *_files("shared.node", "node", "convert", "routers", "tombstones"),
+            *_files("shared.engine", "transfer_jobs"),
+            *_files("prefill_node", "bootstrap", "inflight", "side"),
+            *_files("decode_node", "prealloc", "transfer", "prebuilt", "page_ranges", "side"),
             *_files("shared.transfer", "interface", "frames", "shm"),
         ),
         quick=(
-            *("handoff_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),
+            *("node_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),
             *("node_times", "node_drain", "transfer_conformance"),
         ),
         slow=("node_pair",),

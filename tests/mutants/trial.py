@@ -129,12 +129,12 @@ def _verdict(test: str, message: str) -> Verdict:
 
 
 def _try_cluster(num_seeds: int) -> Verdict:
-    from tests.sim.cluster import run_seed  # loaded by the tests that were collected
+    from tests.support.sim.cluster import run_seed  # loaded by the tests that were collected
 
     for seed in range(FIRST_CLUSTER_SEED, FIRST_CLUSTER_SEED + num_seeds):
         failure = run_seed(seed).failure
         if failure:
-            return _verdict(f"tests.sim.run --replay {seed}", failure)
+            return _verdict(f"tests.support.sim.run --replay {seed}", failure)
     return Verdict(ALIVE)
 
 

@@ -7,12 +7,12 @@ import random
 from contextlib import nullcontext
 
 import pytest
-from cells import NUM_PAGES, Watch, run_alone, run_disaggregated
-from hazards.attach import watching
-from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.sched.draft_length import DraftLength
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.equivalence_cells import NUM_PAGES, Watch, run_alone, run_disaggregated
+from tests.support.hazards.attach import watching
 
 BLOCK = 5
 BLOCKS = [pytest.param(n, marks=[pytest.mark.slow] if n >= 2 else []) for n in range(8)]

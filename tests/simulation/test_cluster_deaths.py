@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.cluster import Cluster
-from tests.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_plan, draw_request
-from tests.support.rig import CoreKnobs
+from tests.support.core_rig import CoreKnobs
+from tests.support.sim.cluster import Cluster
+from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_plan, draw_request
 
 CLIENTS = 32
 OTHER_ENDS = ("power loss", "partition", "freeze", "reset", "stop signal", "role change")

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.cluster import run_seed
-from tests.sim.plan import ClusterPlan, draw_plan
-from tests.sim.run import run_many
-from tests.sim.summary import Summary
+from tests.support.sim.cluster import run_seed
+from tests.support.sim.plan import ClusterPlan, draw_plan
+from tests.support.sim.run import run_many
+from tests.support.sim.summary import Summary
 
 FEW, MANY = 8, 40
 FAR_AWAY = 1_000_000  # seeds of their own
@@ -24,7 +24,9 @@ def quiet() -> None:
 
 
 def assert_fine(summary: Summary) -> None:
-    said = [f"seed {r.seed}: {r.failure}\n(python -m tests.sim.run --replay {r.seed})" for r in summary.failures]
+    said = [
+        f"seed {r.seed}: {r.failure}\n(python -m tests.support.sim.run --replay {r.seed})" for r in summary.failures
+    ]
     assert not said, "\n".join(said)
 
 

@@ -10,22 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from cells import Watch, run_cell
-from rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
-from script import Script, job
 
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kv.pool import KVPool
-from shared.model.hash_reference import seq2seq_stream
-from shared.model.hash_seq2seq import HashSeq2Seq
+from shared.model.hashlm.reference import seq2seq_stream
+from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.interface import ModelInputs
 from shared.model.t5 import T5Model, bucket_of
 from shared.model.t5_file import load_t5
-from shared.sched.assemble import CoreSizes, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.chunking import share_whole
 from shared.sched.settings import SchedSettings
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
+from tests.support.equivalence_cells import Watch, run_cell
+from tests.support.scripted_core import Script, job
 
 NUM_SEEDS, FAST_SEEDS = 24, 4
 

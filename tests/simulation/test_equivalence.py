@@ -9,7 +9,8 @@ multi-layer} x {stream backend} x {host lengths} x {cold tier: off, memory, memo
 from __future__ import annotations
 
 import pytest
-from cells import Watch, all_pairs, run_cell
+
+from tests.support.equivalence_cells import Watch, all_pairs, run_cell
 
 BLOCK = 10  # seeds per test: a failing seed is named in the message
 FAST_BLOCKS = 3  # what --fast keeps

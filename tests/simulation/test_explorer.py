@@ -1,5 +1,6 @@
 """The production engine under orders that its events allow, watched by the hazard detector; and, so that this means
-something, the same with one event, wait or copy taken away at a time. `python tests/explore/run.py --help` for more.
+something, the same with one event, wait or copy taken away at a time. `python -m tests.support.explorer.run --help` for
+more.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from explorer.cases import SCENARIOS, Case, run_case
-from explorer.mutants import MUTANTS, Broken
-from explorer.rates import scripted
-from explorer.scripted import SCRIPTS
-from explorer.shrink import ddmin, shrink
+
+from tests.support.explorer.cases import SCENARIOS, Case, run_case
+from tests.support.explorer.mutants import MUTANTS, Broken
+from tests.support.explorer.rates import scripted
+from tests.support.explorer.scripted import SCRIPTS
+from tests.support.explorer.shrink import ddmin, shrink
 
 SEEDS = 2  # of each scenario
 SEEDED = [mutant for mutant in MUTANTS.values() if mutant.seed is not None]
@@ -32,7 +34,7 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("seed", range(100, 100 + SEEDS))
 def test_no_order_breaks_the_code_as_it_is(scenario: str, seed: int) -> None:
     verdict = run_case(Case(scenario, seed))
-    replay = f"replay: python tests/explore/run.py --scenario {scenario} --seed {seed}"
+    replay = f"replay: python -m tests.support.explorer.run --scenario {scenario} --seed {seed}"
     assert not verdict.oracle, f"{verdict.message}\n{replay}\n{verdict.timeline()}"
     assert verdict.num_steps > 5
 

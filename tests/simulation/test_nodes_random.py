@@ -11,14 +11,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of
-from rig import CoreKnobs, Job, draw_jobs
 
-from shared.handoff.mail import Outgoing
-from shared.handoff.node import Node
+from shared.node.mail import Outgoing
+from shared.node.node import Node
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.messages import Abort, Generate, Key, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.node_pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of
 
 ROUNDS = 6000
 

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pair_rig import make_pair, run_pair
-from rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from script import COPY, FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.errors import ConfigError
 from shared.core.request import FinishReason
 from shared.device.streams import make_streams
-from shared.engine.jobs import TransferJobs
-from shared.model.hash_reference import reference_stream
-from shared.model.hashlm import HashLM
-from shared.model.hashlm_stages import split
-from shared.sched.assemble import CoreSizes, assemble_core
+from shared.engine.transfer_jobs import TransferJobs
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.reference import reference_stream
+from shared.model.hashlm.stages import split
+from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.events import ChunkReady, PrefillDone
 from shared.sched.scheduler import Arrival
 from shared.sched.settings import SchedSettings
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.scripted_core import COPY, FORWARD, SCHEDULE, TRANSFER, Script, job
 
 STAGE = "stage1"
 

@@ -11,12 +11,22 @@ from collections import Counter
 
 import pytest
 import torch
-from pair import Net
-from rank_cells import AXES, HashKind, Kind, LlamaKind, RankCell, all_cells, all_pairs, run_cell, some_cells
 
-from shared.handoff.node import Node
 from shared.kernel.product import supports
+from shared.node.node import Node
 from shared.wire.messages import Ready
+from tests.support.node_pair import Net
+from tests.support.rank_cells import (
+    AXES,
+    HashKind,
+    Kind,
+    LlamaKind,
+    RankCell,
+    all_cells,
+    all_pairs,
+    run_cell,
+    some_cells,
+)
 
 SEEDS = {"hashlm": 1, "llama": 2}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rig import assert_whole
-from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.request import Request
-from shared.engine.jobs import TransferJobs
+from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.scheduler import Arrival
+from tests.support.core_rig import assert_whole
+from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 
 def computed_elsewhere(one, page_size: int) -> tuple[list[np.ndarray], int]:  # noqa: ANN001

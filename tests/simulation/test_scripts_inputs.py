@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from rig import assert_streams, assert_whole
-from script import FORWARD, SCHEDULE, Script, job
 
 from shared.core.request import FinishReason
 from shared.device.events import Ticket
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
+from tests.support.core_rig import assert_streams, assert_whole
+from tests.support.scripted_core import FORWARD, SCHEDULE, Script, job
 
 
 @pytest.mark.rule("S11", "Rd", "H5", "H45")

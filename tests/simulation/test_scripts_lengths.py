@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rig import assert_streams, assert_whole
-from script import COPY, FORWARD, SCHEDULE, Script, job
 
-from shared.model.hashdraft import expected_accept_len
+from shared.model.hashlm.draft import expected_accept_len
+from tests.support.core_rig import assert_streams, assert_whole
+from tests.support.scripted_core import COPY, FORWARD, SCHEDULE, Script, job
 
 
 @pytest.mark.rule("S4", "S6", "H44", "I3")

@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable
 
 import pytest
-from rig import CoreKnobs, Job, Outcome, assert_streams, make_core
-from script import job
 
 from shared.core.request import FinishReason, Request
-from shared.sched.assemble import NodeCore
+from shared.node.assemble import NodeCore
 from shared.sched.events import GrantRevoked
+from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core
+from tests.support.scripted_core import job
 
 
 def tight_core(num_pages: int, **knobs: object) -> NodeCore:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rig import Job, assert_streams, assert_whole
-from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.request import Request
+from tests.support.core_rig import Job, assert_streams, assert_whole
+from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 
 def cold_script(**knobs: object) -> Script:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rig import assert_streams, assert_whole
-from script import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 from shared.core.request import FinishReason, Request
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
-from shared.model.hash_reference import reference_stream
+from shared.model.hashlm.reference import reference_stream
 from shared.sched.scheduler import Arrival
+from tests.support.core_rig import assert_streams, assert_whole
+from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
 
 
 def poison_freed_pages(script: Script) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from pair import Net, assert_clean, expected, make_node, name_of, sibling
-from rig import CoreKnobs, retract_somebody
-from script import job
 
-from shared.handoff.node import Node
+from shared.node.node import Node
 from shared.wire.messages import Key
+from tests.support.core_rig import CoreKnobs, retract_somebody
+from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
+from tests.support.scripted_core import job
 
 DEPTH, QUICK_DEPTH = 5, 3
 PAGES, PAGE_SIZE = 8, 4

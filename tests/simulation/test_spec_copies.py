@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.verify import Drafts
-from shared.spec.copying import CopyingDrafter, merge
-from shared.spec.ngram import LONGEST_MATCH
+from shared.speculation.copying import CopyingDrafter, merge
+from shared.speculation.ngram import LONGEST_MATCH
+from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 WORDS = {1: 40, 2: 8, 3: 3}  # HashLM's, by `shortest`: of all 96 little ever stands twice
 

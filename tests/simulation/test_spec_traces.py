@@ -7,13 +7,13 @@ import random
 
 import pytest
 import torch
-from pair_rig import make_pair, run_pair
-from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from script import Script, job
-from traces import WIDTH, Trace
 
 from shared.core.sampling_params import SamplingParams
-from shared.spec.ngram import lookup
+from shared.speculation.ngram import lookup
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.scripted_core import Script, job
+from tests.support.traces import WIDTH, Trace
 
 HEADS = ("eagle", "mtp")
 

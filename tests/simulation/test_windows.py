@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cells import Watch, run_cell
-from rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
-from script import Script, job
 
-from shared.handoff.fingerprint import make_fingerprint
 from shared.kv.layout import PlaneSpec, pool_window
-from shared.model.hash_reference import reference_stream
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.reference import reference_stream
+from shared.node.fingerprint import make_fingerprint
 from shared.wire.fitting import misfit
+from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, make_core, run_local
+from tests.support.equivalence_cells import Watch, run_cell
+from tests.support.scripted_core import Script, job
 
 WINDOWS = (2, 5, 17, 40)
 NUM_SEEDS, FAST_SEEDS = 24, 4

@@ -18,12 +18,12 @@ from pathlib import Path
 import httpx
 import msgspec
 import psutil
-from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
-from procs import NodeProcess
-from proxy import FaultProxy, Seen
-from router_process import RouterProcess
 
 from shared.wire.messages import Hello, Message
+from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.procs import NodeProcess
+from tests.support.proxy import FaultProxy, Seen
+from tests.support.router_process import RouterProcess
 
 PATIENCE_S = 300.0  # only a bound: tests wait for what must happen (kernels may be compiled first)
 SILENCE_S = 1.5

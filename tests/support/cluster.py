@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
+
+from tests.support.metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0  # only a bound: tests wait for what must happen

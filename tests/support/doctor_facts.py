@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from deploy.doctor.facts import Cluster, Daemon, Disk, Machine, NodeFacts, Ready, Status
-from deploy.load.metrics_page import Page, parse_page
+from deploy.metrics_page import Page, parse_page
+from deploy.tools.doctor.facts import Cluster, Daemon, Disk, Machine, NodeFacts, Ready, Status
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.wire.messages import Fingerprint, Hello
 

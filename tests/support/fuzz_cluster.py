@@ -16,18 +16,18 @@ from pathlib import Path
 
 import httpx
 import psutil
-from chaos_cluster import Endpoint
-from fuzz_node import FuzzNode
-from key_folders import make_keys
-from metrics_page import at_rest, nodes_of, pages_partition, read_metrics
-from mixed_clients import Client, make_client, stream
-from procs import NodeProcess
-from router_process import RouterProcess
 
-from shared.handoff.fingerprint import make_fingerprint
 from shared.model.load import load_model
-from shared.sched.assemble import pool_planes
+from shared.node.assemble import pool_planes
+from shared.node.fingerprint import make_fingerprint
 from shared.wire.messages import Fingerprint
+from tests.support.chaos_cluster import Endpoint
+from tests.support.fuzz_node import FuzzNode
+from tests.support.key_folders import make_keys
+from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.mixed_clients import Client, make_client, stream
+from tests.support.procs import NodeProcess
+from tests.support.router_process import RouterProcess
 
 PATIENCE_S = 120.0
 REQUEST_TIMEOUT_S = 15

@@ -8,11 +8,11 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
-from wire_samples import MESSAGES
 
 from shared.core.errors import WireError
 from shared.wire.codec import MESSAGE_TYPES, decode, encode
 from shared.wire.messages import MAX_REAL, Message
+from tests.support.wire_samples import MESSAGES
 
 inspect = msgspec.inspect
 KINDS = tuple(MESSAGE_TYPES)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import zmq
-from fuzz_messages import MessageSource
 
 from shared.wire.key_files import NODE
 from shared.wire.keyring import KeyRing
@@ -19,6 +18,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.messages import Fingerprint, Generate, Heartbeat, Hello, NodeLoad, Offer
 from shared.wire.peers import PeerUp, Received
 from shared.wire.sockets import LinkOptions
+from tests.support.fuzz_messages import MessageSource
 
 BURST = 20
 HANG_UP = 0.002  # per burst: connections that come and go

@@ -17,7 +17,7 @@ import httpx
 
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
-from shared.model.hash_reference import reference_run
+from shared.model.hashlm.reference import reference_run
 
 EOS = 95
 NUM_KINDS = 8

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from deploy.load.plan import LoadPlan
-from deploy.plan.asked import load_plan
-from deploy.plan.layout import Layout
-from deploy.plan.profile import NodeProfile, PathProfile, Profile, StepCosts
-from deploy.plan.tokens import Tokens
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import NodeProfile, PathProfile, Profile, StepCosts
+from deploy.tools.plan.router_load import load_plan
+from deploy.tools.plan.tokens import Tokens
 from router.text.load import load_text_model
 
 STEP_S, TOKEN_S = 0.010, 0.001

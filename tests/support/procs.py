@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from pair import FakeRouter
-from rig import Job
 
 from shared.wire.codec import to_wire
 from shared.wire.link import open_router
 from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Tokens, Welcome
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.sockets import LinkOptions
+from tests.support.core_rig import Job
+from tests.support.node_pair import FakeRouter
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTER_ID, ROUTER_EPOCH = "test", 1

@@ -6,8 +6,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 import torch
-from draft_trees import draw_parents, path_to
-from rig import Job
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap, RelaySpec
@@ -16,6 +14,8 @@ from shared.engine.verify import Drafts, Verified
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
+from tests.support.core_rig import Job
+from tests.support.draft_trees import draw_parents, path_to
 
 VOCAB = 96
 

@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from draft_head import head_config, head_tensors, save_head
-from pair import Net, make_node
-from rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
-from tiny_llama import VOCAB, write_tiny_llama
-from tp_rig import Team, followers
 
 from shared.config.settings import SpecConfig
 from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
 from shared.engine.drafter import Drafter
-from shared.handoff.node import Node
-from shared.model.hashlm import HashLM
-from shared.model.hashlm_shard import HashLMShard
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.model.shard import load_shard
-from shared.spec.choose import make_drafter
-from shared.transfer.choose import make_pair_group
+from shared.node.node import Node
+from shared.speculation.drafters import make_drafter
+from shared.transfer.transports import make_pair_group
+from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
+from tests.support.draft_head import head_config, head_tensors, save_head
+from tests.support.node_pair import Net, make_node
+from tests.support.tiny_llama import VOCAB, write_tiny_llama
+from tests.support.tp_rig import Team, followers
 
 MAIN_AXES: dict[str, tuple] = {"transport": ("shm", "zmq", "gloo"), "prefill": (1, 2, 4), "decode": (1, 2, 4)}
 AXES: dict[str, tuple] = MAIN_AXES | {

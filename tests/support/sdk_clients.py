@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import openai
-from mixed_clients import NUM_KINDS, Answer, Client, make_client, take
+
+from tests.support.mixed_clients import NUM_KINDS, Answer, Client, make_client, take
 
 BOUND_S = 60.0  # for one request, from its start to its end, whatever happens
 LENGTHS = (0, 700, 0, 400, 1000, 0, 300, 500)  # of prompts; 0: by seed, some dozens

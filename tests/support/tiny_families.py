@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from tiny_models import VOCAB, save_random
+
+from tests.support.tiny_models import VOCAB, save_random
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -11,14 +11,14 @@ from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
-from rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup
-from shared.engine.ranks import ModelRanks, Ranks, follow
-from shared.engine.row_ranks import RowRanks, follow_rows
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
+from shared.ranks.dp import RowRanks, follow_rows
+from shared.ranks.tp import ModelRanks, Ranks, follow
+from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 PATIENCE_S = 20.0  # only a bound
 Load = Callable[[RankGroup], Model]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rig import Job
-
 from shared.engine.plan import StepResult
-from shared.model.hashdraft import expected_accept_len
-from shared.sched.assemble import NodeCore
+from shared.model.hashlm.draft import expected_accept_len
+from shared.node.assemble import NodeCore
+from tests.support.core_rig import Job
 
 WIDTH = 4
 

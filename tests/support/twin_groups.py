@@ -20,7 +20,7 @@ def sizes(transfer: Transfer) -> list[int]:
 
 
 class TwinGroup:
-    """See `shared.transfer.pair_group.Group`. `open` False: transfers stay under way, as with a slow peer."""
+    """See `shared.transfer.group_thread.Group`. `open` False: transfers stay under way, as with a slow peer."""
 
     ends: ClassVar[WeakValueDictionary[str, TwinGroup]] = WeakValueDictionary()
     made: ClassVar[int] = 0

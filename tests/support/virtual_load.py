@@ -6,9 +6,9 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.load.driver import Driver, Request
-from deploy.load.record import Record
-from deploy.load.workload import Session, Turn
+from deploy.tools.load.driver import Driver, Request
+from deploy.tools.load.record import Record
+from deploy.tools.load.workload import Session, Turn
 
 
 @dataclass(frozen=True, slots=True)

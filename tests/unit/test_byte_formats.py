@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_models import VOCAB, Rows, prompt, save_random
 
 from shared.config.settings import ModelConfig
 from shared.core.errors import ConfigError
-from shared.handoff.fingerprint import difference, make_fingerprint
 from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.byte_format import DTYPES, from_bytes, to_bytes
 from shared.kernel.byte_product import ByteTileLinear
@@ -25,6 +23,8 @@ from shared.kv.pool import KVPool
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.node.fingerprint import difference, make_fingerprint
+from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy import cli, local
+from deploy import cli
+from deploy.cluster import local
 from shared.config import core_plan
 from shared.config.flags import given_values
 from shared.config.load import load

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli, key_steps
+from deploy import cli
+from deploy.cluster import key_steps
 from shared.core.errors import ConfigError
 from shared.wire.key_files import NODE, ROUTER, parse_allowed, read_allowed, read_pair
 from shared.wire.keyring import KeyRing, ring_of_node, ring_of_router

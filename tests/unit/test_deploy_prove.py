@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from deploy import cli
-from deploy.prove import client as prove_client
-from deploy.prove.cases import CASES
-from deploy.prove.cells import CELLS, chosen_cells
-from deploy.prove.compare import Choice, Row, differences, first_difference, table
-from deploy.prove.own_cluster import num_nodes
+from deploy.tools.prove import client as prove_client
+from deploy.tools.prove.cases import CASES
+from deploy.tools.prove.cells import CELLS, chosen_cells
+from deploy.tools.prove.compare import Choice, Row, differences, first_difference, table
+from deploy.tools.prove.own_cluster import num_nodes
 from shared.core.errors import ConfigError
 
 

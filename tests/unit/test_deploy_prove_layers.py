@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from deploy import cli
-from deploy.prove import client as prove_client
-from deploy.prove import command, layers
-from deploy.prove.layers import PLAIN, Row, Way, name_layer, replay, way_of
+from deploy.tools.prove import client as prove_client
+from deploy.tools.prove import command, layers
+from deploy.tools.prove.layers import PLAIN, Row, Way, name_layer, replay, way_of
 from shared.core.errors import ConfigError
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model

@@ -12,9 +12,9 @@ import time
 import psutil
 import pytest
 
-from deploy.child import ChildSpec, describe_end
-from deploy.restarts import EXIT_CONFIG, LONGEST_DELAY_S, WINDOW_S, RestartPolicy
-from deploy.supervisor import Readiness, Supervisor
+from deploy.cluster.child import ChildSpec, describe_end
+from deploy.cluster.restart_policy import EXIT_CONFIG, LONGEST_DELAY_S, WINDOW_S, RestartPolicy
+from deploy.cluster.supervisor import Readiness, Supervisor
 from shared.observe.log import Logger
 
 OBEDIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); "

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from doctor_facts import AT_REST, FINGERPRINT, GIB, NOW, PAIR, cluster, machine, node, page, status
 
-from deploy.doctor.check_clocks import check_clocks
-from deploy.doctor.check_keys import check_keys
-from deploy.doctor.check_links import check_dials, check_handoffs, check_links
-from deploy.doctor.check_machine import check_machine
-from deploy.doctor.check_nodes import ADVICE, check_nodes, differs
-from deploy.doctor.check_pages import check_pages
-from deploy.doctor.examine import examine
-from deploy.doctor.facts import Daemon, Dial, Disk, Facts, KeysFolder, Misfit, Ready, Secret
-from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, worst
+from deploy.tools.doctor.check_clocks import check_clocks
+from deploy.tools.doctor.check_keys import check_keys
+from deploy.tools.doctor.check_links import check_dials, check_handoffs, check_links
+from deploy.tools.doctor.check_machine import check_machine
+from deploy.tools.doctor.check_nodes import ADVICE, check_nodes, differs
+from deploy.tools.doctor.check_pages import check_pages
+from deploy.tools.doctor.examine import examine
+from deploy.tools.doctor.facts import Daemon, Dial, Disk, Facts, KeysFolder, Misfit, Ready, Secret
+from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
+from tests.support.doctor_facts import AT_REST, FINGERPRINT, GIB, NOW, PAIR, cluster, machine, node, page, status
 
 P, D = PAIR
 

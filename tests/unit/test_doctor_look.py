@@ -15,15 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from doctor_facts import PAIR, cluster, machine
-from key_folders import make_keys
 
 from deploy import cli
-from deploy.doctor.check_keys import check_keys
-from deploy.doctor.facts import Daemon, KeysFolder
-from deploy.doctor.finding import BROKEN, LOOK, OK, Finding, worst
-from deploy.doctor.look_daemons import command_of, find_daemons, read_daemon
-from deploy.doctor.look_here import (
+from deploy.router_http import RouterHttp
+from deploy.tools.doctor.check_keys import check_keys
+from deploy.tools.doctor.facts import Daemon, KeysFolder
+from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
+from deploy.tools.doctor.look_daemons import command_of, find_daemons, read_daemon
+from deploy.tools.doctor.look_here import (
     dial,
     governors,
     look_at_keys,
@@ -31,11 +30,12 @@ from deploy.doctor.look_here import (
     read_pairs,
     take_pulse,
 )
-from deploy.doctor.look_router import NoRouterError, look_at_router
-from deploy.doctor.report import as_json, as_text
-from deploy.doctor.visit import dial_all, key_folders, user_of
-from deploy.router_http import RouterHttp
+from deploy.tools.doctor.look_router import NoRouterError, look_at_router
+from deploy.tools.doctor.report import as_json, as_text
+from deploy.tools.doctor.visit import dial_all, key_folders, user_of
 from shared.core.errors import ConfigError
+from tests.support.doctor_facts import PAIR, cluster, machine
+from tests.support.key_folders import make_keys
 
 READY = {
     "ready": True,

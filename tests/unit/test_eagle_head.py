@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from draft_head import (
+
+from shared.core.errors import ConfigError
+from shared.kernel.attention import AttentionInputs
+from shared.kernel.product import supports
+from shared.kv.pool import KVPool
+from shared.model.eagle_compiled import CompiledMidlayer
+from shared.model.eagle_head import DraftTarget, EagleHead
+from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.model.load import load_eagle_head, load_model
+from tests.support.draft_head import (
     AUX_LAYERS,
     DRAFT_VOCAB,
     HEAD,
@@ -19,15 +28,6 @@ from draft_head import (
     save_head,
     save_target,
 )
-
-from shared.core.errors import ConfigError
-from shared.kernel.attention import AttentionInputs
-from shared.kernel.product import supports
-from shared.kv.pool import KVPool
-from shared.model.eagle_compiled import CompiledMidlayer
-from shared.model.eagle_head import DraftTarget, EagleHead
-from shared.model.interface import Model, ModelInputs, ModelOutput
-from shared.model.load import load_eagle_head, load_model
 
 KERNELS = ["torch", "separate", "auto"]
 SLOTS = 40

@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from draft_head import AUX_LAYERS, DRAFT_VOCAB, LAYERS, TARGET, VOCAB, Tensors, head_config, head_tensors, save_head
 
 from shared.config import model_path
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.eagle_file import HeadFolder, default_aux_layers
+from tests.support.draft_head import (
+    AUX_LAYERS,
+    DRAFT_VOCAB,
+    LAYERS,
+    TARGET,
+    VOCAB,
+    Tensors,
+    head_config,
+    head_tensors,
+    save_head,
+)
 
 HIDDEN = TARGET["whole"]["hidden_size"]
 

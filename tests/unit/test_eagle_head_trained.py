@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from draft_head import VOCAB, head_config, head_tensors, save_head, save_target
 
-from deploy.head.network import HeadNet
-from deploy.head.store import Trace
-from deploy.head.target import TargetNet
+from deploy.tools.head.network import HeadNet
+from deploy.tools.head.store import Trace
+from deploy.tools.head.target import TargetNet
 from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.eagle_file import HeadFolder
 from shared.model.interface import ModelInputs
 from shared.model.load import load_eagle_head, load_model, open_model
+from tests.support.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
 
 TOKENS, PROMPT, STEPS = 40, 12, 3
 TABLE = torch.tensor([[3, 1, 2]], dtype=torch.int32)

@@ -9,12 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import Rows
-from tiny_t5 import EOS, PAD, VOCAB, greedy, text_of, write_tiny_t5
 
 from router.api.generation import Generation
+from router.api.generation_plan import GenerationPlan
 from router.api.parse import BodyParser
-from router.api.plan import GenerationPlan
 from router.api.resolve import Resolver
 from router.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from router.api.shapes import CompletionShape
@@ -28,7 +26,9 @@ from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
-from shared.spec.choose import make_drafter
+from shared.speculation.drafters import make_drafter
+from tests.support.tiny_models import Rows
+from tests.support.tiny_t5 import EOS, PAD, VOCAB, greedy, text_of, write_tiny_t5
 
 CONTEXT = 50
 PROMPT = "the quick baton runs to the sea"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from pair_rig import make_pair
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.engine.lease import StepLease
+from tests.support.core_pair import make_pair
+from tests.support.core_rig import CoreKnobs, Job
 
 
 def raises(*args: object) -> Generator[None, None, None]:

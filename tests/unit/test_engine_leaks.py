@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from script import Script, job
 
 from shared.core.errors import IntegrityError
+from tests.support.scripted_core import Script, job
 
 
 def served() -> Script:

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.plan import Admission, HistorySeed, RowId, StepPlan
+from shared.node.assemble import NodeCore
 from shared.sample.interface import SamplingBatch
-from shared.sched.assemble import NodeCore
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 
 FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch)
 VALUES = (int, float, str, bytes, bool, type(None), np.integer)

@@ -7,15 +7,15 @@ import random
 from collections.abc import Callable, Generator
 
 import pytest
-from pair_rig import make_pair, run_pair
-from rig import CoreKnobs, Job, Outcome, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan
-from shared.sched.assemble import NodeCore
+from shared.node.assemble import NodeCore
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_whole, draw_jobs, make_core, run_local
 
 BACKENDS = ("inline", "cpu", "simulated")
 PLACES = ("forward", "sample", "propose", "extend", "copy", "schedule")

@@ -7,10 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from draft_trees import depths, draw_parents, path_to, visible_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_steps import make_batch, make_plan
 
 from shared.engine.compact import compact
 from shared.engine.plan import StepPlan
@@ -20,6 +18,8 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelOutput
 from shared.sample.interface import SampleOutput
+from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
+from tests.support.verify_steps import make_batch, make_plan
 
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16])
 

@@ -213,8 +213,14 @@ def test_layers():
 
 
 TORCH_FREE = ("router", "shared/core", "shared/config", "shared/observe", "shared/wire", "deploy")
-WITH_TORCH = ("deploy/head/", "deploy/plan/", "deploy/prove/layers.py")  # loaded when what was typed needs it
-COMMAND_LINE = tuple(f"deploy/{name}.py" for name in ("head/command", "head/settings", "plan/command", "plan/options"))
+WITH_TORCH = (
+    "deploy/tools/head/",
+    "deploy/tools/plan/",
+    "deploy/tools/prove/layers.py",
+)  # loaded when what was typed needs it
+COMMAND_LINE = tuple(
+    f"deploy/tools/{name}.py" for name in ("head/command", "head/settings", "plan/command", "plan/options")
+)
 LOAD_ALL = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print('torch' in sys.modules)"
 
 

@@ -9,9 +9,9 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
-from shared.model.hash_reference import reference_stream
-from shared.model.hashdraft import DEPTH, HashDraft, expected_accept_len, is_hit
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.draft import DEPTH, HashDraft, expected_accept_len, is_hit
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.reference import reference_stream
 from shared.model.interface import ModelInputs
 
 WIDTH = 4

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from hazards.attach import Hazards, watching
-from hazards.detector import Detector, HazardError
-from hazards.ledger import Ledger, Mode
-from hazards.storages import StorageMode, StorageWatch
-from hazards.streams import StreamWatch, edges
-from rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.device.simulated import World
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
+from tests.support.hazards.attach import Hazards, watching
+from tests.support.hazards.detector import Detector, HazardError
+from tests.support.hazards.ledger import Ledger, Mode
+from tests.support.hazards.storages import StorageMode, StorageWatch
+from tests.support.hazards.streams import StreamWatch, edges
 
 ONCE = np.ones(1, np.int64)
 

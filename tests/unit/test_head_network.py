@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from draft_head import AUX_LAYERS, VOCAB, save_target
 
-from deploy.head.data import Answer, frequent_ids
-from deploy.head.evaluate import acceptance, chains, walk
-from deploy.head.learner import Learner, goal_of, steps_at
-from deploy.head.loss import make_goal, soft_cross_entropy
-from deploy.head.network import HeadNet
-from deploy.head.settings import Recipe
-from deploy.head.start import first_weights, head_config
-from deploy.head.store import Trace
-from deploy.head.target import TargetNet
-from deploy.head.train import channel_scale, draft_words, head_net
+from deploy.tools.head.data import Answer, frequent_ids
+from deploy.tools.head.evaluate import acceptance, chains, walk
+from deploy.tools.head.learner import Learner, goal_of, steps_at
+from deploy.tools.head.loss import make_goal, soft_cross_entropy
+from deploy.tools.head.network import HeadNet
+from deploy.tools.head.settings import Recipe
+from deploy.tools.head.start import first_weights, head_config
+from deploy.tools.head.store import Trace
+from deploy.tools.head.target import TargetNet
+from deploy.tools.head.train import channel_scale, draft_words, head_net
 from shared.model.load import open_model
 from shared.model.weights import TensorSource
+from tests.support.draft_head import AUX_LAYERS, VOCAB, save_target
 
 LENGTHS = ((3, 9), (1, 6), (7, 12))  # prompt and answer
 STEPS = 3

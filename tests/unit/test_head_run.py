@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_head import VOCAB, save_target
 from safetensors.torch import load_file, save_file
 
-from deploy.head import chart, work
-from deploy.head.answers import Wish, answer, invent, mend, prompt_ids, read_prompts, user_turn
-from deploy.head.command import WORDS
-from deploy.head.data import Answer, is_held_out, read_answers, split
-from deploy.head.generate import Generator, Task
-from deploy.head.measure import OWN_PROMPTS, read_kinds
-from deploy.head.settings import (
+from deploy.tools.head import chart, work
+from deploy.tools.head.answers import Wish, answer, invent, mend, prompt_ids, read_prompts, user_turn
+from deploy.tools.head.command import WORDS
+from deploy.tools.head.data import Answer, is_held_out, read_answers, split
+from deploy.tools.head.generate import Generator, Task
+from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
+from deploy.tools.head.settings import (
     DataSettings,
     ExportConfig,
     ExportSettings,
@@ -31,13 +30,14 @@ from deploy.head.settings import (
     RunSettings,
     TrainConfig,
 )
-from deploy.head.target import TargetNet
-from deploy.head.train import CHAIN, Progress, Run
+from deploy.tools.head.target import TargetNet
+from deploy.tools.head.train import CHAIN, Progress, Run
 from router.text.hashlm import hash_text_model
 from shared.core.errors import ConfigError
 from shared.model.eagle_file import HeadFolder
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
 from shared.model.load import load_model, open_model
+from tests.support.draft_head import VOCAB, save_target
 
 RECIPE = Recipe(steps=2, epochs=2.0, batch_tokens=40, draft_vocab=30, rate=1e-2)
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from draft_trees import depths, draw_parents, path_to, visible_bits
 
 from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.attention_numba import NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
+from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
 MAX_LEN = 120
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, eps=1e-5)

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_lines import (
+from prometheus_client import CollectorRegistry
+
+from deploy.cluster.restart_policy import EXIT_CONFIG
+from shared.config.load import load
+from shared.config.model_path import DEFAULT_REQUIREMENT
+from shared.config.processes import NodeProcessConfig, RouterProcessConfig
+from shared.core.exit_codes import EXIT_DRAINED
+from shared.observe.metric_names import QUEUE_STAGES
+from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+from tests.support.launch_lines import (
     CONFIG,
     LAUNCH,
     dicts_in,
@@ -18,15 +27,6 @@ from launch_lines import (
     shell_lines,
     take_through_the_cli,
 )
-from prometheus_client import CollectorRegistry
-
-from deploy.restarts import EXIT_CONFIG
-from shared.config.load import load
-from shared.config.model_path import DEFAULT_REQUIREMENT
-from shared.config.processes import NodeProcessConfig, RouterProcessConfig
-from shared.core.exit_codes import EXIT_DRAINED
-from shared.observe.metric_names import QUEUE_STAGES
-from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 
 ROOT = LAUNCH.parents[1]
 KUBERNETES, DOCKER = LAUNCH / "kubernetes", LAUNCH / "docker"
@@ -293,7 +293,7 @@ def test_a_pod_has_time_to_drain_before_it_is_killed() -> None:
 
 
 def test_the_start_up_probe_reads_what_baton_admin_prints() -> None:
-    from deploy.admin import table
+    from deploy.cluster.admin import table
 
     row = {"node": "decode-1", "role": "decode", "state": "ready", "open_sequences": 0, "pages": {}, "waiting": 0}
     printed = table({"open_requests": 0, "nodes": [row | {"epoch": "1"}, row | {"epoch": "1", "node": "decode-10"}]})

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_lines import LAUNCH
+
+from tests.support.launch_lines import LAUNCH
 
 SCRIPT = LAUNCH / "slurm" / "baton.sbatch"
 PATIENCE_S = 60.0

@@ -7,10 +7,10 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_load import Script, always, play, single_turns, talks
 
-from deploy.load.arrivals import parse_arrivals
-from deploy.load.driver import PAUSE_S, Driver, HangUps, Limits
+from deploy.tools.load.arrivals import parse_arrivals
+from deploy.tools.load.driver import PAUSE_S, Driver, HangUps, Limits
+from tests.support.virtual_load import Script, always, play, single_turns, talks
 
 
 def open_loop(times, sessions=None, limits=None, hang_ups=None):

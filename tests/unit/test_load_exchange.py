@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.load.exchange import Exchange, refusal_text
-from deploy.load.record import Record
+from deploy.tools.load.exchange import Exchange, refusal_text
+from deploy.tools.load.record import Record
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 

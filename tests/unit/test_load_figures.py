@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_load import Script, always, play, single_turns
 
-from deploy.load import figures
-from deploy.load.driver import Driver, HangUps, Limits
-from deploy.load.figures import NOTHING, Bootstrap, Pooled, draw_times, one_each, quantile
-from deploy.load.record import Record
-from deploy.load.slo import Slo, parse_slo
-from deploy.load.summary import Reader, Window, rate, summarize, worth
+from deploy.tools.load import figures
+from deploy.tools.load.driver import Driver, HangUps, Limits
+from deploy.tools.load.figures import NOTHING, Bootstrap, Pooled, draw_times, one_each, quantile
+from deploy.tools.load.record import Record
+from deploy.tools.load.slo import Slo, parse_slo
+from deploy.tools.load.summary import Reader, Window, rate, summarize, worth
 from shared.core.errors import ConfigError
+from tests.support.virtual_load import Script, always, play, single_turns
 
 WINDOW = Window(0.0, 20.0)
 

@@ -10,23 +10,23 @@ import types
 
 import msgspec
 import pytest
-from virtual_load import Script, always, play, single_turns
 
 from deploy import cli
-from deploy.load.check import Check
-from deploy.load.compare import Line, bad, lines_of, remarks
-from deploy.load.driver import Driver, Limits
-from deploy.load.figures import Estimate
-from deploy.load.harness import failed_elsewhere
-from deploy.load.live import glance_at
-from deploy.load.options import add_arguments
-from deploy.load.outcome import Report, encode, is_open, read_report, row_of, series_of
-from deploy.load.page import page_of
-from deploy.load.plan import golden_prompts, plan_of
-from deploy.load.slo import Slo
-from deploy.load.summary import Reader, Window, rate, summarize
-from deploy.load.workload import with_probes
+from deploy.tools.load.check import Check
+from deploy.tools.load.compare import Line, bad, lines_of, remarks
+from deploy.tools.load.driver import Driver, Limits
+from deploy.tools.load.figures import Estimate
+from deploy.tools.load.harness import failed_elsewhere
+from deploy.tools.load.live import glance_at
+from deploy.tools.load.load_plan import golden_prompts, plan_of
+from deploy.tools.load.options import add_arguments
+from deploy.tools.load.outcome import Report, encode, is_open, read_report, row_of, series_of
+from deploy.tools.load.page import page_of
+from deploy.tools.load.slo import Slo
+from deploy.tools.load.summary import Reader, Window, rate, summarize
+from deploy.tools.load.workload import with_probes
 from shared.core.errors import ConfigError
+from tests.support.virtual_load import Script, always, play, single_turns
 
 
 def records(script=None, seconds=10.0):

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from deploy.load import drills
-from deploy.load.asking import Asking
-from deploy.load.drills import Planned, ready_nodes, take_away
-from deploy.load.golden_run import ask, margin, margins_of
-from deploy.load.target import Target, look_at, parse_url, resolve
-from deploy.load.workload import Session, Turn
+from deploy.tools.load import drills
+from deploy.tools.load.drills import Planned, ready_nodes, take_away
+from deploy.tools.load.golden_run import ask, margin, margins_of
+from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.target import Target, look_at, parse_url, resolve
+from deploy.tools.load.workload import Session, Turn
 from shared.core.errors import ConfigError
 
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from deploy.load import golden
-from deploy.load.drills import find_process, has_node_id, is_node, parse_drill
-from deploy.load.golden import Golden, check_tokens, first_difference, parting
-from deploy.load.metrics_page import parse_page, unrest
-from deploy.load.pulse import Pulse
-from deploy.load.record import Record
-from deploy.load.summary import Lag
-from deploy.load.sweep import Sweep
-from deploy.load.truth import (
+from deploy.metrics_page import parse_page, unrest
+from deploy.tools.load import golden
+from deploy.tools.load.drills import find_process, has_node_id, is_node, parse_drill
+from deploy.tools.load.golden import Golden, check_tokens, first_difference, parting
+from deploy.tools.load.loop_lag import Pulse
+from deploy.tools.load.record import Record
+from deploy.tools.load.summary import Lag
+from deploy.tools.load.sweep import Sweep
+from deploy.tools.load.truth import (
     Drill,
     check_agreement,
     check_answers,

@@ -3,12 +3,11 @@ does not see them missing, because nothing wrong comes of it, only work for nobo
 
 from __future__ import annotations
 
-from pair import LEASE_S, Net, make_node, name_of
-from rig import CoreKnobs
-from router_rig import RouterRig, aborts
-from script import job
-
 from shared.wire.messages import Failed, Prebuilt, Ready
+from tests.support.core_rig import CoreKnobs
+from tests.support.node_pair import LEASE_S, Net, make_node, name_of
+from tests.support.router_rig import RouterRig, aborts
+from tests.support.scripted_core import job
 
 
 def test_a_decode_node_gives_up_a_hand_off_of_which_nothing_comes() -> None:

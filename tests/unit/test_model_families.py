@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_families import FAMILIES, save
-from tiny_models import Rows, load, prompt, reference
 
 from shared.core.errors import ConfigError
 from shared.kernel.product import supports
 from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
+from tests.support.tiny_families import FAMILIES, save
+from tests.support.tiny_models import Rows, load, prompt, reference
 
 
 @pytest.fixture(scope="module", autouse=True)

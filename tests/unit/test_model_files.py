@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_adapters import adapter
-from tiny_gguf import write
-from tiny_llama import write_tiny_llama
 
 from shared.core.errors import ConfigError
 from shared.model.gguf_file import GgufFile
 from shared.model.load import load_model
 from shared.model.safetensors_folder import SafetensorsFolder
+from tests.support.tiny_adapters import adapter
+from tests.support.tiny_gguf import write
+from tests.support.tiny_llama import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 from shared.kernel.product import supports
 from shared.model.interface import LayerMarks, ModelInputs
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
+from tests.support.tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 SIZES = {
     "vocab_size": VOCAB,

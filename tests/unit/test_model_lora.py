@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_adapters import CONFIG, adapter
-from tiny_models import VOCAB, Rows, prompt, save_random
 
 from shared.core.errors import ConfigError
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.model.lora import AdaptedModel
+from tests.support.tiny_adapters import CONFIG, adapter
+from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -10,12 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from draft_head import VOCAB, head_config, head_tensors, save_head, save_target
-from pair_rig import CorePair, run_pair
-from rig import Job, Outcome, assert_whole, run_local
-from tiny_adapters import adapter
-from tiny_families import WHOLE, llama, save
-from tiny_models import Rows, prompt, save_random
 
 from shared.core.errors import ConfigError
 from shared.core.request import FinishReason
@@ -32,10 +26,16 @@ from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_eagle_head, load_model
 from shared.model.pipeline import Pipeline, load_pipeline
 from shared.model.span import cut
-from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.settings import SchedSettings
-from shared.spec.eagle import EagleWorkerV2
-from shared.spec.ngram import NgramWorkerV2
+from shared.speculation.eagle import EagleWorkerV2
+from shared.speculation.ngram import NgramWorkerV2
+from tests.support.core_pair import CorePair, run_pair
+from tests.support.core_rig import Job, Outcome, assert_whole, run_local
+from tests.support.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
+from tests.support.tiny_adapters import adapter
+from tests.support.tiny_families import WHOLE, llama, save
+from tests.support.tiny_models import Rows, prompt, save_random
 
 STEPS = (  # a chunk that nobody samples from, a mixed step, decode steps of two rows, outputs out of order
     ({0: slice(0, 40)}, []),

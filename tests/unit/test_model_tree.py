@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from draft_trees import depths, draw_parents, path_to, visible_bits
 
 from shared.kv.pool import KVPool
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model, ModelInputs
 from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
+from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
 VOCAB, MAX_LEN = 96, 80
 SIZES = transformers.LlamaConfig(

@@ -6,11 +6,20 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair import Net, assert_clean, expected, make_node
-from rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Offer, Refuse
+from tests.support.core_rig import (
+    CoreKnobs,
+    Job,
+    Outcome,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    run_local,
+)
+from tests.support.node_pair import Net, assert_clean, expected, make_node
 
 ADAPTERS = ("one", "two")
 SAMPLING = SamplingParams(max_tokens=10, temperature=0.0)

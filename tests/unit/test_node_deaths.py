@@ -10,12 +10,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Dial, HangUp, Outgoing
-from shared.handoff.node import Node
+from shared.node.mail import Dial, HangUp, Outgoing
+from shared.node.node import Node
 from shared.wire.messages import (
     Abort,
     Failed,
@@ -30,6 +28,8 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerClosed, PeerUp, Received
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 RELAY = (Offer, Grant, Ready, Prebuilt, Installed)

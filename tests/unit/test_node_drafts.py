@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from pair import Net, assert_clean, expected, make_node
-from rig import CoreKnobs, Job, draw_jobs
-from traces import WIDTH, Trace
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Outgoing
-from shared.handoff.node import Node
 from shared.kv.manager import page_count
+from shared.node.mail import Outgoing
+from shared.node.node import Node
 from shared.wire.messages import Prebuilt
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.node_pair import Net, assert_clean, expected, make_node
+from tests.support.traces import WIDTH, Trace
 
 HIT_RATE = 70
 KNOBS = CoreKnobs(width=WIDTH, hit_rate=HIT_RATE, num_pages=200)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from pair import ROUTER, Net, assert_clean, expected, make_node, name_of
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.node import Node
+from shared.node.node import Node
 from shared.wire.messages import Drain, Heartbeat
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import ROUTER, Net, assert_clean, expected, make_node, name_of
 
 
 def job(rid: int) -> Job:

@@ -10,12 +10,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Outgoing
-from shared.handoff.node import Node
+from shared.node.mail import Outgoing
+from shared.node.node import Node
 from shared.wire.messages import (
     Abort,
     Failed,
@@ -29,6 +27,8 @@ from shared.wire.messages import (
     Refuse,
     Tokens,
 )
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 RELAY = (Offer, Grant, Ready, Prebuilt, Installed)

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair import Net, assert_clean, expected, make_node, sibling
-from rig import CoreKnobs, Job, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Grant, Installed, Offer, Ready, Wait
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.node_pair import Net, assert_clean, expected, make_node, sibling
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 

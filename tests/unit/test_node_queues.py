@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hand_driven import HandDriven
-from pair import Net, assert_clean, expected, make_node, name_of, sibling
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.node import Node
+from shared.node.node import Node
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Installed, Key, Message, Offer, Prebuilt, Ready, Wait
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.hand_driven import HandDriven
+from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 SMALL = CoreKnobs(chunk_size=32, num_pages=13, prefix_cache=False)  # 12 pages of 16 tokens

@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from pair import make_node
-from rig import CoreKnobs
 
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import RankLost
 from shared.device.group import as_bytes
-from shared.handoff import ranks
-from shared.handoff.daemon import Daemon
-from shared.handoff.ranks import Follower, RankProcesses
 from shared.kv.pool import KVPool, map_pool
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
+from shared.node.daemon import Daemon
 from shared.observe.log import Logger
+from shared.ranks import leader as ranks
+from shared.ranks.leader import Follower, RankProcesses
+from shared.ranks.orders import Done, Pages, hear, tell
 from shared.wire.peers import Inbound
-from shared.wire.rank_orders import Done, Pages, hear, tell
+from tests.support.core_rig import CoreKnobs
+from tests.support.node_pair import make_node
 
 
 @pytest.fixture

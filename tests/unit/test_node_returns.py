@@ -5,20 +5,20 @@ from __future__ import annotations
 import io
 
 import pytest
-from pair import ROUTER, Net, assert_clean, make_node
 from prometheus_client import CollectorRegistry
-from rig import CoreKnobs, Job
-from router_rig import RouterRig, hello, load
 
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.node import HELLO_AGAIN_S
+from shared.node.node import HELLO_AGAIN_S
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import key_of
 from shared.wire.messages import Abort, Drain, Generate, Heartbeat, Hello, Key, Message, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received, peer_name
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import ROUTER, Net, assert_clean, make_node
+from tests.support.router_rig import RouterRig, hello, load
 
 
 class FakeLink:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from pair import Net, assert_clean, expected, make_node, name_of, sibling
-from rig import CoreKnobs
-from script import job
 
 from shared.wire.messages import Grant
+from tests.support.core_rig import CoreKnobs
+from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
+from tests.support.scripted_core import job
 
 ROUNDS = 10  # by then both are computed
 

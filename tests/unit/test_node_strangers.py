@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
-from rig import CoreKnobs, Job
-from wire_samples import MESSAGES
 
 from router.journal import Journal
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.node import Node
+from shared.node.node import Node
 from shared.wire.codec import encode
 from shared.wire.messages import MAX_TEXT, Key, Offer, Refuse
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
+from tests.support.wire_samples import MESSAGES
 
 STRANGER = "x@1"
 JOB = Job(1, tuple(range(60)), SamplingParams(max_tokens=6, temperature=0.0), 9)

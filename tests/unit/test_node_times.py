@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from pair import Net, expected, make_node, name_of
-from rig import CoreKnobs, Job
-
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Grant, Heartbeat, Installed, Message, Offer, Prebuilt, Ready
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import Net, expected, make_node, name_of
 
 PAGE_SIZE = 16
 KNOBS = CoreKnobs(page_size=PAGE_SIZE, chunk_size=32, num_pages=13, prefix_cache=False)

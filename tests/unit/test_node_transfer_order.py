@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from hand_driven import HandDriven
-from pair import Net, assert_clean, expected, make_node, name_of
-from rig import CoreKnobs, Job
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
-from shared.handoff.node import Node
+from shared.node.node import Node
 from shared.wire.messages import Failed, Grant, Installed, Key, Prebuilt, Ready
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.hand_driven import HandDriven
+from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
 
 LONG = SamplingParams(max_tokens=40, temperature=0.0)
 

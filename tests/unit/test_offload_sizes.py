@@ -7,7 +7,7 @@ import pytest
 from shared.config.processes import NodeProcessConfig
 from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
-from shared.handoff.build import core_sizes
+from shared.node.build import core_sizes
 
 
 def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from deploy.plan.bench import Bench
+from deploy.tools.plan.step_bench import Bench
 from shared.device.streams import make_streams
 from shared.model.load import load_model
-from shared.sched.assemble import CoreSizes, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.settings import SchedSettings
 
 CHUNK, MIXED_CHUNK, MOST_ROWS = 64, 32, 9

@@ -11,14 +11,14 @@ import plan_cases as made
 import pytest
 
 from deploy import cli
-from deploy.load.plan import LoadPlan
-from deploy.plan import profile as profiles
-from deploy.plan import search
-from deploy.plan.asked import load_plan_of
-from deploy.plan.layout import Layout
-from deploy.plan.profile import PathProfile, Profile
-from deploy.plan.run import verdict
-from deploy.plan.simulate import Forecast, forecast
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.plan import profile as profiles
+from deploy.tools.plan import search
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import PathProfile, Profile
+from deploy.tools.plan.router_load import load_plan_of
+from deploy.tools.plan.run import verdict
+from deploy.tools.plan.simulate import Forecast, forecast
 from shared.core.errors import ConfigError
 
 

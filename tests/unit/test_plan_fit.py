@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from deploy.plan.fit import fit, non_negative
-from deploy.plan.profile import StepCosts, StepShape
+from deploy.tools.plan.fit import fit, non_negative
+from deploy.tools.plan.profile import StepCosts, StepShape
 
 TRUE = StepCosts((1, 8, 64, 512), (0.008, 0.011, 0.04, 0.25), 2e-4, 3e-7, 1e-6)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.plan import measure
-from deploy.plan.run import shares_of
+from deploy.tools.plan import measure
+from deploy.tools.plan.run import shares_of
 from shared.config.processes import NodeProcessConfig
 from shared.core.errors import ConfigError
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import plan_cases as made
 import pytest
 
-from deploy.load.record import UNFINISHED, Record
-from deploy.plan.layout import Layout
-from deploy.plan.profile import PathProfile, Profile
-from deploy.plan.simulate import play_virtual
-from deploy.plan.timed import TimedNode
-from deploy.plan.world import World
+from deploy.tools.load.record import UNFINISHED, Record
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import PathProfile, Profile
+from deploy.tools.plan.sim_cluster import World
+from deploy.tools.plan.simulate import play_virtual
+from deploy.tools.plan.timed_node import TimedNode
 
 TURNS_OF_A_RUN = 20_000  # some 5,000 are needed
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import plan_cases as made
 import pytest
 
-from deploy.load.figures import Estimate
-from deploy.load.plan import LoadPlan
-from deploy.load.summary import Lag, Summary
-from deploy.plan.layout import Layout
-from deploy.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
-from deploy.plan.simulate import Forecast, rank
+from deploy.tools.load.figures import Estimate
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.load.summary import Lag, Summary
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
+from deploy.tools.plan.simulate import Forecast, rank
 
 PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")
 

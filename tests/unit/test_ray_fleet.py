@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.ray import plan
+from deploy.ray import launch_plan as plan
 from deploy.ray.fleet import LOST_AFTER_S, PLACED_WITHIN_S, ROUTERS_WITHIN_S, Fleet
 from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Row, Start, Stop
 from shared.config.load import load

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from deploy import cli
-from deploy.child import ChildSpec
-from deploy.ray import head
-from deploy.ray.head import Record
+from deploy.cluster.child import ChildSpec
+from deploy.cluster.restart_policy import EXIT_CONFIG
+from deploy.ray import own_ray as head
 from deploy.ray.keeper import Keeper
+from deploy.ray.own_ray import Record
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
-from deploy.restarts import EXIT_CONFIG
 from shared.config.processes import RayClusterConfig
 from shared.core.exit_codes import EXIT_DRAINED
 
@@ -104,7 +104,7 @@ def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
     """Though the call that asked for it came from a thread that is gone: the kernel's guard is the forking thread's."""
     code = """
         import os, sys, threading, time
-        from deploy.child import ChildSpec
+        from deploy.cluster.child import ChildSpec
         from deploy.ray.keeper import Keeper
         keeper = Keeper(print, print, 5.0)
         child = "from shared.core.orphan_guard import die_with_parent; import time;" \\
@@ -135,7 +135,7 @@ def test_a_keeper_that_fails_ends_its_process(spec, words):
     """An actor without its thread would say forever that its daemon runs. Ray sees that a process has ended."""
     code = f"""
         import sys, threading
-        from deploy.child import ChildSpec
+        from deploy.cluster.child import ChildSpec
         from deploy.ray.keeper import Keeper
         def write(line): raise ValueError("line can't be written")
         Keeper(write, print, 5.0).start({spec})

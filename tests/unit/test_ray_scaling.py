@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.load.metrics_page import parse_page
+from deploy.metrics_page import parse_page
 from deploy.ray.scaling import REMEMBERED_S, Load, RoleScaler
 from deploy.ray.signals import load_of
 from shared.config.ray_settings import ScalingConfig

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 from prometheus_client import CollectorRegistry
-from router_rig import RouterRig, hello
 
 from router.dispatch import NewRequest
 from router.gateway import TICK_S, Gateway
@@ -15,6 +14,7 @@ from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.messages import Generate, Message
 from shared.wire.peers import PeerClosed, Received, peer_name
+from tests.support.router_rig import RouterRig, hello
 
 NODES = ("a", "b", "c")
 

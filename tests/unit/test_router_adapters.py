@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from router_rig import RouterRig, failures, generates, hello, load
 
 from router.api.resolve import Resolver
 from router.api.schemas import CompletionRequest
@@ -15,6 +14,7 @@ from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Adapter
 from shared.wire.peers import peer_name
+from tests.support.router_rig import RouterRig, failures, generates, hello, load
 
 
 def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> Node:

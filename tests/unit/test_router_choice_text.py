@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.choice_text import ChoiceText, Delta
-from router.api.plan import ShowOptions
+from router.api.generation_plan import ShowOptions
 from router.api.shapes import ChatShape, CompletionShape, token_text
 from router.text.hashlm import HashTokenizer
 from router.text.interface import VocabFacts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 from router.dispatch import NewRequest
 from router.effects import Update
@@ -13,6 +12,7 @@ from router.registry import Node
 from shared.core.errors import NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprobs, TokenRun, Tokens
+from tests.support.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 
 @pytest.fixture

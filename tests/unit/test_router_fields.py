@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from router.api.generation_plan import GenerationPlan
 from router.api.parse import BodyParser
-from router.api.plan import GenerationPlan
 from router.api.resolve import Resolver
 from router.api.schemas import (
     ChatMessage,

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from router_rig import FINGERPRINT, RouterRig, hello, load
 
 from router.breaker import MAX_OPEN_S, Breaker
 from router.placement import Placer
@@ -17,6 +16,7 @@ from router.registry import Registry
 from shared.core.errors import NoNodes
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint, Heartbeat
+from tests.support.router_rig import FINGERPRINT, RouterRig, hello, load
 
 
 @pytest.mark.parametrize("name", [name for name in Fingerprint.__struct_fields__ if name != "build"])

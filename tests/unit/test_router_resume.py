@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 from router.dispatch import NewRequest
 from router.effects import Effects, Failure, Update
@@ -12,6 +11,7 @@ from router.registry import Node
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key
+from tests.support.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel import sample_cpu as kernels
@@ -17,6 +16,7 @@ from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import NO_TOKEN, outputs_of, row_params, sample, sample_cpu
 from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
+from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params
 
 BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
 

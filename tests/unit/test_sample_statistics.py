@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from chi_square import SMALLEST_P, p_value
 
 from shared.core.sampling_params import SamplingParams
 from shared.sample.interface import SamplingBatch
 from shared.sample.sampler import sample_cpu
+from tests.support.chi_square import SMALLEST_P, p_value
 
 VOCAB = 64
 NUM_SEEDS = 500

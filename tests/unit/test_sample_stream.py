@@ -10,8 +10,8 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.kv.pool import KVPool
-from shared.model.hash_reference import ReferenceRun, reference_run
-from shared.model.hashlm import HashLM
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.reference import ReferenceRun, reference_run
 from shared.model.interface import ModelInputs
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import sample_cpu

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from pair_rig import make_pair, run_pair
-from rig import CoreKnobs, Job, assert_streams, draw_jobs
 
 from shared.core.sampling_params import SamplingParams
-from shared.sched.assemble import NodeCore
+from shared.node.assemble import NodeCore
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs
 
 
 def books(core: NodeCore) -> dict[str, int]:

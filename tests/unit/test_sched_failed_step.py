@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 from shared.core.errors import HandoffFailed
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.sched.events import Ended
+from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 
 def job(rid: int, length: int, max_tokens: int = 30) -> Job:

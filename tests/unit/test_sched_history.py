@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.engine.lease import StepLease
 from shared.engine.plan import HistorySeed, StepPlan
+from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 
 def job(rid: int, penalty: float) -> Job:

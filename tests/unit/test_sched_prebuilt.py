@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from pair_rig import CorePair, make_pair, run_pair
-from rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core
 
 from shared.core.request import FinishReason, RequestState
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import Admission
 from shared.sched.events import Emitted, GrantRevoked
 from shared.sched.scheduler import Arrival
+from tests.support.core_pair import CorePair, make_pair, run_pair
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core
 
 BACKENDS = ("inline", "cpu", "simulated")
 

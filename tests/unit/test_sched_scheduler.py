@@ -9,16 +9,25 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from pair_rig import make_pair, run_pair
-from rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core, run_local
 
 from shared.core.errors import IntegrityError
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
-from shared.model.hash_reference import reference_run
-from shared.sched.assemble import NodeCore
+from shared.model.hashlm.reference import reference_run
+from shared.node.assemble import NodeCore
 from shared.sched.events import Emitted, Ended, HandoffUnpinned, TokenLogprob
+from tests.support.core_pair import make_pair, run_pair
+from tests.support.core_rig import (
+    CoreKnobs,
+    Job,
+    Outcome,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    run_local,
+)
 
 BACKENDS = ("inline", "cpu", "simulated")
 

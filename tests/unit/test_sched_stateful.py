@@ -12,14 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
-from rig import CoreKnobs, Job, make_core
-from script import Script, job
 
 from shared.core.errors import NodeLost
 from shared.core.request import FinishReason, Request, RequestState
-from shared.engine.jobs import TransferJobs
+from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.events import Emitted, Ended, GrantRevoked
 from shared.sched.scheduler import Arrival
+from tests.support.core_rig import CoreKnobs, Job, make_core
+from tests.support.scripted_core import Script, job
 
 PAGE_SIZE, WIDTH = 4, 4
 PROMPTS = (5, 12, 13, 17, 30, 31)

@@ -8,18 +8,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from rig import MAX_CONTEXT, CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
-from tiny_adapters import adapter
-from tiny_llama import VOCAB, write_tiny_llama
-from tp_rig import followers, streams_of
 
 from shared.kernel.product import supports
 from shared.kv.pool import KVPool
-from shared.model.hashlm import HashLM
-from shared.model.hashlm_shard import HashLMShard
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
 from shared.model.shard import load_shard
+from tests.support.core_rig import (
+    MAX_CONTEXT,
+    CoreKnobs,
+    Job,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    run_local,
+)
+from tests.support.tiny_adapters import adapter
+from tests.support.tiny_llama import VOCAB, write_tiny_llama
+from tests.support.tp_rig import followers, streams_of
 
 PAGE_SIZE = 4
 ROWS = 4

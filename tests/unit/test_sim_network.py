@@ -6,9 +6,9 @@ import random
 
 from shared.wire.messages import Abort, Key, Message
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
-from tests.sim.timers import Timers
-from tests.sim.trace import Trace
-from tests.sim.wire import Conn, Harshness, Network, Port
+from tests.support.sim.timers import Timers
+from tests.support.sim.trace import Trace
+from tests.support.sim.wire import Conn, Harshness, Network, Port
 
 SILENCE_S = 3.0
 NAME = peer_name("a", 1)

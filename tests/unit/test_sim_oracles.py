@@ -9,13 +9,13 @@ import pytest
 from router.effects import Update
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, SequenceEnd, TokenLogprobs, Tokens
-from tests.sim.clients import Stream, WrongStream, streams_of
-from tests.sim.cluster import Cluster
-from tests.sim.faults import AIM
-from tests.sim.plan import FaultPlan, RequestPlan, draw_plan
-from tests.sim.report import SeedReport
-from tests.sim.summary import Summary
-from tests.sim.trace import Trace
+from tests.support.sim.clients import Stream, WrongStream, streams_of
+from tests.support.sim.cluster import Cluster
+from tests.support.sim.faults import AIM
+from tests.support.sim.plan import FaultPlan, RequestPlan, draw_plan
+from tests.support.sim.report import SeedReport
+from tests.support.sim.summary import Summary
+from tests.support.sim.trace import Trace
 
 
 def stream(num_logprobs: int = -1) -> Stream:

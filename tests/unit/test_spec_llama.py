@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_head import VOCAB, head_config, head_tensors, save_head, save_target
-from random_trees import RandomTrees
-from rig import Job, Outcome, assert_whole, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.model.load import load_eagle_head, load_model
-from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.settings import SchedSettings
-from shared.spec.eagle import EagleWorkerV2
+from shared.speculation.eagle import EagleWorkerV2
+from tests.support.core_rig import Job, Outcome, assert_whole, run_local
+from tests.support.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
+from tests.support.random_trees import RandomTrees
 
 SAMPLINGS = (
     SamplingParams(40, temperature=0.0),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry
-from rig import CoreKnobs, Job, make_core, run_local
 
 from shared.core.sampling_params import SamplingParams
 from shared.engine.lease import StepTimes
-from shared.handoff.report import StepWatch, node_load
-from shared.model.hashdraft import expected_accept_len
+from shared.model.hashlm.draft import expected_accept_len
+from shared.node.assemble import NodeCore
+from shared.node.report import StepWatch, node_load
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.assemble import NodeCore
+from tests.support.core_rig import CoreKnobs, Job, make_core, run_local
 
 HIT_RATE = 70
 

@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draft_head import head_config, head_tensors, save_head, save_target
-from pair_rig import CorePair, run_pair
-from rig import Job, run_local
 
 from shared.config.settings import SpecConfig
 from shared.core.keys import RequestKey
@@ -26,11 +23,14 @@ from shared.kv.pool import KVPool
 from shared.model.eagle_head import EagleHead
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_model
-from shared.sched.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core
 from shared.sched.events import Emitted
 from shared.sched.settings import SchedSettings
-from shared.spec.choose import make_drafter
-from shared.spec.multi_layer_eagle import MultiLayerEagleWorkerV2
+from shared.speculation.drafters import make_drafter
+from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
+from tests.support.core_pair import CorePair, run_pair
+from tests.support.core_rig import Job, run_local
+from tests.support.draft_head import head_config, head_tensors, save_head, save_target
 
 KINDS = ("none", "ngram", "eagle", "mtp", "copies")
 JOBS = [

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from verify_steps import make_batch, make_plan
 
 from shared.config.settings import SpecConfig
 from shared.core.errors import ConfigError
@@ -23,8 +22,9 @@ from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History
-from shared.spec.draft_tree import Level, _likeliest, grow, num_levels
-from shared.spec.draw import Draw
+from shared.speculation.draft_tree import Level, _likeliest, grow, num_levels
+from shared.speculation.draw import Draw
+from tests.support.verify_steps import make_batch, make_plan
 
 VOCAB, PAGE = 50, 4
 PATH = tuple[int, ...]

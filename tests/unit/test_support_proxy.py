@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from proxy import FaultProxy, Seen, Trap
 
 from shared.wire.link import NodeLinks, open_router
 from shared.wire.messages import Abort, Goodbye, Key, Message, Ready, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
 from shared.wire.sockets import LinkOptions
+from tests.support.proxy import FaultProxy, Seen, Trap
 
 PATIENCE_S = 20.0
 OPTIONS = LinkOptions(heartbeat_ms=100, heartbeat_timeout_ms=400, reconnect_max_ms=100)

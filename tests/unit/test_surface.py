@@ -6,7 +6,8 @@ import ast
 from collections.abc import Callable, Iterator
 
 import pytest
-from surface import REWRITE, SECTIONS, Trees, committed, difference, events, paths, variables
+
+from tests.support.surface import REWRITE, SECTIONS, Trees, committed, difference, events, paths, variables
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -26,7 +26,12 @@ from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
-from shared.transfer.choose import (
+from shared.transfer.group_thread import Group, PairGroup
+from shared.transfer.interface import WHOLE, Frames, PageReceiver, PageSender, PageSet, Part
+from shared.transfer.remote import RemoteReceiver, RemoteSender
+from shared.transfer.shm import ShmReceiver, ShmSender
+from shared.transfer.staged import BUFFER_BYTES, StagedReceiver, StagedSender, StagingBuffers
+from shared.transfer.transports import (
     available_transports,
     choose_transport,
     host_id,
@@ -34,11 +39,6 @@ from shared.transfer.choose import (
     make_receiver,
     make_sender,
 )
-from shared.transfer.interface import WHOLE, Frames, PageReceiver, PageSender, PageSet, Part
-from shared.transfer.pair_group import Group, PairGroup
-from shared.transfer.remote import RemoteReceiver, RemoteSender
-from shared.transfer.shm import ShmReceiver, ShmSender
-from shared.transfer.staged import BUFFER_BYTES, StagedReceiver, StagedSender, StagingBuffers
 from shared.wire.codec import decode, to_wire
 from shared.wire.link import NodeLinks
 from shared.wire.messages import PoolRef, Ready, Take
@@ -561,7 +561,7 @@ def test_settings_name_what_is_there() -> None:
 
 
 def test_the_host_id_is_the_same_in_another_process() -> None:
-    code = "from shared.transfer.choose import host_id; print(host_id())"
+    code = "from shared.transfer.transports import host_id; print(host_id())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == host_id() and len(host_id()) == 16
 

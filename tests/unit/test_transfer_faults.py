@@ -13,17 +13,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hand_driven import HandDriven
-from pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
-from rig import CoreKnobs, Job
-from twin_groups import TwinGroup
 
-from decode_node.loop import DecodeSide
-from prefill_node.loop import PrefillSide
+from decode_node.side import DecodeSide
+from prefill_node.side import PrefillSide
 from shared.core.sampling_params import SamplingParams
-from shared.handoff.mail import Outgoing
-from shared.handoff.node import Node
-from shared.handoff.pair_table import MOST_POSTED, WINDOW
+from shared.node.group_table import MOST_POSTED, WINDOW
+from shared.node.mail import Outgoing
+from shared.node.node import Node
 from shared.wire.messages import (
     Abort,
     Broken,
@@ -41,6 +37,10 @@ from shared.wire.messages import (
     Tokens,
 )
 from shared.wire.peers import PeerClosed
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.hand_driven import HandDriven
+from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
+from tests.support.twin_groups import TwinGroup
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 RELAY = (Offer, Grant, Ready, Prebuilt, Installed)

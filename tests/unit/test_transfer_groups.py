@@ -15,14 +15,14 @@ from functools import partial
 
 import pytest
 import torch
-from pair import Net, expected, make_node
-from rig import CoreKnobs, Job, draw_jobs
 
 from shared.core.errors import ConfigError, HandoffFailed
-from shared.transfer.choose import make_pair_group
+from shared.transfer.group_thread import PairGroup
 from shared.transfer.link_store import MAX_ENTRIES, LinkStore
-from shared.transfer.pair_group import PairGroup
 from shared.transfer.torch_groups import RECEIVER, SENDER, Transfer, listeners, make_torch_group
+from shared.transfer.transports import make_pair_group
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.node_pair import Net, expected, make_node
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -134,7 +134,7 @@ def test_an_abort_ends_whoever_blocks(groups: Groups, phase: str) -> None:
 
 PEER = """
 import sys, torch
-from shared.transfer.choose import make_pair_group
+from shared.transfer.transports import make_pair_group
 from shared.transfer.torch_groups import SENDER
 group = make_pair_group("gloo", SENDER, "127.0.0.1", torch.device("cpu"), lambda: None)
 told = 0

@@ -14,9 +14,9 @@ from shared.core.keys import RequestKey
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.transfer import cuda_ipc, nixl
-from shared.transfer.choose import make_receiver, make_sender
 from shared.transfer.interface import Part
 from shared.transfer.remote import MAX_OPEN, RemoteReceiver, RemoteSender
+from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import to_wire
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))

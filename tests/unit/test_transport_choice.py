@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from pair import Net, assert_clean, make_node
-from rig import CoreKnobs, Job
-
 from prefill_node.transport_choice import AGAIN_EVERY, FAILED_S, KEPT, TRIALS, TransportChoice
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
-from shared.transfer.choose import make_receiver, make_sender
+from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.messages import Grant
+from tests.support.core_rig import CoreKnobs, Job
+from tests.support.node_pair import Net, assert_clean, make_node
 
 PEER = "d0@1"
 SECONDS = {"shm": 0.009, "zmq": 0.012, "gloo": 0.004}

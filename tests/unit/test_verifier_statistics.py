@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from chi_square import SMALLEST_P, p_value_given
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
@@ -21,6 +20,7 @@ from shared.engine.plan import RowId, StepPlan
 from shared.engine.verify import Drafts, Verified, verify
 from shared.sample.interface import SampleOutput, SamplingBatch
 from shared.sample.sampler import sample
+from tests.support.chi_square import SMALLEST_P, p_value_given
 
 VOCAB = 64
 NUM_CONTEXTS = 4  # the next token depends on the last one modulo this

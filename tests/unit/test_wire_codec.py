@@ -12,11 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_samples import GENERATE, INLINE, KEY, MESSAGES, READY, SAMPLING, WIRE_KEY, WIRE_SAMPLING
 
 from shared.core.errors import WireError
 from shared.wire.codec import MESSAGE_TYPES, WireLimits, decode, decode_parts, encode, key_of, sampling_of, to_wire
 from shared.wire.messages import Drain, Generate, Key, Message, Prebuilt
+from tests.support.wire_samples import GENERATE, INLINE, KEY, MESSAGES, READY, SAMPLING, WIRE_KEY, WIRE_SAMPLING
 
 
 def raw(message: Message, **changes: Any) -> bytes:

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import pytest
 import zmq
-from key_folders import edit_allowed, forged, make_keys
 
 from shared.core.errors import ConfigError
 from shared.core.keys import RequestKey
@@ -25,6 +24,7 @@ from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from shared.wire.sockets import DealerSocket, LinkOptions, RouterSocket, property_of
+from tests.support.key_folders import edit_allowed, forged, make_keys
 
 DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))

@@ -11,11 +11,11 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from wire_samples import MESSAGES
 
 from shared.core.errors import WireError
 from shared.wire.codec import MESSAGE_TYPES, decode, encode
 from shared.wire.messages import MAX_REAL, MAX_RUNS
+from tests.support.wire_samples import MESSAGES
 
 inspect = msgspec.inspect
 Path = tuple[Any, ...]  # names, indices and map keys from the message down to a value

@@ -15,22 +15,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from unittest.mock import patch
 
-import rig
-from cells import SPECS, Watch, assert_whole_core, most_accepted
-from explorer.timeline import render
-from explorer.world import ExplorerWorld, Schedule
-from hazards.attach import Hazards, watching
-from hazards.detector import HazardError
-from pair import Net, expected, make_node
-from rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core, retract_somebody
-
-from decode_node.loop import DecodeSide
+from decode_node.side import DecodeSide
 from shared.core.request import RequestState
 from shared.device.simulated import DeadlockError
-from shared.handoff.node import Node
-from shared.sched.assemble import NodeCore
+from shared.node.assemble import NodeCore
+from shared.node.node import Node
 from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready
+from tests.support import core_rig as rig
+from tests.support.core_rig import (
+    CoreKnobs,
+    Job,
+    Outcome,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    retract_somebody,
+)
+from tests.support.equivalence_cells import SPECS, Watch, assert_whole_core, most_accepted
+from tests.support.explorer.timeline import render
+from tests.support.explorer.world import ExplorerWorld, Schedule
+from tests.support.hazards.attach import Hazards, watching
+from tests.support.hazards.detector import HazardError
+from tests.support.node_pair import Net, expected, make_node
 
 ROUNDS = 6000  # only a livelock needs more
 SCENARIOS = ("plain", "spec", "lengths", "pair", "fault", "ngram", "mtp", "tree")

@@ -14,17 +14,17 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from explorer.cases import Site
 
 from decode_node.handoff_in import HandoffIn
-from decode_node.loop import DecodeSide
+from decode_node.side import DecodeSide
 from shared.device.events import Event
-from shared.engine.jobs import JobDone, TransferJobs
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
+from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.sched.events import ChunkReady
 from shared.sched.loop import EngineLoop
 from shared.sched.mirror import LengthMirror
+from tests.support.explorer.cases import Site
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from explorer.cases import Case, run_case
-from explorer.isolate import Outcome, in_child
-from explorer.mutants import Broken
-from explorer.scripted import SCRIPTS
 from rich.console import Console
 from rich.table import Table
+
+from tests.support.explorer.cases import Case, run_case
+from tests.support.explorer.isolate import Outcome, in_child
+from tests.support.explorer.mutants import Broken
+from tests.support.explorer.scripted import SCRIPTS
 
 
 @dataclass

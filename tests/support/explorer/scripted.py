@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from explorer.cases import Mutant, Site, inject
-from rig import CoreKnobs, Job, make_core
-
 from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
-from shared.engine.jobs import TransferJobs
-from shared.sched.assemble import NodeCore
+from shared.engine.transfer_jobs import TransferJobs
+from shared.node.assemble import NodeCore
+from tests.support.core_rig import CoreKnobs, Job, make_core
+from tests.support.explorer.cases import Mutant, Site, inject
 
 
 def pulls_wait_for_all_of_the_newest_step(mutant: Mutant | None = None) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from explorer.cases import Case, Verdict
-from explorer.world import Schedule
+from tests.support.explorer.cases import Case, Verdict
+from tests.support.explorer.world import Schedule
 
 T = TypeVar("T")
 Run = Callable[[Case], Verdict]

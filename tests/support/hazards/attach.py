@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from hazards.detector import Detector, HazardError
-from hazards.ledger import Ids, Ledger, Mode
-from hazards.storages import StorageMode, StorageWatch
-from hazards.streams import StreamWatch, edges
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Admission, HistorySeed, StepPlan
 from shared.model.interface import ModelInputs
-from shared.sched.assemble import NodeCore
+from shared.node.assemble import NodeCore
+from tests.support.hazards.detector import Detector, HazardError
+from tests.support.hazards.ledger import Ids, Ledger, Mode
+from tests.support.hazards.storages import StorageMode, StorageWatch
+from tests.support.hazards.streams import StreamWatch, edges
 
 RELAY = ("output_tokens_buf", "new_seq_lens_buf", "written_by", "history")
 

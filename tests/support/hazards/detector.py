@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from hazards.clocks import HOST, Clock, Clocks, Launch
-from hazards.ledger import Access, Conflict, Ids, Ledger, Mode
 
 from shared.device.events import Event, Ticket
+from tests.support.hazards.clocks import HOST, Clock, Clocks, Launch
+from tests.support.hazards.ledger import Access, Conflict, Ids, Ledger, Mode
 
 ROOT = Path(__file__).resolve().parents[3]
 SKIPPED = ("/tests/support/hazards/", "/shared/device/", "/torch/", "/contextlib.py", "/unittest/mock.py")

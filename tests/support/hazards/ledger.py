@@ -10,7 +10,8 @@ from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
-from hazards.clocks import MAX_ACTORS, Clock
+
+from tests.support.hazards.clocks import MAX_ACTORS, Clock
 
 Ids = npt.NDArray[np.int64]
 

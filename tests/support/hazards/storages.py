@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hazards.clocks import Clock
-from hazards.detector import Detector
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.hazards.clocks import Clock
+from tests.support.hazards.detector import Detector
 
 RAW = ("aten::resolve_neg",)  # what `.numpy()` and `.tolist()` call; a read beyond the operators
 SWEEP_EVERY = 4096

@@ -11,10 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from hazards.clocks import HOST, Launch
-from hazards.detector import Detector
-from hazards.storages import StorageMode, StorageWatch
-
 from shared.core.request import Request
 from shared.device.events import Event, Ticket
 from shared.device.stream import Closure, Stream
@@ -23,6 +19,9 @@ from shared.kv.pages import PageAllocator
 from shared.kv.rows import ReqToTokenPool
 from shared.sched.batch import ScheduleBatch
 from shared.sched.mirror import LengthMirror
+from tests.support.hazards.clocks import HOST, Launch
+from tests.support.hazards.detector import Detector
+from tests.support.hazards.storages import StorageMode, StorageWatch
 
 HOST_ONLY = (ScheduleBatch, LengthMirror, Request, ReqToTokenPool, PageAllocator, KVManager)
 Facts = Callable[[], dict[str, Any]]

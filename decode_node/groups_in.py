@@ -1,0 +1,138 @@
+"""The receiving side of process groups: pages that were announced are asked for, a few at a time, and come into staging
+buffers in the order in which they were asked for.
+
+    Ready -> waiting -> Take sent, staging posted -> here: to be pulled from staging like frames
+
+A transfer that was agreed upon is never cancelled: when its request is over, what comes is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from decode_node.handoff_in import HandoffIn
+from shared.core.errors import HandoffFailed
+from shared.node.context import NodeContext
+from shared.node.group_table import Pair, PairTable
+from shared.transfer.interface import PageReceiver
+from shared.transfer.staged import StagedReceiver
+from shared.transfer.torch_groups import RECEIVER
+from shared.wire.messages import Broken, Join, Ready, StoreEntry, Take
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """Announced pages of a hand-off on their way into staging."""
+
+    handoff: HandoffIn
+    ready: Ready
+    receiver: StagedReceiver
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """`staging` holds them, or `error` says why they do not come."""
+
+    handoff: HandoffIn
+    ready: Ready
+    staging: torch.Tensor | None
+    error: str = ""
+
+
+class PairsIn:
+    """Owner of the groups in which this node receives, and of pages until they are in staging."""
+
+    def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
+        self._ctx = ctx
+        self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: announced, not asked for
+        self._asked: dict[Pair, deque[Fetch]] = {}  # in the order of the group
+        self._out: list[Fetched] = []
+        self._num_groups = 0
+        self.table = PairTable(ctx, RECEIVER)
+
+    @property
+    def num_under_way(self) -> int:
+        """Announced pages that are not in staging yet, whoever wanted them."""
+        return sum(map(len, self._asked.values())) + sum(map(len, self._waiting.values())) + len(self._out)
+
+    def carries(self, transport: str) -> bool:
+        return transport in self._receivers
+
+    def meet(self, peer: str, transport: str) -> None:
+        """Be in a group with it, from now on."""
+        if self.table.get(peer) is not None or self.table.is_full:
+            return  # full: its pages will find no group
+        self._num_groups += 1
+        self._ctx.outbox.send(peer, Join(transport, self._num_groups))
+        self._asked[self.table.open(peer, transport, self._num_groups)] = deque()
+
+    def fetch(self, handoff: HandoffIn, ready: Ready) -> None:
+        """They come out of `poll`. HandoffFailed when they can't."""
+        fetch = Fetch(handoff, ready, self._receivers[handoff.transport])
+        fetch.receiver.check(ready)
+        if self.table.get(handoff.source) is None:
+            raise HandoffFailed(f"the process group with {handoff.source} is over")
+        handoff.num_fetching += 1
+        self._waiting.setdefault(handoff.source, deque()).append(fetch)
+        self._ask(handoff.source)
+
+    def forget(self, handoff: HandoffIn) -> None:
+        """What was not asked for never will be."""
+        waiting = self._waiting.get(handoff.source, deque())
+        self._waiting[handoff.source] = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
+
+    def _ask(self, peer: str) -> None:
+        pair, waiting = self.table.get(peer), self._waiting.get(peer)
+        while pair is not None and waiting and pair.has_room:
+            fetch = waiting.popleft()
+            ready = fetch.ready
+            take = Take(pair.number, pair.num_agreed, ready.pages, ready.first_layer, ready.num_layers)
+            pair.num_agreed += 1
+            self._ctx.outbox.send(peer, take)
+            pair.group.post(fetch.receiver.make_staging(ready))
+            self._asked[pair].append(fetch)
+
+    def receive(self, peer: str, message: StoreEntry | Broken) -> None:
+        if isinstance(message, StoreEntry):
+            self.table.deliver(peer, message)
+        elif (pair := self.table.get(peer, message.group)) is not None:
+            self._end(pair, f"{peer}: {message.reason}")
+
+    def poll(self) -> list[Fetched]:
+        """What has come, or will not any more."""
+        for pair in self.table:
+            self._collect(pair)
+            self._ask(pair.peer)
+        for pair in self.table.take_broken():
+            self._fail(pair, pair.group.error)
+        self.table.tell_peers()
+        out, self._out = self._out, []
+        return out
+
+    def _collect(self, pair: Pair) -> None:
+        for staging in pair.group.take_finished():
+            assert isinstance(staging, torch.Tensor)
+            fetch = self._asked[pair].popleft()
+            pair.num_over += 1
+            fetch.handoff.num_fetching -= 1
+            self._out.append(Fetched(fetch.handoff, fetch.ready, staging))
+
+    def peer_closed(self, peer: str) -> None:
+        """What is in staging already needs nobody."""
+        pair = self.table.get(peer)
+        if pair is not None:
+            self._end(pair, f"{peer} is gone")
+
+    def _end(self, pair: Pair, reason: str) -> None:
+        self._collect(pair)
+        self.table.end(pair, reason, tell=False)
+        self._fail(pair, reason)
+
+    def _fail(self, pair: Pair, reason: str) -> None:
+        lost = [*self._asked.pop(pair), *self._waiting.pop(pair.peer, ())]
+        self._out += [Fetched(fetch.handoff, fetch.ready, None, reason) for fetch in lost]

@@ -1,0 +1,172 @@
+"""The decode node's side of a node: offers, pages and records in; grants and answers out.
+
+    prealloc (Offer, no memory)  ->  transfer (granted, pages on their way)  ->  prebuilt  ->  running, in the scheduler
+
+Whatever ends a request before it is installed, its prefill node gets Failed, so that pages there are free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from decode_node.handoff_in import HandoffIn
+from decode_node.prealloc import Prealloc
+from decode_node.prebuilt import process_prebuilt
+from decode_node.transfer import Transfers
+from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed, NodeLost
+from shared.core.keys import RequestKey
+from shared.core.request import Request, RequestState
+from shared.node.context import NodeContext
+from shared.sched.events import GrantRevoked, SchedEvent
+from shared.transfer.interface import PageReceiver
+from shared.wire.codec import key_of, to_wire
+from shared.wire.messages import (
+    MAX_TEXT,
+    Abort,
+    Broken,
+    Failed,
+    Generate,
+    Installed,
+    Offer,
+    Prebuilt,
+    Ready,
+    Refuse,
+    StoreEntry,
+)
+from shared.wire.peers import Received
+
+
+class DecodeSide:
+    """See `shared.node.node.Side`."""
+
+    def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
+        self._ctx = ctx
+        self.prealloc = Prealloc(ctx)
+        self.transfers = Transfers(ctx, receivers)
+
+    def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        for req in requests:
+            self._ctx.end(req.key, HandoffFailed(f"{self._ctx.facts.node_id} is a decode node: it hands nothing over"))
+        return ()
+
+    def outside(self) -> list[Request]:
+        return self.prealloc.requests()
+
+    # ---- messages of prefill nodes
+
+    def receive(self, received: Received, now: float) -> None:
+        message = received.message
+        if isinstance(message, Offer):
+            self.prealloc.add(received.peer, message, now)
+        elif isinstance(message, Ready | Prebuilt):
+            self._arrived(received, message, now)
+        elif isinstance(message, Abort):
+            self._given_up(received.peer, message, now)
+        elif isinstance(message, StoreEntry | Broken):
+            self.transfers.pairs.receive(received.peer, message)
+        else:
+            self._ctx.drop(received.peer, f"{type(message).__name__} at a decode node")
+
+    def _arrived(self, received: Received, message: Ready | Prebuilt, now: float) -> None:
+        handoff = self.transfers.find(received.peer, key_of(message.key), message.lease)
+        if handoff is None:
+            return
+        try:
+            if isinstance(message, Ready):
+                self.transfers.ready(handoff, received, message, now)
+            else:
+                self.transfers.prebuilt(handoff, message, now)
+        except HandoffFailed as error:
+            self._fail(handoff, error)
+
+    def _given_up(self, source: str, abort: Abort, now: float) -> None:
+        """The prefill node ends it, perhaps before it has heard Installed. What we have taken over is not its to end:
+        the router may have seen us begin, and then it leaves the request here."""
+        key = key_of(abort.key)
+        if key in self._ctx.core.scheduler.requests:
+            handoff = self.transfers.open.get(key)
+            if handoff is None or handoff.source != source:
+                return
+        elif self.prealloc.source_of(key) not in (None, source):
+            return
+        self._ctx.tombstones.bury(key, now)
+        self.abort(key)
+        self._ctx.core.scheduler.abort(key)
+
+    # ---- what the scheduler says
+
+    def event(self, event: SchedEvent, now: float) -> None:
+        if isinstance(event, GrantRevoked):
+            self._revoked(event, now)
+
+    def _revoked(self, event: GrantRevoked, now: float) -> None:
+        handoff = self.transfers.revoked(event.request.key, event.row, now)
+        if handoff is None:
+            return
+        wire = to_wire(handoff.key)
+        if event.retracted:  # we prefill it here: the source's pages are not needed
+            self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
+        else:
+            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure[:MAX_TEXT]))
+
+    # ---- one round
+
+    def poll(self, now: float) -> None:
+        for handoff, error in self.transfers.poll(now):
+            self._give_back(handoff, error)
+        for handoff, error in self.transfers.stalled(now):
+            self._fail(handoff, error)
+        self._install(now)
+        self._expire_offers(now)
+        for granted in self.prealloc.grant(now):
+            self.transfers.add(granted.waiting, granted.cached_prefix_len, now)
+
+    def _install(self, now: float) -> None:
+        open_handoffs = self.transfers.open.values()
+        complete = [h for h in open_handoffs if h.complete and h.request.state is RequestState.GRANTED]
+        for handoff in complete:
+            del self.transfers.open[handoff.key]
+        process_prebuilt(self._ctx, complete, now)
+
+    def _expire_offers(self, now: float) -> None:
+        for waiting in self.prealloc.take_expired(now):
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed", False))
+            self._ctx.end(waiting.request.key, DeadlineExceeded("the request's deadline passed"))
+        for waiting in self.prealloc.take_unknown(now):
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its router is not known here", False))
+
+    # ---- ends
+
+    def abort(self, key: RequestKey) -> None:
+        """The scheduler's GrantRevoked does it for granted ones."""
+        waiting = self.prealloc.take(key)
+        if waiting is not None:
+            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "aborted", False))
+
+    def peer_closed(self, peer: str) -> None:
+        """A prefill node died. What has arrived completely goes on; the rest fails."""
+        for waiting in self.prealloc.take_of_source(peer):
+            self._ctx.end(waiting.request.key, NodeLost(f"{peer} is gone"))
+        self.transfers.pairs.peer_closed(peer)
+        for handoff in self.transfers.of_source(peer):
+            if handoff.needs_source:
+                self._fail(handoff, NodeLost(f"{peer} is gone"))
+        self.transfers.forget_dead()
+
+    def hands_over(self) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        self.transfers.pairs.table.close()
+
+    def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
+        """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and
+        tells the router what there is to tell; if it is gone or silent, the router notices that."""
+        if self.transfers.open.get(handoff.key) is handoff:
+            handoff.failure = error.message
+            self._ctx.core.scheduler.abort(handoff.key)
+
+    def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
+        """Unless it is over already: the first failure wins."""
+        if self.transfers.open.get(handoff.key) is handoff:
+            self._ctx.core.scheduler.fail(handoff.key, error)

@@ -1,0 +1,1 @@
+"""Start, watch, stop and change the processes of one machine's cluster, and its keys."""

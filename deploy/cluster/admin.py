@@ -1,0 +1,181 @@
+"""`baton admin`: what the nodes of a running cluster do, and who leaves it. Speaks HTTP to the router, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster.admin_key import default_path
+from deploy.router_http import UNREACHABLE, RouterHttp
+from shared.core.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+POLL_S = 0.2
+COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
+
+EXAMPLES = """\
+baton admin: look at the nodes of a running cluster, and move them. No request fails: what a leaving node does not
+finish in time goes on elsewhere, token for token.
+
+  baton admin status
+  baton admin drain decode-1            it takes nothing new, finishes, and stays down
+  baton admin restart decode-1          the same, and it comes back: new settings, new code
+  baton admin restart --all             one after another, each when the one before is back
+  baton admin role decode-1 prefill     the same, and it comes back in the other role
+  baton admin abort cmpl-123            end one answer, with an error for its client
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A row of /admin/status."""
+
+    name: str
+    role: str
+    epoch: str
+    state: str
+
+
+class AdminClient:
+    """`base`: http(s)://host:port of the router; `ca`: authorities for https, where the system's do not know it."""
+
+    def __init__(self, base: str, key: str, ca: Path | None = None) -> None:
+        self._http = RouterHttp(base, key, ca)
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer's JSON; ConfigError with the router's own words for everything else."""
+        try:
+            status, data = self._http.ask(method, path, body)
+            found: dict[str, Any] = json.loads(data)
+        except (*UNREACHABLE, ValueError) as error:
+            raise ConfigError(f"no router at {self._http.host}:{self._http.port}: {error}") from None
+        if status >= 400:
+            raise ConfigError(str(found.get("error", {}).get("message", found)))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        return self.call("GET", "/admin/status")
+
+    def nodes(self) -> dict[str, Node]:
+        rows = self.status()["nodes"]
+        return {row["node"]: Node(row["node"], row["role"], row["epoch"], row["state"]) for row in rows}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_router(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("status", help="every node: role, state, work")
+    for action, text in (("drain", "it finishes and stays down"), ("restart", "it finishes and comes back")):
+        one = actions.add_parser(action, help=text)
+        one.add_argument("node", nargs="?" if action == "restart" else None)
+        if action == "restart":
+            one.add_argument("--all", action="store_true", help="every node, one after another")
+        add_common(one)
+    actions.add_parser("abort", help="end one answer").add_argument("id", help="as its client sees it")
+    role = actions.add_parser("role", help="it finishes and comes back as the other kind")
+    role.add_argument("node")
+    role.add_argument("role", choices=("prefill", "decode"))
+    add_common(role)
+
+
+def add_router(parser: argparse.ArgumentParser, default: str | None = DEFAULT_URL) -> None:
+    """Where the router is, and what it wants to see before it answers."""
+    parser.add_argument("--url", default=default, help=f"the router, or its TLS proxy (default: {DEFAULT_URL})")
+    parser.add_argument(
+        "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="who signed the proxy's certificate, if not well known")
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--move-after", type=float, metavar="S", help="seconds its requests get to finish there (default: the router's)"
+    )
+    parser.add_argument("--force", action="store_true", help="even if no other node is left to serve")
+    parser.add_argument("--no-wait", action="store_true", help="return at once")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: %(default)g)")
+
+
+def run(args: argparse.Namespace) -> int:
+    client = AdminClient(args.url, read_key(args.admin_key_file), args.ca)
+    if args.action == "status":
+        print(table(client.status()))
+        return 0
+    if args.action == "abort":
+        client.call("POST", "/admin/abort", {"id": args.id})
+        return 0
+    if args.action == "restart" and args.all == bool(args.node):
+        raise ConfigError("restart: name a node, or --all")
+    names = sorted(client.nodes()) if getattr(args, "all", False) else [args.node]
+    return 0 if all(move(client, name, args) for name in names) else 1
+
+
+def read_key(path: Path | None) -> str:
+    """Without a flag, the launcher's own file, and no key where there is none."""
+    chosen = path or default_path()
+    try:
+        return chosen.read_text(encoding="ascii").strip()
+    except (OSError, ValueError) as error:
+        if path is None:
+            return ""
+        raise ConfigError(f"--admin-key-file {path}: {error}") from None
+
+
+def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
+    """One node leaves; whether it did (and came back) in time."""
+    body: dict[str, Any] = {"node": name, "force": args.force}
+    if args.move_after is not None:
+        body["move_after_s"] = args.move_after
+    if args.action == "role":
+        told = client.call("POST", "/admin/role", body | {"role": args.role})
+    else:
+        told = client.call("POST", "/admin/drain", body | {"then": "stop" if args.action == "drain" else "restart"})
+    if args.no_wait:
+        return True
+    print(f"{name}: draining", flush=True)
+    stays_down = args.action == "drain"
+    done = wait_for(lambda: has_moved(client.nodes().get(name), told["epoch"], stays_down), args.timeout)
+    if not done:
+        print(f"{name}: still at it after {args.timeout:g} s", file=sys.stderr)
+        return False
+    print(f"{name}: gone" if stays_down else f"{name}: back as {client.nodes()[name].role}", flush=True)
+    return True
+
+
+def has_moved(node: Node | None, old_epoch: str, stays_down: bool) -> bool:
+    if stays_down:
+        return node is None or node.epoch != old_epoch
+    return node is not None and node.epoch != old_epoch and node.state == "ready"
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def table(status: dict[str, Any]) -> str:
+    rows = [list(COLUMNS)]
+    for node in sorted(status["nodes"], key=lambda row: str(row["node"])):
+        free, total = node["pages"].get("free", 0), sum(node["pages"].values())
+        pages = f"{total - free}/{total}"
+        cells = (node["role"], node["state"], node["open_sequences"], pages, node["waiting"], node["epoch"])
+        rows.append([node["node"], *map(str, cells)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"open requests: {status['open_requests']}", *lines, *hand_overs(status)])
+
+
+def hand_overs(status: dict[str, Any]) -> list[str]:
+    """From which node to which, over what, and why."""
+    ways = [(node["node"], node.get("hands_over", {})) for node in status["nodes"]]
+    return [f"{node} -> {peer}  {way}" for node, by_peer in ways for peer, way in sorted(by_peer.items())]

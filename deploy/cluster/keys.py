@@ -1,0 +1,73 @@
+"""`baton keys`, the command's face: what it does is loaded when it runs, for it loads zmq."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DESCRIPTION = """\
+baton keys: who may take part in a cluster. Every router and node has a key of its own, and its name is bound to it;
+everything between them is encrypted (CURVE). Make all keys in one folder on a machine that you trust, then copy:
+
+  DIR/allowed        to every machine: public keys only, the same file everywhere
+  DIR/NAME.secret    to the machine that runs NAME, and to no other
+
+into a folder of mode 700 there, files of mode 600 (`scp -p`, `rsync -a` keep them).
+
+  baton keys create DIR --router router --node prefill-0 decode-0      again with new names, to add some
+  baton router  --keys DIR --router-id router --node-endpoint tcp://10.0.0.1:7001
+  baton prefill --keys DIR --node-id prefill-0 --bind-host 10.0.0.2 --router tcp://10.0.0.1:7001
+  baton decode  --keys DIR --node-id decode-0  --bind-host 10.0.0.3 --router tcp://10.0.0.1:7001
+  baton up      --keys DIR          one machine; the names are router, prefill-0, decode-0, ...
+
+A new key for NAME, in three steps; nothing is restarted, running routers and nodes follow their files within a second,
+and streams go on:
+
+  baton keys rotate DIR NAME               both keys are allowed; copy DIR/allowed to every machine
+  baton keys rotate DIR NAME --use         NAME shows its new key (there: the same command, or copy DIR/NAME.secret)
+  baton keys rotate DIR NAME --drop-old    only the new one is allowed; copy DIR/allowed to every machine
+
+  baton keys remove DIR NAME               a machine is gone or was broken into; copy DIR/allowed to every machine
+  baton keys show DIR                      who is allowed, whose secrets lie here, which rotations are under way
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = add_action(actions, "create", "make keys, and the folder; names that are there already keep theirs")
+    create.add_argument("--router", nargs="+", default=[], metavar="NAME", help="routers, by their --router-id")
+    create.add_argument("--node", nargs="+", default=[], metavar="NAME", help="nodes, by their --node-id")
+    add_action(actions, "show", "who is allowed, and whose secrets are here")
+    rotate = add_action(actions, "rotate", "a new key for one name, in three steps")
+    rotate.add_argument("name")
+    steps = rotate.add_mutually_exclusive_group()
+    steps.add_argument("--use", action="store_true", help="second step: the new key takes the place of the old one")
+    steps.add_argument("--drop-old", action="store_true", help="third step: the old key is no longer allowed")
+    add_action(actions, "remove", "a name is no longer allowed").add_argument("name")
+
+
+def add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=text, description=text)
+    action.add_argument("folder", type=Path, metavar="DIR")
+    return action
+
+
+def run(args: argparse.Namespace) -> int:
+    from deploy.cluster.key_steps import create, drop_old, prepare, remove, shown, use
+
+    folder: Path = args.folder.expanduser()
+    if args.action == "create":
+        create(folder, args.router, args.node)
+    elif args.action == "show":
+        print(shown(folder), end="")
+    elif args.action == "remove":
+        remove(folder, args.name)
+    elif args.use:
+        use(folder, args.name)
+    elif args.drop_old:
+        drop_old(folder, args.name)
+    else:
+        prepare(folder, args.name)
+    return 0

@@ -1,0 +1,176 @@
+"""Starts children, passes their log lines on, restarts those that die, and stops them all in order.
+
+One thread, one loop. Knows nothing of routers and nodes: which child is vital and what "ready" means is told.
+
+    start all -> [ wait for output or a signal -> reap -> restart those due -> probe ] -> stop vital -> stop the others
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from deploy.cluster.child import Child, ChildSpec, describe_end
+from deploy.cluster.restart_policy import RestartPolicy
+from shared.core.exit_codes import EXIT_DRAINED
+from shared.observe.log import Logger
+
+TICK_S = 0.2
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`probe` says whether all of it serves (within a fraction of a second); `announce` is called once, then."""
+
+    probe: Callable[[], bool]
+    announce: Callable[[], None]
+    timeout_s: float
+
+
+class Supervisor:
+    """Children are started in the given order; `run` returns the exit status of the whole."""
+
+    def __init__(
+        self,
+        specs: Sequence[ChildSpec],
+        readiness: Readiness,
+        log: Logger,
+        *,
+        max_restarts: int,
+        stop_timeout_s: float,
+        write_line: Callable[[str], None],
+    ) -> None:
+        self.children = [Child(spec, RestartPolicy(max_restarts), write_line) for spec in specs]
+        self._readiness = readiness
+        self._log = log
+        self._stop_timeout_s = stop_timeout_s
+        self._selector = selectors.DefaultSelector()
+        self._stop_requests = 0
+        self._failed = False
+        self._ready = False
+
+    def run(self) -> int:
+        """Serves until a signal or until a vital child is lost for good. Leaves no child behind, whatever happens."""
+        waker, wakes = socket.socketpair()
+        waker.setblocking(False)
+        wakes.setblocking(False)
+        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        old_fd = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        self._selector.register(waker, selectors.EVENT_READ, None)
+        try:
+            self._serve()
+            self._stop()
+        finally:
+            self._kill_rest()
+            signal.set_wakeup_fd(old_fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            waker.close()
+            wakes.close()
+        return 1 if self._failed else 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop_requests += 1
+
+    def _serve(self) -> None:
+        deadline = time.monotonic() + self._readiness.timeout_s
+        for child in self.children:
+            self._start(child)
+        while not self._stop_requests and not self._failed:
+            self._wait(TICK_S)
+            self._reap(time.monotonic())
+            self._restart_due(time.monotonic())
+            self._check_ready(deadline)
+
+    def _start(self, child: Child) -> None:
+        self._selector.register(child.start(), selectors.EVENT_READ, child)
+        self._log.debug("started", process=child.spec.name, pid=child.pid)
+
+    def _wait(self, timeout_s: float) -> None:
+        """Until there is output, a signal, or nothing for a while."""
+        for key, _ in self._selector.select(timeout_s):
+            if isinstance(key.data, Child):
+                if not key.data.pump():
+                    self._selector.unregister(key.fd)
+            elif isinstance(key.fileobj, socket.socket):
+                key.fileobj.recv(256)
+
+    def _reap(self, now: float) -> None:
+        for child in self.children:
+            status = self._reap_one(child)
+            if status is not None:
+                self._after_death(child, status, now)
+
+    def _reap_one(self, child: Child) -> int | None:
+        """Takes its pipe out of the poll before it is closed."""
+        fd = child.fileno() if child.running else -1
+        status = child.reap()
+        if status is not None and fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        return status
+
+    def _after_death(self, child: Child, status: int, now: float) -> None:
+        delay = child.policy.delay_after_death(now, status)
+        how = describe_end(status)
+        if delay is not None and (self._ready or not child.spec.vital):
+            child.restart_at = now + delay
+            self._log.warning(f"{child.spec.name} {how}; it is started again", in_s=delay)
+            return
+        child.given_up = True
+        if status == EXIT_DRAINED:
+            self._log.info(f"{child.spec.name} was drained and stays down")
+            return
+        last = all(other.given_up for other in self.children_not_vital)
+        self._failed = self._failed or child.spec.vital or not self._ready or last
+        self._log.error(f"{child.spec.name} {how} and stays down" + ("; stopping" if self._failed else ""))
+
+    @property
+    def children_not_vital(self) -> list[Child]:
+        return [child for child in self.children if not child.spec.vital]
+
+    def _restart_due(self, now: float) -> None:
+        for child in self.children:
+            if child.restart_at is not None and child.restart_at <= now:
+                self._start(child)
+
+    def _check_ready(self, deadline: float) -> None:
+        if self._ready or self._failed or self._stop_requests:
+            return
+        if self._readiness.probe():
+            self._ready = True
+            self._readiness.announce()
+        elif time.monotonic() > deadline:
+            self._failed = True
+            self._log.error("not ready in time; stopping", timeout_s=self._readiness.timeout_s)
+
+    def _stop(self) -> None:
+        """Vital children first: the router ends its open requests while the nodes still serve them."""
+        self._log.info("stopping; once more to stop at once")
+        for group in ([c for c in self.children if c.spec.vital], self.children_not_vital):
+            for child in group:
+                child.send(signal.SIGTERM)
+            self._wait_for_end(group)
+
+    def _wait_for_end(self, group: list[Child]) -> None:
+        deadline = time.monotonic() + self._stop_timeout_s
+        while any(child.running for child in group) and time.monotonic() < deadline and self._stop_requests < 2:
+            self._wait(TICK_S)
+            for child in self.children:
+                self._reap_one(child)
+
+    def _kill_rest(self) -> None:
+        late = [child for child in self.children if child.running]
+        for child in late:
+            self._log.warning(f"{child.spec.name} did not stop; killed", pid=child.pid)
+            child.send(signal.SIGKILL)
+        while any(child.running for child in late):
+            self._wait(TICK_S)
+            for child in late:
+                self._reap_one(child)

@@ -1,0 +1,114 @@
+"""A Ray cluster of this machine's own, on 127.0.0.1, for `baton ray up` without an address; and what is remembered of
+the last cluster that was started here, so that `status` and `down` find it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from deploy.cluster.local import free_port
+from shared.config import ray_settings
+from shared.config.core_plan import usable_cores
+from shared.core.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.2
+SHOWN_LOG_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """`head_pid`: of the Ray that was started for it, 0 for none; `head_born` tells it from a later process."""
+
+    address: str
+    cluster: str
+    head_pid: int = 0
+    head_born: float = 0.0
+
+    @property
+    def head(self) -> psutil.Process | None:
+        """Its process, while it lives."""
+        try:
+            process = psutil.Process(self.head_pid) if self.head_pid else None
+            return process if process is not None and process.create_time() == self.head_born else None
+        except psutil.Error:
+            return None
+
+
+def record_path() -> Path:
+    return Path.home() / ".baton" / "ray.json"
+
+
+def read_record() -> Record | None:
+    try:
+        return Record(**json.loads(record_path().read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_record(record: Record) -> None:
+    path = record_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(record)), "utf-8")
+
+
+def forget_record() -> None:
+    record_path().unlink(missing_ok=True)
+
+
+def start(cluster: str, num_cpus: float) -> Record:
+    """Ray's head in a session of its own, so that Ctrl-C leaves it alone. It reserves cores by number only: with more
+    wanted than there are, nodes take turns on them, as with `baton up`."""
+    port = free_port(LOOPBACK)
+    log = record_path().with_name("ray-head.log")
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cpus = max(len(usable_cores()), int(num_cpus) + 1)
+    flags = ["--head", "--block", f"--port={port}", f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}"]
+    command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *flags, "--include-dashboard=false"]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=ray_settings.inherited() | ray_settings.environment(""),
+        )
+    record = Record(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
+    try:
+        wait_for_start(process, log)
+    except BaseException:  # Ctrl-C too
+        stop(record)
+        raise
+    return record
+
+
+def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "Ray runtime started" not in log.read_text("utf-8", "replace"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ConfigError(f"Ray did not start here:\n{log.read_text('utf-8', 'replace')[-SHOWN_LOG_CHARS:]}")
+        time.sleep(POLL_S)
+
+
+def stop(record: Record) -> None:
+    """Ends the Ray that was started here and all its processes, and nobody else's."""
+    head = record.head
+    if head is None:
+        return
+    family = [head, *head.children(recursive=True)]
+    head.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=STOP_TIMEOUT_S)

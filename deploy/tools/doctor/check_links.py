@@ -1,0 +1,92 @@
+"""Ports that do not answer, and hand-offs that take long.
+
+The router counts bytes and hand-offs where pages arrive, and times hand-offs where they leave: from the end of a
+prompt's last chunk to its installation. Most pages travel earlier, so bytes over that time is more than the link
+carries: when even that is little, the link is slow. When it is much, nothing is said.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from deploy.metrics_page import Page
+from deploy.tools.doctor.check_nodes import check_addresses
+from deploy.tools.doctor.facts import Cluster, Dial
+from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
+
+SLOW_DIAL_S = 0.05
+SLOW_HANDOFF_S = 1.0
+SLOW_BYTES_PER_S = 100e6
+FAR_OFF = 3.0  # times the other nodes' median
+NOTICEABLE_S = 0.05
+ENOUGH_BYTES = 1 << 20  # of one hand-off: below it the time is latency, and tells nothing of the rate
+ENOUGH_HANDOFFS = 5
+HANDOFF = "baton_handoff_seconds"
+BUSY = "a busy decode node does this, too: compare with --transport shm on one machine, or at rest"
+
+
+def check_links(cluster: Cluster) -> list[Finding]:
+    addresses = check_addresses(cluster.status.nodes) if cluster.status is not None else []
+    return [*addresses, *check_handoffs(cluster.after)]
+
+
+def check_dials(dials: Sequence[Dial]) -> list[Finding]:
+    return [check_dial(dial) for dial in dials]
+
+
+def check_dial(dial: Dial) -> Finding:
+    where = f"{dial.whose} {dial.endpoint}"
+    if dial.error:
+        advice = (
+            "is it running? does a firewall stand between? (dialled from here: other machines may see it otherwise)"
+        )
+        return Finding("ports", where, BROKEN, f"nobody answers: {dial.error}", advice)
+    took = f"answers after {1000 * dial.seconds:.1f} ms"
+    if dial.seconds > SLOW_DIAL_S:
+        return Finding("ports", where, LOOK, took, "hand-offs over such a way take long: put nodes closer together")
+    return Finding("ports", where, OK, took)
+
+
+def check_handoffs(page: Page) -> list[Finding]:
+    """Over the whole life of the nodes, as the router has counted them."""
+    means = mean_by_node(page)
+    num_handoffs = page.total("baton_handoffs_total")
+    if not means or num_handoffs < ENOUGH_HANDOFFS or not page.total(f"{HANDOFF}_sum"):
+        return [Finding("hand-offs", "cluster", OK, f"{num_handoffs:.0f} hand-offs so far: too few to judge")]
+    found = [finding for node, mean in sorted(means.items()) for finding in check_mean(node, mean, means)]
+    found += check_rate(page, num_handoffs)
+    spent, moved = page.total(f"{HANDOFF}_sum"), page.total("baton_handoff_bytes_total")
+    mean_ms = 1000 * spent / page.total(f"{HANDOFF}_count")
+    well = (
+        f"{mean_ms:.1f} ms on average, {moved / num_handoffs / 1e6:.1f} MB each: at most {moved / spent / 1e6:.0f} MB/s"
+    )
+    return or_well(found, "hand-offs", "cluster", well)
+
+
+def mean_by_node(page: Page) -> dict[str, float]:
+    counts, sums = by_node(page, f"{HANDOFF}_count"), by_node(page, f"{HANDOFF}_sum")
+    return {node: sums[node] / count for node, count in counts.items() if count >= ENOUGH_HANDOFFS}
+
+
+def by_node(page: Page, name: str) -> dict[str, float]:
+    return {sample.labels["node"]: sample.value for sample in page.samples if sample.name == name}
+
+
+def check_mean(node: str, mean: float, means: dict[str, float]) -> list[Finding]:
+    others = [value for other, value in means.items() if other != node]
+    what = f"a hand-off takes {1000 * mean:.0f} ms on average, from the last chunk to its installation"
+    if mean > SLOW_HANDOFF_S:
+        return [Finding("hand-offs", node, LOOK, what, BUSY)]
+    if others and mean > NOTICEABLE_S and mean > FAR_OFF * statistics.median(others):
+        told = f"{what}; {1000 * statistics.median(others):.0f} ms from the other prefill nodes"
+        return [Finding("hand-offs", node, LOOK, told, "see what is different about its machine, or the way from it")]
+    return []
+
+
+def check_rate(page: Page, num_handoffs: float) -> list[Finding]:
+    moved, spent = page.total("baton_handoff_bytes_total"), page.total(f"{HANDOFF}_sum")
+    if moved / num_handoffs < ENOUGH_BYTES or moved / spent >= SLOW_BYTES_PER_S:
+        return []
+    what = f"at most {moved / spent / 1e6:.0f} MB/s ({moved / num_handoffs / 1e6:.1f} MB a hand-off)"
+    return [Finding("hand-offs", "cluster", LOOK, what, BUSY)]

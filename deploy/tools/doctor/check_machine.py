@@ -1,0 +1,134 @@
+"""This machine: cores that are fought over, memory, disks, descriptors."""
+
+from __future__ import annotations
+
+from deploy.tools.doctor.facts import Daemon, Disk, Machine
+from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
+
+COMPUTES = ("prefill", "decode")
+BUSY_LOAD = 1.5  # per core
+SHARES = {LOOK: 0.05, BROKEN: 0.25}
+LOW_MEMORY = {LOOK: 0.10, BROKEN: 0.03}
+LOW_DISK_BYTES = {LOOK: 1 << 30, BROKEN: 100 << 20}
+FEW_FILES = 1024
+MIB = 1 << 20
+DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")  # their `powersave` speeds up under load
+HERE = "this machine"
+
+
+def check_machine(machine: Machine) -> list[Finding]:
+    return [
+        *or_well(
+            check_cpu(machine), "cpu", HERE, f"{machine.num_cpus} cores, load {machine.load:.1f}, none fought over"
+        ),
+        *or_well(check_memory(machine), "memory", HERE, f"{machine.available_bytes // MIB} MiB available"),
+        *or_well(check_disks(machine.disks), "disk", HERE, "room on all disks that are used"),
+        *check_files(machine),
+        *check_told(machine.daemons),
+    ]
+
+
+def check_cpu(machine: Machine) -> list[Finding]:
+    return [
+        *check_daemons(machine.daemons),
+        *check_load(machine),
+        *check_share(machine.steal_share, "of the time other virtual machines had our cores (steal)",
+                     "ask for dedicated cores"),
+        *check_share(machine.throttled_share, "of the time the container's CPU limit stood in the way",
+                     "raise the limit, or start with fewer --threads"),
+        *check_governors(machine),
+    ]  # fmt: skip
+
+
+def check_daemons(daemons: tuple[Daemon, ...]) -> list[Finding]:
+    """Compute threads against cores: each daemon spreads its threads evenly over the cores it may use."""
+    nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
+    found = [
+        Finding("cpu", say(node), LOOK, f"{node.num_threads} compute threads on {len(node.cores)} cores",
+                "--threads at most its cores")
+        for node in nodes if node.num_threads > len(node.cores)
+    ]  # fmt: skip
+    shared = shared_cores(nodes)
+    for node in nodes:
+        crowd = sorted(core for core in node.cores if core in shared)
+        if crowd:
+            found.append(check_crowd(node, crowd, shared))
+    return found
+
+
+def check_told(daemons: tuple[Daemon, ...]) -> list[Finding]:
+    return [
+        Finding("config", say(daemon), LOOK, f"not all that it was told is known: {daemon.problem}",
+                f"ask as root, or as uid {daemon.uid}; if they can't read it either, it would not start again")
+        for daemon in daemons if daemon.problem
+    ]  # fmt: skip
+
+
+def shared_cores(nodes: list[Daemon]) -> dict[int, float]:
+    """Core -> compute threads on it, for those where several nodes have more than one."""
+    shares: dict[int, list[float]] = {}
+    for node in nodes:
+        for core in node.cores:
+            shares.setdefault(core, []).append(node.num_threads / len(node.cores))
+    return {core: sum(each) for core, each in shares.items() if len(each) > 1 and sum(each) > 1.0}
+
+
+def check_crowd(node: Daemon, crowd: list[int], shared: dict[int, float]) -> Finding:
+    most = max(shared[core] for core in crowd)
+    what = f"cores {','.join(map(str, crowd))} have up to {most:.1f} compute threads each, of several nodes"
+    if node.spins:
+        why = "its idle threads spin: a step beside a busy process takes many times as long"
+        return Finding("cpu", say(node), BROKEN, f"{what}; {why}", "--wait-policy passive, and --cpus of its own")
+    return Finding(
+        "cpu", say(node), LOOK, what, "give each node --cpus of its own (`baton up` does), or fewer --threads"
+    )
+
+
+def say(daemon: Daemon) -> str:
+    return f"{daemon.command} (pid {daemon.pid})"
+
+
+def check_load(machine: Machine) -> list[Finding]:
+    if machine.load <= BUSY_LOAD * machine.num_cpus:
+        return []
+    what = f"load {machine.load:.1f} on {machine.num_cpus} cores"
+    return [Finding("cpu", HERE, LOOK, what, "see `top` for what else runs here")]
+
+
+def check_share(share: float, what: str, advice: str) -> list[Finding]:
+    level = next((level for level in (BROKEN, LOOK) if share > SHARES[level]), None)
+    return [] if level is None else [Finding("cpu", HERE, level, f"{share:.0%} {what}", advice)]
+
+
+def check_governors(machine: Machine) -> list[Finding]:
+    slow = {driver for driver, name in machine.governors if name == "powersave" and driver not in DRIVERS_WITH_OWN_MIND}
+    if not slow:
+        return []
+    return [Finding("cpu", HERE, LOOK, "cores stay at their lowest frequency (governor powersave)",
+                    "cpupower frequency-set -g performance")]  # fmt: skip
+
+
+def check_memory(machine: Machine) -> list[Finding]:
+    """Pools are memory files: they count as shared memory of the process, and do not need room on /dev/shm."""
+    share = machine.available_bytes / max(1, machine.memory_bytes)
+    level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
+    if level is None:
+        return []
+    what = f"{machine.available_bytes // MIB} of {machine.memory_bytes // MIB} MiB available, shared memory counted"
+    return [Finding("memory", HERE, level, what, "give nodes less: --kv-bytes, --mem-fraction")]
+
+
+def check_disks(disks: tuple[Disk, ...]) -> list[Finding]:
+    found = []
+    for disk in disks:
+        level = next((level for level in (BROKEN, LOOK) if disk.free_bytes < LOW_DISK_BYTES[level]), None)
+        if level is not None:
+            found.append(Finding("disk", disk.path, level, f"{disk.free_bytes // MIB} MiB free", "make room"))
+    return found
+
+
+def check_files(machine: Machine) -> list[Finding]:
+    if machine.open_files >= FEW_FILES:
+        return []
+    what = f"a process may open {machine.open_files} files: each open stream is one"
+    return [Finding("files", HERE, LOOK, what, "ulimit -n 4096, or LimitNOFILE= of its unit")]

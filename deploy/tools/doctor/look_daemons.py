@@ -1,0 +1,114 @@
+"""Finds the Baton processes of this machine, and what they were told: their flags over their `--config`, as they read
+them themselves. Judges nothing."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pwd
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from deploy.tools.doctor.facts import Daemon
+from shared.config.flags import Values, add_flags, given_values
+from shared.config.load import load
+from shared.config.settings import CorePlan, SecurityConfig
+from shared.core.errors import ConfigError
+
+WORDS = ("router", "prefill", "decode")
+OUT_OF_SIGHT = "its working folder is not for our eyes, and {} is relative to it"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Those settings of a daemon that are looked at. All daemons have them."""
+
+    cores: CorePlan = field(default_factory=CorePlan)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+
+
+def find_daemons() -> Iterable[Daemon]:
+    for process in psutil.process_iter(["cmdline"]):
+        argv: list[str] = process.info["cmdline"] or []
+        command = command_of(argv)
+        if command:
+            with contextlib.suppress(psutil.Error):
+                uid = process.uids().effective
+                yield read_daemon(process.pid, command, argv, uid, cores_of(process), folder_of(process))
+
+
+def command_of(argv: Sequence[str]) -> str:
+    """`router`, `prefill` or `decode` when this is one of our daemons, however it was started."""
+    pairs = zip(argv, argv[1:], strict=False)
+    return next((b for a, b in pairs if b in WORDS and (a == "deploy.cli" or Path(a).name == "baton")), "")
+
+
+def cores_of(process: psutil.Process) -> tuple[int, ...]:
+    """Those that it may run on; none where the system does not say."""
+    return tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
+
+
+def folder_of(process: psutil.Process) -> Path | None:
+    try:
+        return Path(process.cwd())
+    except psutil.Error:  # another user's
+        return None
+
+
+def read_daemon(
+    pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
+) -> Daemon:
+    """`folder`: where it runs, None where that is not for our eyes."""
+    told, problem = read_told(argv, folder)
+    keys = place(told.security.keys, folder, uid) if told.security.keys else ""
+    return Daemon(
+        pid=pid,
+        command=command,
+        uid=uid,
+        cores=cores,
+        threads=told.cores.threads,
+        spins=told.cores.wait_policy == "active",
+        keys=keys or "",
+        problem=problem or ("" if keys is not None else OUT_OF_SIGHT.format(told.security.keys)),
+    )
+
+
+def read_told(argv: Sequence[str], folder: Path | None) -> tuple[Told, str]:
+    """(what it was told, why that may not be all): where its file can't be read, flags are what is known."""
+    try:
+        given, config = parse(argv)
+    except argparse.ArgumentError as error:
+        return Told(), str(error)
+    file = Path(config) if folder is None else folder / config
+    is_hidden = bool(config) and not file.is_absolute()
+    problem = OUT_OF_SIGHT.format(config) if is_hidden else ""
+    for source in (file if config and not is_hidden else None, None):
+        try:
+            return load(Told, given, source), problem
+        except ConfigError as error:
+            problem = problem or error.message
+    return Told(), problem
+
+
+def parse(argv: Sequence[str]) -> tuple[Values, str]:
+    """(the flags that are looked at, its --config); the others are not ours to understand."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config", default="")
+    add_flags(parser, Told)
+    args, _ = parser.parse_known_args(list(argv))
+    return given_values(args), args.config
+
+
+def place(name: str, folder: Path | None, uid: int) -> str | None:
+    """The folder that a daemon of that user, running in `folder`, means by it; None where that can't be told."""
+    if name.startswith("~/") and uid != os.geteuid():
+        with contextlib.suppress(KeyError):
+            name = f"~{pwd.getpwuid(uid).pw_name}{name[1:]}"
+    path = Path(name).expanduser()
+    if path.is_absolute():
+        return str(path)
+    return None if folder is None else str(folder / path)

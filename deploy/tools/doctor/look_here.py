@@ -1,0 +1,177 @@
+"""Looks at the machine it runs on: cores, memory, disks, secrets; and knocks at ports. Judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deploy.tools.doctor.facts import Dial, Disk, KeysFolder, Machine, Secret
+from deploy.tools.doctor.look_daemons import find_daemons
+from shared.config.core_plan import usable_cores
+from shared.core.errors import ConfigError
+from shared.wire.key_files import ALLOWED, NEXT, SECRET, names_with_secret, read_allowed, read_pair
+
+CGROUP = Path("/sys/fs/cgroup")
+CPUFREQ = "/sys/devices/system/cpu"
+DIAL_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Counters whose growth between two looks matters."""
+
+    cpu_s: float
+    steal_s: float
+    periods: int
+    throttled: int
+
+
+def take_pulse() -> Pulse:
+    times = psutil.cpu_times()
+    stat = read_pairs(CGROUP / "cpu.stat")
+    steal_s = float(getattr(times, "steal", 0.0))
+    return Pulse(sum(times[:8]), steal_s, stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
+
+
+def read_pairs(path: Path) -> dict[str, int]:
+    """`name number` lines; empty where there is no such file."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+def look_at_machine(before: Pulse, after: Pulse) -> Machine:
+    memory = psutil.virtual_memory()
+    total, available = within_limit(memory.total, memory.available)
+    return Machine(
+        cores=usable_cores(),
+        num_cpus=os.cpu_count() or 1,
+        load=os.getloadavg()[0],
+        steal_share=ratio(after.steal_s - before.steal_s, after.cpu_s - before.cpu_s),
+        throttled_share=ratio(after.throttled - before.throttled, after.periods - before.periods),
+        governors=frozenset(governors(Path(CPUFREQ))),
+        daemons=tuple(find_daemons()),
+        memory_bytes=total,
+        available_bytes=available,
+        open_files=open_files(),
+        disks=tuple(look_at_disks((Path.home(), Path(tempfile.gettempdir())))),
+    )
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def within_limit(total: int, available: int) -> tuple[int, int]:
+    """(total, available), cut to what the container may use; file pages that it can drop count as available."""
+    try:
+        limit = int((CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((CGROUP / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no container, or no limit ("max")
+        return total, available
+    dropable = read_pairs(CGROUP / "memory.stat").get("inactive_file", 0)
+    return min(total, limit), max(0, min(available, limit - used + dropable))
+
+
+def governors(folder: Path) -> Iterable[tuple[str, str]]:
+    """(driver, governor) of each core that has one; virtual machines mostly have none."""
+    for cpufreq in folder.glob("cpu[0-9]*/cpufreq"):
+        with contextlib.suppress(OSError, ValueError):
+            yield read_word(cpufreq / "scaling_driver"), read_word(cpufreq / "scaling_governor")
+
+
+def read_word(path: Path) -> str:
+    return path.read_text(encoding="ascii").strip()
+
+
+def open_files() -> int:
+    """What new processes of this shell may open at most."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit if limit != resource.RLIM_INFINITY else 1 << 30
+
+
+def look_at_disks(paths: Iterable[Path]) -> Iterable[Disk]:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            yield Disk(str(path), psutil.disk_usage(str(path)).free)
+
+
+def look_at_keys(folder: Path, uid: int) -> KeysFolder:
+    """As `uid` would, who is to use it."""
+    whole = look_at_secret(folder)
+    try:
+        with as_user(uid):
+            problem = keys_problem(folder)
+    except OSError:  # we are neither that user nor root
+        return KeysFolder(str(folder), uid, () if whole.error else (whole,), "", is_open=False)
+    files: list[Secret] = []
+    if not whole.error:
+        names = [ALLOWED, *(path.name for suffix in (SECRET, NEXT) for path in sorted(folder.glob(f"*{suffix}")))]
+        files = [look_at_secret(folder / name) for name in names]
+    return KeysFolder(str(folder), uid, (whole, *files), problem)
+
+
+@contextlib.contextmanager
+def as_user(uid: int) -> Iterator[None]:
+    """Files are open, and one's own, as they are for that user's processes. OSError where we may not."""
+    own = os.geteuid()
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+def look_at_secret(path: Path) -> Secret:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        return Secret(str(path), False, -1, 0, error.strerror or str(error))
+    return Secret(str(path), path.is_dir(), info.st_uid, info.st_mode & 0o777)
+
+
+def keys_problem(folder: Path) -> str:
+    """The words a node would refuse to start with, "" when it would not."""
+    try:
+        allowed = read_allowed(folder)
+        for name in names_with_secret(folder):
+            if allowed.find(read_pair(folder, name).public) is None:
+                return f"{folder / ALLOWED} does not list the key of {name}"
+    except ConfigError as error:
+        return error.message
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def dial(whose: str, endpoint: str) -> Dial:
+    """Connects and hangs up: a port that is open says nothing of who is there."""
+    address = endpoint.partition("#")[0]
+    began = time.monotonic()
+    error = ""
+    try:
+        connect(address)
+    except (OSError, ValueError) as problem:
+        error = getattr(problem, "strerror", None) or str(problem)
+    return Dial(whose, address, time.monotonic() - began, error)
+
+
+def connect(address: str) -> None:
+    if address.startswith("ipc://"):
+        with socket.socket(socket.AF_UNIX) as local:
+            local.settimeout(DIAL_TIMEOUT_S)
+            local.connect(address.removeprefix("ipc://"))
+        return
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), DIAL_TIMEOUT_S).close()

@@ -1,0 +1,118 @@
+"""Asks a router what it knows, twice. Judges nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from deploy.metrics_page import Page, parse_page
+from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.tools.doctor.facts import Cluster, Misfit, NodeFacts, Ready, Status
+from shared.wire.messages import Hello
+
+T = TypeVar("T")
+OK, UNREADY = 200, 503
+
+
+class NoRouterError(Exception):
+    """Nobody answers there, or it is no router of ours; the text says which."""
+
+
+class ReadyMisfit(msgspec.Struct, frozen=True):
+    a: str
+    b: str
+    differs: str
+
+
+class ReadyAnswer(msgspec.Struct, frozen=True):
+    ready: bool
+    pair: bool
+    nodes: list[object]
+    misfits: list[ReadyMisfit]
+
+
+class StatusRouter(msgspec.Struct, frozen=True):
+    epoch: str
+    time: float
+    endpoint: str
+
+
+class StatusNode(msgspec.Struct, frozen=True):
+    state: str
+    last_seen_s: float
+    known_s: float
+    hello: Hello
+
+
+class StatusAnswer(msgspec.Struct, frozen=True):
+    router: StatusRouter
+    nodes: list[StatusNode]
+
+
+def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
+    """Two looks, `interval_s` apart; NoRouterError when one of them meets nobody."""
+    before = ask_page(http)
+    sleep(interval_s)
+    ready, after = ask_ready(http), ask_page(http)
+    status, no_status = ask_status(http)
+    return Cluster(url, ready, before, after, interval_s, status, no_status)
+
+
+def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
+    try:
+        return http.ask("GET", path)
+    except UNREACHABLE as error:
+        raise NoRouterError(f"no router answers: {error}") from None
+
+
+def ask_page(http: RouterHttp) -> Page:
+    status, body = ask(http, "/metrics")
+    if status != OK:
+        raise NoRouterError(f"no Baton router: /metrics answers {status}")
+    try:
+        return parse_page(body.decode("utf-8"))
+    except ValueError:
+        raise NoRouterError("no Baton router: /metrics is no page of metrics") from None
+
+
+def ask_ready(http: RouterHttp) -> Ready:
+    status, body = ask(http, "/ready")
+    if status not in (OK, UNREADY):
+        raise NoRouterError(f"no Baton router: /ready answers {status}")
+    answer = decode(body, ReadyAnswer, "/ready")
+    misfits = tuple(Misfit(one.a, one.b, one.differs) for one in answer.misfits)
+    return Ready(answer.ready, answer.pair, len(answer.nodes), misfits)
+
+
+def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
+    """(the status, "") or (None, why there is none)."""
+    asked_s = time.time()
+    status, body = ask(http, "/admin/status")
+    answered_s = time.time()
+    if status != OK:
+        return None, f"/admin/status answers {status}: {said(body)}"
+    try:
+        answer = decode(body, StatusAnswer, "/admin/status")
+    except NoRouterError as error:
+        return None, f"router and doctor are of different versions: {error}"
+    nodes = tuple(NodeFacts(node.state, node.last_seen_s, node.known_s, node.hello) for node in answer.nodes)
+    router = answer.router
+    return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s), ""
+
+
+def decode(body: bytes, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise NoRouterError(f"{path} can't be read: {error}") from None
+
+
+def said(body: bytes) -> str:
+    """The router's own words, where it has some."""
+    try:
+        return str(msgspec.json.decode(body)["error"]["message"])
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return "no reason given"

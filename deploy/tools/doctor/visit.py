@@ -1,0 +1,101 @@
+"""One visit: gather the facts, judge them, say so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from deploy.cluster.admin import DEFAULT_URL, read_key
+from deploy.router_http import RouterHttp
+from deploy.tools.doctor.examine import examine
+from deploy.tools.doctor.facts import Cluster, Dial, Facts, Machine
+from deploy.tools.doctor.finding import BROKEN, worst
+from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
+from deploy.tools.doctor.look_router import NoRouterError, look_at_router
+from deploy.tools.doctor.report import as_json, as_text
+from shared.config.endpoints import check_endpoint, is_loopback
+from shared.core.errors import ConfigError
+
+ROOT = 0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.1, 600.0
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args)
+    facts = gather(args)
+    findings = examine(facts)
+    print(as_json(facts.url, findings) if args.json else as_text(findings))
+    return 1 if worst(findings) == BROKEN else 0
+
+
+def check(args: argparse.Namespace) -> None:
+    if not MIN_INTERVAL_S <= args.interval <= MAX_INTERVAL_S:
+        raise ConfigError(f"--interval is {args.interval:g}; from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}")
+    for endpoint in args.dial:
+        check_endpoint(endpoint, "--dial", has_keys=True)
+
+
+def gather(args: argparse.Namespace) -> Facts:
+    url = args.url or DEFAULT_URL
+    http = RouterHttp(url, read_key(args.admin_key_file), args.ca)
+    before = take_pulse()
+    cluster, no_cluster = look_at_cluster(http, url, args.interval)
+    if cluster is None:
+        time.sleep(args.interval)  # the machine is looked at twice all the same
+    machine = look_at_machine(before, take_pulse())
+    return Facts(
+        url=url,
+        cluster=cluster,
+        no_cluster=no_cluster,
+        must_answer=args.url is not None,
+        dials=tuple(dial_all(cluster, http.host, args.dial)),
+        machine=machine,
+        keys=tuple(look_at_keys(folder, uid) for folder, uid in key_folders(args.keys, machine)),
+    )
+
+
+def look_at_cluster(http: RouterHttp, url: str, interval_s: float) -> tuple[Cluster | None, str]:
+    try:
+        return look_at_router(http, url, interval_s, time.sleep), ""
+    except NoRouterError as error:
+        return None, str(error)
+
+
+def key_folders(given: Path | None, machine: Machine) -> list[tuple[Path, int]]:
+    """(folder, uid of who is to use it): of the daemons that do, as far as there are any."""
+    used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
+    if given is None:
+        return used
+    folder = given.expanduser()
+    users = [uid for keys, uid in used if keys.resolve() == folder.resolve()]
+    return [(folder, uid) for uid in users or [user_of(folder)]]
+
+
+def user_of(folder: Path) -> int:
+    """Of a folder that nobody uses yet: who asks; where root asks, its owner, for nodes seldom run as root."""
+    own = os.geteuid()
+    if own != ROOT:
+        return own
+    try:
+        return folder.stat().st_uid
+    except OSError:
+        return own
+
+
+def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[Dial]:
+    """Loopback endpoints are knocked at only beside the router: elsewhere they are other machines' own."""
+    known = []
+    if cluster is not None and cluster.status is not None:
+        known = [("router", cluster.status.endpoint)]
+        known += [(node.name, node.hello.node_endpoint) for node in cluster.status.nodes]
+    wanted = [(whose, endpoint) for whose, endpoint in known if is_near(endpoint, router_host)]
+    return [dial(whose, endpoint) for whose, endpoint in [*wanted, *(("--dial", endpoint) for endpoint in given)]]
+
+
+def is_near(endpoint: str, router_host: str) -> bool:
+    host = endpoint.partition("#")[0].removeprefix("tcp://").rpartition(":")[0]
+    if endpoint.startswith("ipc://") or is_loopback(host):
+        return is_loopback(router_host)
+    return host not in ("0.0.0.0", "[::]", "*")

@@ -1,0 +1,116 @@
+"""Training data from the model itself: prompts from a file, or invented by the model, and its own answers to them.
+
+Inventing is continuing the chat template where the user's turn begins (as Magpie does, arXiv 2406.08464). Both files
+grow line by line; started again, only what is missing is made. Knows nothing of heads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.tools.head.data import Answer, read_answers
+from deploy.tools.head.generate import Generator, Task
+from router.text.interface import TextModel, decode_ids
+from shared.core.errors import ConfigError
+
+MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # where the user's words stand in a rendered template
+INVENTED_LIMIT = 160  # ids of one invented prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How answers are made. Temperatures take turns over the prompts."""
+
+    temperatures: tuple[float, ...]
+    limit: int
+
+
+def read_prompts(path: Path) -> list[str]:
+    """One a line: {"prompt": ...}, or plain text."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from error
+    return [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _prompt(path: Path, number: int, line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        return str(json.loads(line)["prompt"])
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{path}:{number} has no prompt: {error!r}") from error
+
+
+def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
+    """With the chat template, as the API renders one user message."""
+    return tuple(text.tokenizer.encode(text.template.render([{"role": "user", "content": prompt}]), add_special=False))
+
+
+def user_turn(text: TextModel) -> tuple[int, ...]:
+    """What comes before a user's first words."""
+    before, mark, _ = text.template.render([{"role": "user", "content": MARK}]).partition(MARK)
+    if not mark:
+        raise ConfigError("this model's chat template changes the user's words: prompts can't be invented with it")
+    return tuple(text.tokenizer.encode(before, add_special=False))
+
+
+def invent(generator: Generator, text: TextModel, path: Path, count: int, told: Callable[[int], None]) -> list[str]:
+    """Until `path` holds `count` different prompts, {"prompt": ...} a line. Half a turn is no prompt."""
+    found = dict.fromkeys(read_prompts(path) if mend(path) else [])
+    task = Task(0, user_turn(text), 1.0, INVENTED_LIMIT)
+
+    def tasks() -> Iterator[Task]:
+        while len(found) < count:
+            yield task
+
+    with path.open("a", encoding="utf-8") as file:
+        for _, made in generator.run(tasks()):
+            words = decode_ids(text.tokenizer, made).strip()
+            if len(found) >= count or not words or made[-1] not in text.tokenizer.facts.eos_ids or words in found:
+                continue
+            found[words] = None
+            file.write(json.dumps({"prompt": words}, ensure_ascii=False) + "\n")
+            file.flush()
+            told(len(found))
+    return list(found)[:count]
+
+
+def answer(
+    generator: Generator, prompts: Sequence[tuple[int, ...]], wish: Wish, path: Path, told: Callable[[int, int], None]
+) -> None:
+    """One answer to each prompt that has none in `path` yet. `told` hears how many are there, and of how many."""
+    there = {one.prompt for one in read_answers(path)} if mend(path) else set()
+    tasks = (
+        Task(n, prompt, wish.temperatures[n % len(wish.temperatures)], wish.limit)
+        for n, prompt in enumerate(prompts)
+        if prompt not in there
+    )
+    done = sum(prompt in there for prompt in prompts)
+    with path.open("a", encoding="utf-8") as file:
+        for task, made in generator.run(tasks):
+            file.write(line_of(Answer(task.prompt, tuple(made), task.temperature)))
+            file.flush()
+            done += 1
+            told(done, len(prompts))
+
+
+def line_of(one: Answer) -> str:
+    return json.dumps({"p": one.prompt, "a": one.answer, "t": one.temperature}, separators=(",", ":")) + "\n"
+
+
+def mend(path: Path) -> bool:
+    """Whether there is such a file; a last line that was cut off is taken away."""
+    if not path.exists():
+        return False
+    if path.suffix == ".gz":
+        raise ConfigError(f"{path} is compressed: it can be read but not added to")
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    return True

@@ -1,0 +1,81 @@
+"""How many tokens a verify step yields with a head: the head's own chains over answers whose tokens are known.
+
+A chain of drafts is right as far as its tokens are the target's own. Up to there the head has read exactly what it
+reads while serving, so unrolling over a known greedy answer gives the very lengths that greedy decoding would accept.
+Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from deploy.tools.head.network import HeadNet, Weights, rows_of
+from deploy.tools.head.store import Trace
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Over greedy answers. `tokens_per_verify[k]` is for chains of k + 1 drafts; `by_step[k]` the share of k-th drafts
+    that are right where all before were."""
+
+    answers: int
+    tokens: int
+    tokens_per_verify: tuple[float, ...]
+    by_step: tuple[float, ...]
+
+
+@torch.inference_mode()
+def acceptance(
+    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[Trace], steps: int, at_once: int = 8
+) -> Acceptance:
+    """`draft_ids` (draft vocab,) int64. Traces shorter than a chain count as far as they go."""
+    right: list[list[Tensor]] = []
+    for start in range(0, len(traces), at_once):
+        right += chains(net, weights, draft_ids, traces[start : start + at_once], steps)
+    tried, kept = [0] * steps, [0] * steps
+    for one in right:
+        alive = torch.ones(len(one[0]), dtype=torch.bool)
+        for step, hits in enumerate(one):
+            alive = alive[: len(hits)]
+            tried[step] += int(alive.sum())
+            alive = alive & hits
+            kept[step] += int(alive.sum())
+    walks = [[walk(one[: length + 1]) for one in right] for length in range(steps)]
+    return Acceptance(
+        answers=len(traces),
+        tokens=sum(len(one[0]) for one in right),
+        tokens_per_verify=tuple(sum(t for t, _ in w) / max(1, sum(v for _, v in w)) for w in walks),
+        by_step=tuple(k / max(1, t) for k, t in zip(kept, tried, strict=True)),
+    )
+
+
+def chains(
+    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[Trace], steps: int
+) -> list[list[Tensor]]:
+    """Per answer, per step: whether the draft of the chain that starts at the r-th token is the token that came."""
+    rows, right = rows_of(traces), [[] for _ in traces]  # type: ignore[var-annotated]
+    head = weights["lm_head.weight"]
+    for step, hidden in enumerate(net.unroll(weights, traces, steps)):
+        drafts = draft_ids[(hidden @ head.to(hidden.dtype).T).argmax(dim=-1).cpu()]
+        parts = drafts.split(list(rows.counts(step)))
+        for one, part, out in zip(traces, parts, right, strict=True):
+            out.append(part == one.ids[one.prompt + 1 + step :][: len(part)])
+    return right
+
+
+def walk(right: Sequence[Tensor]) -> tuple[int, int]:
+    """Tokens and verify steps of decoding one answer with these chains."""
+    hits = [one.tolist() for one in right]
+    at, verifies, end = 0, 0, len(hits[0])
+    while at < end:
+        verifies += 1
+        accepted = 0
+        while accepted < len(hits) and at < len(hits[accepted]) and hits[accepted][at]:
+            accepted += 1
+        at += accepted + 1
+    return min(at, end), verifies

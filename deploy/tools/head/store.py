@@ -1,0 +1,81 @@
+"""Features of one shard of answers on disk, computed where they are missing: training starts with the first shard.
+
+A file is safetensors: ids, prompt and sequence lengths, and Features. It is renamed into place when it is whole, so a
+second process may run ahead and fill the folder. Knows nothing of the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from deploy.tools.head.data import Answer
+from deploy.tools.head.target import TargetNet
+
+Tensor = torch.Tensor
+TOKENS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One sequence as the target saw it; views of its shard's tensors, on the CPU."""
+
+    ids: Tensor  # (n,) int64
+    prompt: int
+    greedy: bool  # drawn at temperature 0
+    aux: Tensor  # (n, 3H)
+    final: Tensor  # (n, H)
+
+
+class FeatureStore:
+    def __init__(self, folder: Path, target: TargetNet) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._target = target
+
+    def path(self, shard: Sequence[Answer]) -> Path:
+        """Named by content, so that another target, other data or another order never finds wrong features."""
+        content = self._target.identity + repr([one.ids for one in shard])
+        digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+        return self._folder / f"{digest}.safetensors"
+
+    def get(self, shard: Sequence[Answer]) -> list[Trace]:
+        path = self.path(shard)
+        if not path.exists():
+            self._compute(shard, path)
+        found = load_file(path)
+        lengths = [len(one.ids) for one in shard]
+        parts = (found[name].split(lengths) for name in ("ids", "aux", "final"))
+        return [
+            Trace(ids.long(), len(one.prompt), one.temperature == 0, aux, final)
+            for one, ids, aux, final in zip(shard, *parts, strict=True)
+        ]
+
+    def _compute(self, shard: Sequence[Answer], path: Path) -> None:
+        features = [self._target.features([one.ids for one in batch]) for batch in batches(shard, TOKENS_AT_ONCE)]
+        tensors = {
+            "ids": torch.tensor([token for one in shard for token in one.ids], dtype=torch.int32),
+            "aux": torch.cat([one.aux.cpu() for one in features]),
+            "final": torch.cat([one.final.cpu() for one in features]),
+        }
+        part = path.with_suffix(".part")
+        save_file(tensors, part)
+        part.rename(path)
+
+
+def batches(shard: Sequence[Answer], tokens: int) -> list[list[Answer]]:
+    """In order, each of at most `tokens` (or of one sequence)."""
+    made: list[list[Answer]] = []
+    room = 0
+    for one in shard:
+        if len(one.ids) > room:
+            made.append([])
+            room = tokens
+        made[-1].append(one)
+        room -= len(one.ids)
+    return made

@@ -1,0 +1,140 @@
+"""Takes a node away in the middle of a load: through the router's /admin, or with SIGKILL by its process on this
+machine. Says which processes may be meant, and kills none when that is not clear."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from deploy.cluster.admin import AdminClient
+from deploy.tools.load.target import Server
+from shared.core.errors import ConfigError
+
+HERE = ("127.0.0.1", "localhost", "::1")
+FORM = re.compile(r"(kill|drain|restart):([^@]+)@([0-9.]+)s?")
+NOTICED_S = 3.0  # by then a router knows that a killed node is gone
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    kind: str
+    node: str
+    at_s: float
+
+
+def parse_drill(text: str) -> Planned:
+    match = FORM.fullmatch(text)
+    try:
+        at_s = float(match[3]) if match else -1.0
+    except ValueError:
+        at_s = -1.0
+    if match is None or at_s < 0:
+        raise ConfigError(f"--drill is {text!r}; it must look like kill:decode-1@20, drain:... or restart:...")
+    return Planned(match[1], match[2], at_s)
+
+
+def prepare(planned: Planned, server: Server, admin_key: str) -> Callable[[], None]:
+    """What to do when the time has come; raises ConfigError now for what could not be done then."""
+    if planned.node not in ready_nodes(server):
+        known = ", ".join(sorted(ready_nodes(server))) or "none"
+        raise ConfigError(f"--drill: {server.url} has no ready node {planned.node!r}; ready are {known}")
+    if planned.kind == "kill":
+        if server.url.host not in HERE:
+            raise ConfigError(f"--drill kill: {server.url.host} is not this machine; drain and restart work anywhere")
+        victim = find_process(planned.node, server.url.port)
+        return lambda: kill(victim)
+    admin = AdminClient(str(server.url), admin_key)
+    admin.status()
+    then = "stop" if planned.kind == "drain" else "restart"
+    return lambda: drain(admin, planned.node, then)
+
+
+def drain(admin: AdminClient, node: str, then: str) -> None:
+    admin.call("POST", "/admin/drain", {"node": node, "then": then})
+
+
+def find_process(node: str, router_port: int) -> psutil.Process:
+    """The one process of this user that runs `baton prefill` or `baton decode` under this node id and is connected to
+    the router of this port: other clusters of the machine may have a node of the same name."""
+    own = psutil.Process().uids().real
+    named = [process for process in psutil.process_iter(["cmdline", "uids"]) if is_node(process.info, node, own)]
+    ports = ports_beside(router_port)
+    found = [process for process in named if ports & peer_ports(process)]
+    if len(found) != 1:
+        pids = ", ".join(str(process.pid) for process in named) or "none"
+        raise ConfigError(
+            f"--drill kill: it must be clear which process of this machine is the router's {node}; "
+            f"of that name: {pids}, connected to it: {len(found)}"
+        )
+    return found[0]
+
+
+def ports_beside(port: int) -> set[int]:
+    """All TCP ports that the process listens on that listens on this one: where nodes dial in is among a router's."""
+    listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN and one.pid]
+    owners = {one.pid for one in listening if one.laddr.port == port}
+    return {int(one.laddr.port) for one in listening if one.pid in owners}
+
+
+def peer_ports(process: psutil.Process) -> set[int]:
+    """What it is connected to; nothing of a process that is gone."""
+    try:
+        return {int(one.raddr.port) for one in process.net_connections("tcp") if one.raddr}
+    except psutil.Error:
+        return set()
+
+
+def is_node(info: dict[str, object], node: str, own_uid: int) -> bool:
+    argv, uids = info.get("cmdline"), info.get("uids")
+    if not isinstance(argv, list) or getattr(uids, "real", None) != own_uid:
+        return False
+    return has_node_id(argv, node) and any(role in argv for role in ("prefill", "decode"))
+
+
+def has_node_id(argv: Sequence[str], node: str) -> bool:
+    pairs = zip(argv, argv[1:], strict=False)
+    return f"--node-id={node}" in argv or ("--node-id", node) in pairs
+
+
+def kill(victim: psutil.Process) -> None:
+    """A process id that came to mean another process since is left alone."""
+    if victim.is_running():
+        os.kill(victim.pid, signal.SIGKILL)
+
+
+def ready_nodes(server: Server) -> set[str]:
+    """By the router's /ready, which answers 503 while there is none."""
+    _, body = server.get("/ready")
+    try:
+        return {str(row["node"]) for row in json.loads(body)["nodes"] if row["ready"]}
+    except (ValueError, LookupError, TypeError):
+        return set()
+
+
+def take_away(planned: Planned, action: Callable[[], None], server: Server, limit_s: float) -> float:
+    """Does it, and gives the seconds until the node serves again; NaN when it does not in time, or shall not."""
+    action()
+    return math.nan if planned.kind == "drain" else wait_back(planned.node, server, limit_s)
+
+
+def wait_back(node: str, server: Server, limit_s: float) -> float:
+    """A router that has not noticed yet still shows the old life: a node counts when it was seen away, or when a router
+    must have noticed."""
+    begin = time.monotonic()
+    was_away = False
+    while (waited := time.monotonic() - begin) <= limit_s:
+        is_ready = node in ready_nodes(server)
+        was_away |= not is_ready
+        if is_ready and (was_away or waited >= NOTICED_S):
+            return waited
+        time.sleep(POLL_S)
+    return math.nan

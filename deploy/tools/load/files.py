@@ -1,0 +1,42 @@
+"""A report as files: JSON for programs, CSV for spreadsheets, one HTML page for people."""
+
+from __future__ import annotations
+
+import csv
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from deploy.tools.load.outcome import REPORT, Report, Row, encode
+from deploy.tools.load.page import page_of
+from shared.core.errors import ConfigError
+
+CSV_NAME, HTML_NAME = "requests.csv", "report.html"
+
+
+def prepare(folder: Path) -> None:
+    """Ahead of the run, which nobody wants to repeat. ConfigError where nothing can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--out {folder}: nothing can be written there")
+
+
+def write(report: Report, folder: Path) -> None:
+    prepare(folder)
+    try:
+        (folder / REPORT).write_bytes(encode(report))
+        write_rows(report.rows, folder / CSV_NAME)
+        (folder / HTML_NAME).write_text(page_of(report), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: {error}") from None
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """A header always; None is an empty cell."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)

@@ -1,0 +1,129 @@
+"""Golden answers: what an idle server says to fixed prompts, and whether it says the same under load. Pure.
+
+Greedy answers must not depend on company. On real models in short number formats two tokens may be so close that
+rounding decides; where the golden run knows how close they were (it asks for logprobs), such a place is doubtful, not
+failed, and the rest of that answer proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deploy.tools.load.check import Check
+from deploy.tools.load.driver import Messages
+from deploy.tools.load.record import Record
+from deploy.tools.load.truth import MOST_DETAILS
+from deploy.tools.load.workload import Session, Turn
+from shared.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """`ids` empty: the server shows none and texts are compared. `margins[i]`: by how much the best token beat the
+    second there, as logprobs; empty where nobody knows."""
+
+    messages: Messages
+    max_tokens: int
+    text: str
+    ids: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+
+    def as_session(self, probe: int) -> Session:
+        *opening, (_, text) = self.messages
+        return Session((Turn(text, self.max_tokens),), tuple(opening), probe)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    number: int  # of the request
+    probe: int
+    position: int  # of the token, or of the character
+    unit: str
+    got: str
+    wanted: str
+    margin: float | None
+
+    def is_near_tie(self, bound: float) -> bool:
+        """A bound of 0 excuses nothing, not even a tie."""
+        return self.margin is not None and 0 < bound >= self.margin
+
+    def __str__(self) -> str:
+        near = "" if self.margin is None else f"; there the best two tokens were {self.margin:.4f} apart in logprob"
+        where = f"request {self.number} (golden {self.probe}), {self.unit} {self.position}"
+        return f"{where}: {self.got} instead of {self.wanted}{near}"
+
+
+def check_tokens(goldens: Sequence[Golden], records: Sequence[Record], near_tie: float) -> Check:
+    if not goldens:
+        return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
+    compared = [one for one in records if one.probe is not None and one.at and not one.error]  # what brought something
+    found = [one for record in compared if (one := first_difference(goldens[record.probe or 0], record)) is not None]
+    wrong = [one for one in found if not one.is_near_tie(near_tie)]
+    details = tuple(map(str, (wrong or found)[:MOST_DETAILS]))
+    how = "token for token" if goldens[0].ids else "as text"
+    if wrong:
+        text = f"{len(wrong)} of {len(compared)} answers to golden prompts differ under load ({how})"
+        return Check("tokens", "failed", text, details)
+    if not compared:
+        return Check("tokens", "doubtful", "no golden prompt was asked during the load: make it longer")
+    equal = f"{len(compared) - len(found)} of {len(compared)} answers to golden prompts are equal under load ({how})"
+    if found:
+        text = f"{equal}; the others part where the best two tokens were within {near_tie:g}: rounding may decide there"
+        return Check("tokens", "doubtful", text, details)
+    return Check("tokens", "ok", equal)
+
+
+def first_difference(golden: Golden, record: Record) -> Difference | None:
+    """Of an answer that we left only as far as it came."""
+    if golden.ids and record.ids:
+        position = parting(golden.ids, record.ids, record.is_whole)
+        if position is None:
+            return None
+        margin = golden.margins[position] if position < len(golden.margins) else None
+        got, wanted = (str(list(ids[position : position + 3])) for ids in (record.ids, golden.ids))
+        return Difference(record.number, record.probe or 0, position, "token", got, wanted, margin)
+    position = parting(golden.text, record.text, record.is_whole)
+    if position is None:
+        return None
+    got, wanted = (repr(text[position : position + 20]) for text in (record.text, golden.text))
+    return Difference(record.number, record.probe or 0, position, "character", got, wanted, None)
+
+
+def parting(wanted: Sequence[object], got: Sequence[object], is_whole: bool) -> int | None:
+    for position, (one, other) in enumerate(zip(wanted, got, strict=False)):
+        if one != other:
+            return position
+    has_ended_elsewhere = len(got) > len(wanted) or (is_whole and len(got) != len(wanted))
+    return min(len(got), len(wanted)) if has_ended_elsewhere else None
+
+
+def save(path: Path, model: str, goldens: Sequence[Golden]) -> None:
+    text = json.dumps({"model": model, "answers": [asdict(one) for one in goldens]}, indent=1)
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"--golden-file {path}: {error.strerror}") from None
+
+
+def read(path: Path, model: str) -> list[Golden]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        answers = [
+            Golden(
+                tuple((str(role), str(text)) for role, text in row["messages"]),
+                int(row["max_tokens"]),
+                str(row["text"]),
+                tuple(map(int, row["ids"])),
+                tuple(map(float, row["margins"])),
+            )
+            for row in found["answers"]
+        ]
+        of = str(found["model"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--golden-file {path}: {error!r}") from None
+    if of != model:
+        raise ConfigError(f"--golden-file {path} holds answers of {of}, the server's model is {model}")
+    return answers

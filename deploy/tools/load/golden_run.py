@@ -1,0 +1,54 @@
+"""Asks an idle server for golden answers, one after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.tools.load.golden import Golden
+from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.target import Server
+from deploy.tools.load.workload import Session
+from shared.core.errors import ConfigError
+
+MAX_SHOWN = 300
+PLAIN = {"stream": None, "stream_options": None}
+CLOSENESS = {"chat": {"logprobs": True, "top_logprobs": 2}, "completions": {"logprobs": 2}}
+
+
+def ask_all(server: Server, asking: Asking, probes: Sequence[Session], timeout_s: float) -> list[Golden]:
+    return [ask(server, asking, probe, timeout_s) for probe in probes]
+
+
+def ask(server: Server, asking: Asking, probe: Session, timeout_s: float) -> Golden:
+    """Our router is asked how close the best two tokens were, too: not every server can say so beside the rest."""
+    turn = probe.turns[0]
+    messages = (*probe.opening, ("user", turn.text))
+    more: dict[str, Any] = dict(PLAIN)
+    if asking.target.is_ours:
+        more |= CLOSENESS[asking.api]
+    status, body = server.post(asking.path, asking.body(messages, turn.max_tokens, more), timeout_s)
+    try:
+        choice = json.loads(body)["choices"][0]
+        text = choice["message"]["content"] if asking.api == "chat" else choice["text"]
+        return Golden(messages, turn.max_tokens, text or "", tuple(choice.get("token_ids") or ()), margins_of(choice))
+    except (ValueError, LookupError, TypeError):
+        shown = " ".join(body[:MAX_SHOWN].decode("utf-8", "replace").split())
+        raise ConfigError(
+            f"no golden answer from {server.url}{asking.path}: {status} {shown}; --golden 0 goes without"
+        ) from None
+
+
+def margins_of(choice: dict[str, Any]) -> tuple[float, ...]:
+    """From chat's logprobs or the completions API's."""
+    logprobs = choice.get("logprobs") or {}
+    rows = [[top["logprob"] for top in entry["top_logprobs"]] for entry in logprobs.get("content") or ()]
+    rows += [list(row.values()) for row in logprobs.get("top_logprobs") or ()]
+    return tuple(margin(row) for row in rows)
+
+
+def margin(logprobs: Sequence[float]) -> float:
+    """Between the best two. One alone (two tokens of equal text are one entry) may be as close as can be."""
+    best = sorted(logprobs, reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 else 0.0

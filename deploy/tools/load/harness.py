@@ -1,0 +1,171 @@
+"""One run, a sweep of runs, or the comparison of two that were kept: out of the flags, into the terminal and files."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.cluster.admin import read_key as read_admin_key
+from deploy.tools.load import compare, files, table
+from deploy.tools.load.check import Check
+from deploy.tools.load.golden import Golden
+from deploy.tools.load.load_plan import LoadPlan, plan_of
+from deploy.tools.load.one_run import Outcome, Stage, golden_answers, play
+from deploy.tools.load.options import DEFAULT_URL
+from deploy.tools.load.outcome import Report, SweepPoint, read_report, row_of, series_of
+from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.sweep import Sweep
+from deploy.tools.load.target import Server, look_at, parse_url
+from shared.core.errors import ConfigError
+
+EXIT_UNTRUE = 1
+PIPE_WIDTH = 200
+ALWAYS_TRUE = ("tokens", "leaks")  # under any load
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.words[:1] == ["compare"]:
+        return run_compare(args.words[1:])
+    if len(args.words) > 1:
+        raise ConfigError(f"one server at a time, not {', '.join(args.words)}; or: baton load compare A B")
+
+    plan = plan_of(args)
+    if args.out is not None:
+        files.prepare(args.out)
+    raise_descriptor_limit()
+    console = make_console()
+    stage = stage_of(args, plan, console)
+    report = run_sweep(plan, stage, args) if args.sweep else run_once(plan, stage)
+    return finish(report, args.out, console)
+
+
+def make_console() -> Console:
+    """In a file or a pipe nobody knows how wide a line may be: none is broken there."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def run_compare(words: list[str]) -> int:
+    if len(words) != 2:
+        raise ConfigError("compare what? e.g. baton load compare before after (what --out wrote)")
+
+    first, second = (read_report(Path(word)) for word in words)
+    console = make_console()
+    compare.show(compare.lines_of(first, second), words[0], words[1], console)
+    for remark in compare.remarks(first, second):
+        console.print(remark, markup=False, highlight=False)
+    return 0
+
+
+def stage_of(args: argparse.Namespace, plan: LoadPlan, console: Console) -> Stage:
+    api_key = read_key(args.api_key_file)
+    server = Server(parse_url(args.words[0] if args.words else DEFAULT_URL), api_key)
+    target = look_at(server, args.model)
+    admin_key = read_admin_key(args.admin_key_file) if plan.drill else ""
+    asking = Asking(target, args.api, api_key, args.temperature, plan.extra)
+    return Stage(server, asking, console, args.quiet, admin_key)
+
+
+def read_key(path: Path | None) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() if path else ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from None
+
+
+def raise_descriptor_limit() -> None:
+    """A stream is a descriptor; the usual 1,024 are few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def run_once(plan: LoadPlan, stage: Stage) -> Report:
+
+    goldens = golden_answers(plan, stage)
+    return report_of(play(plan, stage, goldens), plan, stage, [], None)
+
+
+def run_sweep(plan: LoadPlan, stage: Stage, args: argparse.Namespace) -> Report:
+    """The report is that of the best rate, or of the lowest one where none was good enough."""
+    goldens = golden_answers(plan, stage)
+    sweep = Sweep(args.rate, args.slo_share)
+    outcomes: dict[float, Outcome] = {}
+    while (rate := sweep.next_rate()) is not None:
+        try:
+            outcomes[rate] = run_at(rate, plan, stage, goldens)
+        except ConfigError as error:  # it died of the rate before: the runs so far are the finding
+            if not outcomes:
+                raise
+            stage.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)
+            break
+        if outcomes[rate].was_interrupted:
+            break
+        share = outcomes[rate].summary.slo_share.value
+        stage.console.print(f"{rate:.3g} requests/s: {share:.1%} within {plan.slo}", highlight=False)
+        sweep.went(rate, share)
+    shown = outcomes[sweep.best if sweep.best is not None else min(outcomes)]
+    worst = failed_elsewhere(outcomes, shown, sweep.best or 0.0)
+    points = [point_of(rate, outcome) for rate, outcome in outcomes.items()]
+    return report_of(replace(shown, checks=[*shown.checks, *worst]), plan, stage, points, sweep.best)
+
+
+def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
+    """Of the runs that are not shown. Up to the best rate all must hold but answers, which the SLO judges; beyond it a
+    server may stall, and disagree with a client that waits for it, but never say other tokens or lose memory."""
+    return [
+        check
+        for rate, outcome in outcomes.items()
+        for check in outcome.checks
+        if outcome is not shown and check.verdict == "failed" and may_count(check, is_overload=rate > best)
+    ]
+
+
+def may_count(check: Check, *, is_overload: bool) -> bool:
+    return check.name in ALWAYS_TRUE if is_overload else check.name != "answers"
+
+
+def run_at(rate: float, plan: LoadPlan, stage: Stage, goldens: list[Golden]) -> Outcome:
+    assert plan.load.arrivals is not None
+    load = replace(plan.load, arrivals=replace(plan.load.arrivals, rate=rate), seed=plan.load.seed + int(1000 * rate))
+    return play(replace(plan, load=load), stage, goldens)
+
+
+def point_of(rate: float, outcome: Outcome) -> SweepPoint:
+    summary = outcome.summary
+    ttft, tpot = (summary.latencies[name]["p99"].value for name in ("ttft", "tpot"))
+    return SweepPoint(rate, summary.slo_share, summary.goodput, ttft, tpot)
+
+
+def report_of(
+    outcome: Outcome, plan: LoadPlan, stage: Stage, points: list[SweepPoint], best_rate: float | None
+) -> Report:
+
+    target = stage.asking.target
+    return Report(
+        title=f"{target.model} at {target.url}",
+        begun=outcome.begun,
+        server=str(target.url),
+        model=target.model,
+        command=shlex.join(["baton", *sys.argv[1:]]),
+        summary=outcome.summary,
+        checks=outcome.checks,
+        series=series_of(outcome.records, outcome.seconds),
+        rows=[row_of(record) for record in outcome.records],
+        sweep=points,
+        best_rate=best_rate,
+    )
+
+
+def finish(report: Report, folder: Path | None, console: Console) -> int:
+    table.show(report, console)
+    if folder is not None:
+        files.write(report, folder)
+        console.print(f"\nwritten: {folder / 'report.html'}, report.json, requests.csv", highlight=False)
+    return EXIT_UNTRUE if any(check.verdict == "failed" for check in report.checks) else 0

@@ -1,0 +1,166 @@
+"""What one run leaves behind, and how it is written to and read from a file. No text of prompts or answers is in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.tools.load.check import Check
+from deploy.tools.load.figures import Estimate
+from deploy.tools.load.record import Record
+from deploy.tools.load.summary import Summary
+from shared.core.errors import ConfigError
+
+FORMAT = 1
+REPORT = "report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request in the report. Seconds from the start of the run; None where there is nothing."""
+
+    number: int
+    session: int
+    turn: int
+    due: float
+    sent: float | None
+    ttft: float | None
+    tpot: float | None
+    e2e: float | None
+    longest_gap: float | None
+    send_lag: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    status: int
+    finish_reason: str
+    error: str
+    hung_up: bool
+    golden: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    rate: float
+    slo_share: Estimate
+    goodput: Estimate
+    ttft_p99: float
+    tpot_p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Per second of the run: what came, and how many requests were open at its begin."""
+
+    tokens: list[int]
+    open_requests: list[int]
+    gap_p50: list[float | None]
+    gap_p99: list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that `report.json` holds."""
+
+    title: str
+    begun: str  # UTC, ISO 8601
+    server: str
+    model: str
+    command: str
+    summary: Summary
+    checks: list[Check]
+    series: Series
+    rows: list[Row]
+    sweep: list[SweepPoint] = field(default_factory=list)
+    best_rate: float | None = None
+    format: int = FORMAT
+
+
+def row_of(record: Record) -> Row:
+    gaps = record.gaps()
+    return Row(
+        number=record.number,
+        session=record.session,
+        turn=record.turn,
+        due=record.due,
+        sent=known(record.sent),
+        ttft=known(record.ttft),
+        tpot=record.tpot if record.is_whole else None,
+        e2e=known(record.e2e) if record.is_whole else None,
+        longest_gap=max(gaps) if gaps else None,
+        send_lag=known(record.send_lag),
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        output_tokens=record.num_tokens,
+        status=record.status,
+        finish_reason=record.finish_reason,
+        error=record.error,
+        hung_up=record.hung_up,
+        golden=record.probe,
+    )
+
+
+def known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def encode(report: Report) -> bytes:
+    """NaN is no JSON: it is written as null, and read as NaN where a number must be."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1)
+
+
+def read_report(path: Path) -> Report:
+    """From the file, or the folder that holds it."""
+    file = path / REPORT if path.is_dir() else path
+    try:
+        raw = msgspec.json.decode(file.read_bytes())
+        found = msgspec.convert(with_nan(raw, ""), Report)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is no report of baton load: {error}") from None
+    if found.format != FORMAT:
+        raise ConfigError(f"{file} has format {found.format}; this baton reads format {FORMAT}")
+    return found
+
+
+NULLABLE = {"sent", "ttft", "tpot", "e2e", "longest_gap", "send_lag", "golden", "best_rate", "gap_p50", "gap_p99"}
+
+
+def with_nan(tree: Any, name: str) -> Any:
+    """`name`: of the field that holds it."""
+    if isinstance(tree, dict):
+        return {key: with_nan(value, key) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [with_nan(value, name) for value in tree]
+    return math.nan if tree is None and name not in NULLABLE else tree
+
+
+def series_of(records: Sequence[Record], seconds: float) -> Series:
+    num_seconds = max(1, math.ceil(seconds))
+    tokens = [0] * num_seconds
+    waits: list[list[float]] = [[] for _ in range(num_seconds)]
+    for record in records:
+        gaps = [math.nan, *record.gaps()]
+        for at, count, gap in zip(record.at, record.counts, gaps, strict=False):
+            if 0 <= at < num_seconds:
+                tokens[int(at)] += count
+                waits[int(at)] += [] if math.isnan(gap) else [gap / count]
+    return Series(
+        tokens,
+        [sum(is_open(record, second) for record in records) for second in range(num_seconds)],
+        [level(one, 0.5) for one in waits],
+        [level(one, 0.99) for one in waits],
+    )
+
+
+def is_open(record: Record, at: float) -> bool:
+    return record.sent <= at and not record.end <= at
+
+
+def level(values: list[float], share: float) -> float | None:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None

@@ -1,0 +1,64 @@
+"""Requests as bytes on the wire: OpenAI's chat and completions bodies, streamed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from deploy.tools.load.driver import Messages
+from deploy.tools.load.target import Target
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How every request of a run is put. Greedy unless told otherwise: golden answers can be had only so."""
+
+    target: Target
+    api: str = "chat"
+    api_key: str = ""
+    temperature: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=dict)  # goes over all else; null takes a field away
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.api]
+
+    def message(self, messages: Messages, max_tokens: int) -> bytes:
+        """A whole HTTP request."""
+        data = self.body(messages, max_tokens)
+        url = self.target.url
+        head = [
+            f"POST {url.prefix}{self.path} HTTP/1.1",
+            f"Host: {url.authority}",
+            "Content-Type: application/json",
+            "Accept: text/event-stream",
+            f"Content-Length: {len(data)}",
+        ]
+        if self.api_key:
+            head.append(f"Authorization: Bearer {self.api_key}")
+        return "\r\n".join([*head, "", ""]).encode() + data
+
+    def body(self, messages: Messages, max_tokens: int, more: Mapping[str, Any] | None = None) -> bytes:
+        fields = self._fields(messages, max_tokens) | dict(more or {}) | dict(self.extra)
+        return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
+
+    def _fields(self, messages: Messages, max_tokens: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.target.model,
+            "max_tokens": max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.api == "chat":
+            body["messages"] = [{"role": role, "content": text} for role, text in messages]
+        else:
+            body["prompt"] = "\n".join(text for _, text in messages)
+        if self.target.is_ours:
+            body |= {"ignore_eos": True, "return_token_ids": True}
+        return body

@@ -1,0 +1,118 @@
+"""Plays a driver against a server in real time: the only loop of a load. Waits, sends, and lets the driver decide."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deploy.tools.load.client import Client
+from deploy.tools.load.driver import Driver, Request
+from deploy.tools.load.exchange import Exchange
+from deploy.tools.load.record import UNFINISHED, Record
+from deploy.tools.load.request_builder import Asking
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """At `at_s` this share of the open requests loses its clients at once."""
+
+    at_s: float
+    share: float
+
+
+class Runner:
+    """`records` grows as requests are sent; those in `open` are still filled."""
+
+    def __init__(
+        self, driver: Driver, client: Client, asking: Asking, *, until_s: float, storms: Sequence[Storm] = ()
+    ) -> None:
+        """`until_s`: what is open then is left, as a failure."""
+        self._driver, self._client, self._asking = driver, client, asking
+        self._until_s, self._storms = until_s, storms
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.records: list[Record] = []
+        self.open: dict[int, Record] = {}
+        self.interrupted_at: float | None = None
+        self._defect: BaseException | None = None  # ours: a server's faults are in the records
+
+    def now(self) -> float:
+        return self._client.now()
+
+    async def run(self) -> list[Record]:
+        with self._timers():
+            while not self._driver.is_done and self._defect is None:
+                for request in self._driver.take(self.now()):
+                    self._send(request)
+                await self._until(self._driver.next_at())
+        if self._defect is not None:
+            raise self._defect
+        return self.records
+
+    def interrupt(self) -> None:
+        """Sends nothing more and leaves what is open: somebody has seen enough."""
+        if self.interrupted_at is None:
+            self.interrupted_at = self.now()
+        self._driver.stop()
+        for number in list(self.open):
+            self._client.hang_up(number)
+        self._changed.set()
+
+    def _end(self) -> None:
+        """What is open now took too long."""
+        self._driver.stop()
+        for number, record in list(self.open.items()):
+            self._client.hang_up(number)
+            record.error, record.hung_up = UNFINISHED, False
+        self._changed.set()
+
+    @contextlib.contextmanager
+    def _timers(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handles = [loop.call_later(max(0.0, self._until_s - self.now()), self._end)]
+        handles += [loop.call_later(max(0.0, s.at_s - self.now()), self._blow, s.share) for s in self._storms]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.cancel()
+
+    async def _until(self, at: float | None) -> None:
+        """This time, or anything that may bring a new one."""
+        self._changed.clear()
+        if self._driver.is_done:
+            return
+        loop = asyncio.get_running_loop()
+        timer = None if at is None else loop.call_later(max(0.0, at - self.now()), self._changed.set)
+        await self._changed.wait()
+        if timer is not None:
+            timer.cancel()
+
+    def _send(self, request: Request) -> None:
+        record = Record(request.number, request.session, request.turn, request.due, request.max_tokens, request.probe)
+        self.records.append(record)
+        self.open[request.number] = record
+        task = asyncio.get_running_loop().create_task(self._perform(request, record))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._defect = task.exception()
+            self._changed.set()
+
+    async def _perform(self, request: Request, record: Record) -> None:
+        message = self._asking.message(request.messages, request.max_tokens)
+        await self._client.perform(Exchange(record, request.hang_up_after), message)
+        del self.open[request.number]
+        self._driver.ended(request.number, record.text, self.now(), may_go_on=record.is_whole)
+        self._changed.set()
+
+    def _blow(self, share: float) -> None:
+        """The oldest ones: they hold most."""
+        numbers = sorted(self.open)
+        for number in numbers[: round(share * len(numbers))]:
+            self._client.hang_up(number)

@@ -1,0 +1,52 @@
+"""What a user may expect of one request: bounds on its latencies. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+
+from deploy.tools.load.record import Record
+from shared.core.errors import ConfigError
+
+UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+BOUND = re.compile(r"(ttft|tpot|itl|e2e)\s*(?:<=?|=)\s*([0-9.]+)\s*(ms|s|)")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Seconds; infinite where nothing is asked. `itl` bounds the longest wait for a token inside the answer, `tpot`
+    the mean one."""
+
+    ttft: float = math.inf
+    tpot: float = math.inf
+    itl: float = math.inf
+    e2e: float = math.inf
+
+    def is_met(self, record: Record) -> bool:
+        """Never by a request that failed, was cut short by us, or brought no token."""
+        if not record.is_whole:
+            return False
+        longest = max(record.gaps(), default=0.0)
+        in_time = record.ttft <= self.ttft and record.tpot <= self.tpot
+        return in_time and longest <= self.itl and record.e2e <= self.e2e
+
+    def __str__(self) -> str:
+        bounds = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        return ", ".join(f"{name} <= {1e3 * bound:g} ms" for name, bound in bounds if bound < math.inf) or "none"
+
+
+def parse_slo(text: str) -> Slo:
+    """ "ttft<1s,tpot<50ms" """
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = BOUND.fullmatch(part)
+        if match is None or match[1] in found:
+            raise ConfigError(
+                f"--slo: {part!r} should look like ttft<500ms; known are ttft, tpot, itl and e2e, once each"
+            )
+        try:
+            found[match[1]] = float(match[2]) * UNITS[match[3]]
+        except ValueError:
+            raise ConfigError(f"--slo: {match[2]!r} is no number") from None
+    return Slo(**found)

@@ -1,0 +1,231 @@
+"""Everything a run's records say, as figures. Pure.
+
+smooth goodput   after Wang et al., "Revisiting Service Level Objectives and System Level Metrics in Large Language
+                 Model Serving" (arXiv:2410.14257): plain goodput can be raised by dropping requests that will miss
+                 their bound anyhow, and a bound on waits by holding tokens back. So a user reads at `reading_tps`
+                 tokens a second from the moment the first token should be there (the SLO's TTFT); token i should come
+                 by  start + i / reading_tps. What the worst token is late is the time the user sat idle. A request is
+                 worth its tokens less `idle_weight` times the tokens that could have been read in the idle time, but
+                 never less than nothing: giving up on a request must not pay. Their sum per second is the figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deploy.tools.load.figures import NOTHING, Bootstrap, Estimate, Floats, Pooled, one_each, quantile
+from deploy.tools.load.record import Record
+from deploy.tools.load.slo import Slo
+
+LEAST_SLICES = 20
+LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The user that smooth goodput has in mind. Without a bound on TTFT the first token may come when it likes."""
+
+    reading_tps: float = 10.0
+    idle_weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Requests due in [begin, end) are judged; rates are of what came from begin to end, per second of it."""
+
+    begin: float
+    end: float
+
+    def has(self, record: Record) -> bool:
+        return self.begin <= record.due < self.end
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+    def per_slice(self, times: Sequence[float], amounts: Sequence[float]) -> Floats:
+        """Sums by second (shorter ones in a short window). Times outside count nowhere; the end itself, where a closed
+        loop has its last answer, is inside."""
+        num_slices = max(LEAST_SLICES, round(self.seconds))
+        return np.histogram(times, num_slices, (self.begin, max(self.begin, self.end)), weights=amounts)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How late the client itself was, in seconds: sending, and handling what had arrived: by its chunks or by the pulse
+    of its loop, whichever was later. Where the system gives no arrival times, times of tokens include it."""
+
+    send_p50: float = math.nan
+    send_p99: float = math.nan
+    send_max: float = math.nan
+    handle_p50: float = math.nan
+    handle_p99: float = math.nan
+    handle_max: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Latencies in seconds: latencies["ttft"]["p99"]; rates per second of the window."""
+
+    seconds: float
+    num_requests: int
+    num_ok: int
+    num_failed: int
+    num_hung_up: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    latencies: dict[str, dict[str, Estimate]]
+    requests_per_s: Estimate
+    output_tokens_per_s: Estimate
+    slo: str
+    slo_share: Estimate
+    goodput: Estimate  # requests within the SLO per second
+    smooth_goodput: Estimate  # tokens per second
+    lag: Lag
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+def summarize(
+    records: Sequence[Record],
+    window: Window,
+    slo: Slo,
+    reader: Reader,
+    seed: int = 0,
+    beats: Sequence[float] = (),
+) -> Summary:
+    """Latencies and shares: of the requests due in the window, in order of arrival. Answers and tokens per second: of
+    what came within it, whenever it was asked for; what comes while an overloaded server is drained is none of it.
+
+    Golden probes are asked again and again, and a cache answers them sooner: latencies, shares and goodput are without
+    them. They are load like any other: counts, answers and tokens per second, and the client's lag are with them.
+
+    `beats`: how late the client's loop was, at regular times."""
+    counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
+    judged = [record for record in counted if record.probe is None]
+    boot = Bootstrap(len(judged), seed)
+    good = [float(slo.is_met(record)) for record in judged]
+    due = [record.due for record in judged]
+    failed = [record for record in counted if record.error]
+    whole = [record for record in records if record.is_whole]
+    return Summary(
+        seconds=window.seconds,
+        num_requests=len(counted),
+        num_ok=sum(record.is_whole for record in counted),
+        num_failed=len(failed),
+        num_hung_up=sum(record.hung_up for record in counted),
+        prompt_tokens=sum(record.prompt_tokens for record in counted),
+        cached_tokens=sum(record.cached_tokens for record in counted),
+        output_tokens=sum(record.num_tokens for record in counted),
+        latencies=latencies_of(judged, boot),
+        requests_per_s=rate([one.end for one in whole], [1.0] * len(whole), window, seed),
+        output_tokens_per_s=rate(*arrivals_of(records), window, seed),
+        slo=str(slo),
+        slo_share=boot.share(good, [float(not record.hung_up) for record in judged]),
+        goodput=rate(due, good, window, seed),
+        smooth_goodput=rate(due, [worth(record, slo, reader) for record in judged], window, seed),
+        lag=lag_of(counted, beats),
+        errors=count_errors(failed),
+    )
+
+
+def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed: int) -> Estimate:
+    """Per second of the window, with an interval over its slices of time: how many requests there were is chance, too,
+    and that every one of them is worth the same says nothing of how evenly they came."""
+    if not window.seconds > 0:
+        return NOTHING
+    slices = window.per_slice(times, amounts)
+    return Bootstrap(len(slices), seed).total(slices, window.seconds)
+
+
+def arrivals_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """(when, how many tokens) of all chunks; where the server says how many there were in all, chunks share them."""
+    times = [at for record in records for at in record.at]
+    amounts = [
+        count * record.num_tokens / total
+        for record in records
+        for total in [sum(record.counts)]
+        for count in record.counts
+    ]
+    return times, amounts
+
+
+def latencies_of(counted: Sequence[Record], boot: Bootstrap) -> dict[str, dict[str, Estimate]]:
+    """TTFT of whatever brought a token; the others of answers that came to their end."""
+    whole = [record if record.is_whole else None for record in counted]
+    pools = {
+        "ttft": one_each([record.ttft for record in counted]),
+        "itl": pooled_gaps(whole),
+        "tpot": one_each([one.tpot if one and one.num_tokens > 1 else math.nan for one in whole]),
+        "e2e": one_each([one.e2e if one else math.nan for one in whole]),
+    }
+    return {name: row_of(pool, boot) for name, pool in pools.items()}
+
+
+def row_of(pool: Pooled, boot: Bootstrap) -> dict[str, Estimate]:
+    estimates = boot.quantiles(pool, list(LEVELS.values()))
+    return {"mean": mean_of(pool), **dict(zip(LEVELS, estimates, strict=True)), "max": maximum_of(pool)}
+
+
+def mean_of(pool: Pooled) -> Estimate:
+    value = pool.mean()
+    return Estimate(value, math.nan, math.nan)
+
+
+def maximum_of(pool: Pooled) -> Estimate:
+    """An extreme has no interval that a resample could give."""
+    return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
+
+
+def pooled_gaps(whole: Sequence[Record | None]) -> Pooled:
+    values: list[float] = []
+    owners: list[int] = []
+    weights: list[int] = []
+    for owner, record in enumerate(whole):
+        for wait, count in record.token_gaps() if record else ():
+            values.append(wait)
+            owners.append(owner)
+            weights.append(count)
+    return Pooled(values, owners, weights)
+
+
+def worth(record: Record, slo: Slo, reader: Reader) -> float:
+    """Of one request, in tokens. One that we left is worth what it brought till then, one that failed nothing: else
+    breaking a stream off before it gets late would pay."""
+    if record.error:
+        return 0.0
+    start = slo.ttft if math.isfinite(slo.ttft) else record.ttft
+    idle, num_before = 0.0, 0
+    for at, count in zip(record.at, record.counts, strict=True):
+        idle = max(idle, at - record.sent - start - num_before / reader.reading_tps)
+        num_before += count
+    return max(0.0, record.num_tokens - reader.idle_weight * reader.reading_tps * idle)
+
+
+def lag_of(counted: Sequence[Record], beats: Sequence[float]) -> Lag:
+    sends = [record.send_lag for record in counted if not math.isnan(record.sent)]
+    handled = [late for record in counted for late in record.late if not math.isnan(late)]
+    return Lag(
+        quantile(sends, 0.5),
+        quantile(sends, 0.99),
+        max(sends, default=math.nan),
+        later(quantile(handled, 0.5), quantile(beats, 0.5)),
+        later(quantile(handled, 0.99), quantile(beats, 0.99)),
+        later(max(handled, default=math.nan), max(beats, default=math.nan)),
+    )
+
+
+def later(one: float, other: float) -> float:
+    """NaN only when both are."""
+    return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
+
+
+def count_errors(failed: Sequence[Record]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for record in failed:
+        counts[record.error] = counts.get(record.error, 0) + 1
+    return dict(sorted(counts.items(), key=lambda pair: -pair[1]))

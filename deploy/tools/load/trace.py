@@ -1,0 +1,99 @@
+"""Replays a recorded load: traces in Mooncake's format, one JSON object per line.
+
+    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 48, ...]}
+
+`timestamp` in milliseconds; each hash id stands for one block of 512 prompt tokens, and equal ids for equal blocks
+(github.com/kvcache-ai/Mooncake, FAST25-release; arXiv:2407.00079, section 4). The texts themselves were never
+published: every block gets words of its own, the same for the same id, so that prefixes are shared where they were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from deploy.tools.load.workload import Session, Turn, text_of
+from shared.core.errors import ConfigError
+
+BLOCK_TOKENS = 512
+CACHED_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    at_s: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """`speed`: 2 plays it in half the time. `longest`: prompts beyond are cut, 0: none is."""
+
+    rows: tuple[Row, ...]  # by time, the first at 0
+    speed: float = 1.0
+    longest: int = 0
+
+    def offsets(self) -> Iterator[float]:
+        return (row.at_s / self.speed for row in self.rows)
+
+    def sessions(self, seed: int) -> Iterator[Session]:
+        for number, row in enumerate(self.rows):
+            text = prompt_of(row, f"{seed} row {number}", self.longest)
+            yield Session((Turn(text, row.output_length),))
+
+
+def read_trace(path: Path, speed: float, longest: int) -> Trace:
+    if not (math.isfinite(speed) and speed > 0):
+        raise ConfigError(f"--trace-speed is {speed:g}; it must be above 0")
+    try:
+        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--trace {path}: {error}") from None
+    rows = sorted((row_of(path, number, line) for number, line in enumerate(lines, 1)), key=lambda row: row.at_s)
+    if not rows:
+        raise ConfigError(f"--trace {path}: it is empty")
+    first = rows[0].at_s
+    return Trace(tuple(Row(r.at_s - first, r.input_length, r.output_length, r.hash_ids) for r in rows), speed, longest)
+
+
+def row_of(path: Path, number: int, line: str) -> Row:
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        row = Row(
+            float(fields["timestamp"]) / 1e3,
+            int(fields["input_length"]),
+            max(1, int(fields["output_length"])),
+            tuple(int(one) for one in fields.get("hash_ids") or ()),
+        )
+        if row.input_length < 1 or not math.isfinite(row.at_s):
+            raise ValueError(line)
+        return row
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"--trace {path}, line {number}: it must be an object with timestamp (ms), input_length, output_length and "
+            "perhaps hash_ids"
+        ) from None
+
+
+def prompt_of(row: Row, own: str, longest: int) -> str:
+    """Blocks by their ids; what no id stands for is drawn for this row alone."""
+    length = min(row.input_length, longest) if longest else row.input_length
+    words: list[str] = []
+    for hash_id in row.hash_ids:
+        words += block_of(hash_id)[: length - len(words)]
+    if len(words) < length:
+        words += text_of(random.Random(own), length - len(words)).split(" ")
+    return " ".join(words)
+
+
+@lru_cache(CACHED_BLOCKS)
+def block_of(hash_id: int) -> list[str]:
+    return text_of(random.Random(f"block {hash_id}"), BLOCK_TOKENS).split(" ")

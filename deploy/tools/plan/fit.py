@@ -1,0 +1,77 @@
+"""Step costs out of measured steps: least squares of relative errors, no cost below nothing. Pure.
+
+The system may hold a step up: an error relative to what was measured is then 1 at most, however long it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from deploy.tools.plan.profile import StepCosts, StepShape
+
+Floats = npt.NDArray[np.float64]
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+LEAST = 1e-10
+
+
+def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[StepCosts, float]:
+    """(the costs, median relative error). ValueError when there are too few shapes to tell anything."""
+    most = max((shape.tokens for shape in shapes), default=0)
+    knots = tuple(knot for knot in KNOTS if knot < most) + (most,)
+    if len(knots) < 2 or len(shapes) < len(knots) + 3:
+        raise ValueError(f"{len(shapes)} steps of at most {most} tokens are too few to fit")
+    times = np.asarray(seconds)
+    parts = np.stack([columns(shape, knots) for shape in shapes])
+    costs = solve(parts, times)
+    error = float(np.median(np.abs(parts @ costs / times - 1)))
+    rise = np.cumsum(costs[: len(knots)])
+    per_sample, per_pair, per_key = costs[len(knots) :].tolist()
+    return StepCosts(knots, tuple(rise.tolist()), per_sample, per_pair, per_key), error
+
+
+def columns(shape: StepShape, knots: Sequence[int]) -> Floats:
+    """1, then how far the shape's tokens are on their way from each knot to the next, then samples, pairs, keys."""
+    way = [min(1.0, max(0.0, (shape.tokens - low) / (high - low))) for low, high in zip(knots, knots[1:], strict=False)]
+    return np.asarray([1.0, *way, shape.samples, shape.pairs, shape.keys])
+
+
+def solve(parts: Floats, times: Floats) -> Floats:
+    """Costs >= 0 that make the sum of squared relative errors least."""
+    scaled = parts / times[:, None]
+    size = np.linalg.norm(scaled, axis=0)
+    size[size == 0] = 1.0
+    costs: Floats = non_negative(scaled / size) / size
+    return costs
+
+
+def non_negative(parts: Floats) -> Floats:
+    """argmin |parts x - 1|, x >= 0: the active sets of Lawson and Hanson, Solving Least Squares Problems (1974)."""
+    num = parts.shape[1]
+    ones = np.ones(len(parts))
+    x, is_free = np.zeros(num), np.zeros(num, dtype=bool)
+    for _ in range(3 * num):
+        slope = parts.T @ (ones - parts @ x)
+        slope[is_free] = -np.inf
+        best = int(np.argmax(slope))
+        if slope[best] <= LEAST * len(parts):
+            break
+        is_free[best] = True
+        x = into_bounds(parts, ones, x, is_free)
+    return x
+
+
+def into_bounds(parts: Floats, wanted: Floats, x: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
+    """The best x over the free columns; those that would leave the bounds on the way there are bound again."""
+    while True:
+        goal = np.zeros(len(x))
+        goal[is_free] = np.linalg.lstsq(parts[:, is_free], wanted, rcond=None)[0]
+        out = is_free & (goal <= 0)
+        if not out.any():
+            return goal
+        way = np.min(x[out] / np.maximum(x[out] - goal[out], LEAST))
+        x = x + way * (goal - x)
+        is_free &= x > LEAST
+        x[~is_free] = 0.0

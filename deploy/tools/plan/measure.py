@@ -1,0 +1,141 @@
+"""`baton plan measure`: a profile of this machine's nodes, out of processes and clusters started for it.
+
+steps   of a node on each number of cores: alone, and beside an equal neighbour where there are cores for one
+path    on a router, a prefill and a decode node: what a request meets outside of steps
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from deploy.tools.plan.fit import fit
+from deploy.tools.plan.measured_steps import Steps
+from deploy.tools.plan.path import measure_path
+from deploy.tools.plan.profile import NodeProfile, Profile, StepCosts
+from shared.config.flags import to_argv
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import CorePlan
+from shared.core.errors import ConfigError
+
+LARGEST_CHUNK = 1024  # of the measured node, so that the shapes are as different as the loads
+LARGEST_MIXED_CHUNK = 512
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    costs: StepCosts
+    error: float
+    num_steps: int
+
+
+def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[int], say: Say) -> Profile:
+    """`shares`: the numbers of cores that nodes may have. Raises ConfigError where a child can't start."""
+    nodes: dict[int, NodeProfile] = {}
+    steps: Steps | None = None
+    with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder:
+        for share in shares:
+            say(f"steps of a node on {share} core{'s' if share > 1 else ''}")
+            steps = measured(config, cores[:share], Path(folder), say)
+            alone, beside = fitted(steps), None
+            if 2 * share <= len(cores):
+                say(f"the same beside a neighbour on {share} more")
+                with neighbour(config, cores[share : 2 * share]):
+                    beside = fitted(measured(config, cores[:share], Path(folder), say))
+            nodes[share] = NodeProfile(
+                share, alone.costs, beside.costs if beside else None, alone.error, alone.num_steps
+            )
+    assert steps is not None
+    profile = Profile(
+        model=config.model.model,
+        dtype=config.model.dtype,
+        machine=f"{cpu_name()}, {len(cores)} cores",
+        cores=len(cores),
+        measured=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        page_size=config.memory.page_size,
+        num_pages=steps.num_pages,
+        max_running=config.memory.max_running,
+        max_context=steps.max_context,
+        page_bytes=steps.page_bytes,
+        nodes=nodes,
+        paths={},
+    )
+    return with_paths(profile, config, say)
+
+
+def with_paths(profile: Profile, config: NodeProcessConfig, say: Say) -> Profile:
+    paths = {}
+    for share in profile.nodes:
+        say(f"a router and nodes on {share} core{'s' if share > 1 else ''} under a load")
+        paths[share] = measure_path(config, profile, share)
+    return replace(profile, paths=paths)
+
+
+def fitted(steps: Steps) -> Fitted:
+    costs, error = fit(steps.shapes, steps.seconds)
+    return Fitted(costs, error, len(steps.shapes))
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+# ---- steps
+
+
+def child(config: NodeProcessConfig, cpus: tuple[int, ...], *words: str) -> list[str]:
+    node = replace(
+        config,
+        cores=CorePlan(threads=len(cpus), cpus=cpus),
+        memory=replace(config.memory, prefix_cache=False),
+        sched=replace(config.sched, chunk_size=LARGEST_CHUNK, mixed_chunk_size=LARGEST_MIXED_CHUNK),
+    )
+    own = (*words, f"--parent-pid={os.getpid()}")
+    return [sys.executable, "-P", "-m", "deploy.tools.plan.measure_steps", *own, *to_argv(node)]
+
+
+def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say: Say) -> Steps:
+    out = folder / "steps.json"
+    with running(child(config, cpus, "--out", str(out))) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            say(f"  {line.rstrip()}")
+        code = process.wait()
+    if code:
+        raise ConfigError(f"the node that is measured ended with {code}; what it said is above")
+    return msgspec.json.decode(out.read_bytes(), type=Steps)
+
+
+@contextlib.contextmanager
+def neighbour(config: NodeProcessConfig, cpus: tuple[int, ...]) -> Iterator[None]:
+    with running(child(config, cpus, "--busy")) as process:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != "busy":
+            raise ConfigError("the neighbour that a node is measured beside did not start; see above")
+        yield
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Gone when the body is over, however that ends. Ctrl-C is for this process alone: a child would only complain."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()

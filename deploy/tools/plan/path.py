@@ -1,0 +1,149 @@
+"""What a request meets outside of the engine: a whole cluster under a small load, beside the same load in virtual time.
+
+alone     one request after the other: what is left of their times without the steps
+together  steps beside router, client and other nodes take longer; by how much is found by playing the same requests
+          in the simulation until it shows what was measured
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.load.record import Record
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import PathProfile, Profile, StepCosts, StepShape
+from deploy.tools.plan.router_load import load_plan, put_load
+from deploy.tools.plan.simulate import play_virtual
+from deploy.tools.plan.tokens import Tokens
+from deploy.tools.prove.own_cluster import own_cluster
+from router.text.load import load_text_model
+from shared.config.flags import to_argv
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import RouterConfig
+from shared.core.errors import ConfigError
+
+SHORT, LONG = 60, 490  # words: both are handed over, and their last chunks are as unlike as they can be
+ANSWER = 24
+REQUESTS = 12
+LOAD = ("--prompt-tokens", "40-700", "--output-tokens", "30-110", "--seed", "4711")
+MEAN_PROMPT = 370
+LOAD_SECONDS = 40.0
+PREFILL_BUSY = 0.35  # of the load's time
+ROUNDS = 14
+DAMPED = 0.3
+SETTLED = 2  # gaps of an answer that a hand-off may lengthen: not counted as decoding
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of a run: what the three unknowns move."""
+
+    ttft: float  # median
+    gap: float  # mean: what keeps a row waiting now and then is in it
+    second_late: float  # median of the second token's wait, beyond a typical one
+
+
+def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> PathProfile:
+    """On a prefill and a decode node where the machine has cores for both, else on one node alone. `profile` has the
+    nodes and no path yet. Raises ConfigError when requests fail."""
+    is_pair = 2 * cores <= profile.cores
+    sched, local = config.sched, RouterConfig().local_prefill_tokens
+    layout = Layout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
+    costs = profile.node(cores).alone
+    plan = calibrating_load(costs, config.sched.chunk_size)
+    flags = [*to_argv(config), *layout.flags()]
+    with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
+        ask(url, 2, LONG)  # all kernels compiled, all links open
+        short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
+        together = put_load(url, load_flags(costs, config.sched.chunk_size)).records
+    alone = path_alone(short, long, costs, layout, profile)
+    return calibrated(alone, together, plan, layout, profile)
+
+
+def ask(url: str, num_requests: int, words: int) -> list[Record]:
+    """One after the other. Raw prompts, without a chat template: short ones are short."""
+    load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
+    seed = ["--seed", str(num_requests)]  # no prompt of another call: it would come from the prefix cache
+    lengths = ["--prompt-tokens", str(words), "--output-tokens", str(ANSWER), *seed]
+    records = put_load(url, [*load, *lengths], api="completions").records
+    whole = [record for record in records if record.is_whole and len(record.at) == ANSWER]
+    if len(whole) < num_requests // 2 + 1:
+        raise ConfigError(
+            f"the cluster that is measured answered {len(whole)} of {num_requests} requests of {words} words; does "
+            "--max-context leave room for them?"
+        )
+    return whole
+
+
+def path_alone(
+    short: Sequence[Record], long: Sequence[Record], costs: StepCosts, layout: Layout, profile: Profile
+) -> PathProfile:
+    chunk = layout.chunk_size
+    first = [record.ttft - prompt_seconds(costs, record.prompt_tokens, chunk) for record in short]
+    to_node = max(0.0, statistics.median(first))
+    if not layout.is_disaggregated:
+        return PathProfile(to_node)
+    late = [seen(records).second_late for records in (short, long)]
+    sizes = [last_chunk(records, chunk) / profile.page_size * profile.page_bytes for records in (short, long)]
+    bytes_per_s = max(1.0, sizes[1] - sizes[0]) / max(late[1] - late[0], 1e-6)
+    handoff = max(0.0, late[0] - sizes[0] / bytes_per_s)
+    return PathProfile(to_node, handoff=handoff, bytes_per_s=bytes_per_s)
+
+
+def last_chunk(records: Sequence[Record], chunk_size: int) -> float:
+    return statistics.median((record.prompt_tokens - 1) % chunk_size + 1 for record in records)
+
+
+def prompt_seconds(costs: StepCosts, prompt_tokens: int, chunk_size: int) -> float:
+    total = 0.0
+    for begin in range(0, prompt_tokens, chunk_size):
+        length = min(chunk_size, prompt_tokens - begin)
+        pairs = length * begin + length * (length + 1) // 2
+        total += costs.seconds(StepShape(length, int(begin + length == prompt_tokens), pairs))
+    return total
+
+
+# ---- under load
+
+
+def load_flags(costs: StepCosts, chunk_size: int) -> list[str]:
+    rate = PREFILL_BUSY / prompt_seconds(costs, MEAN_PROMPT, chunk_size)
+    return ["--rate", f"{rate:.3f}", "--duration", f"{LOAD_SECONDS:g}", *LOAD]
+
+
+def calibrating_load(costs: StepCosts, chunk_size: int) -> LoadPlan:
+    return load_plan([*load_flags(costs, chunk_size), "--golden", "0"])
+
+
+def seen(records: Sequence[Record]) -> Seen:
+    whole = [record for record in records if record.is_whole and len(record.at) > SETTLED + 1]
+    if not whole:
+        raise ConfigError("no request of the load on the cluster was answered")
+    gaps = [gap for record in whole for gap in record.gaps()[SETTLED:]]
+    late = statistics.median(record.gaps()[0] for record in whole) - statistics.median(gaps)
+    return Seen(statistics.median(record.ttft for record in whole), statistics.fmean(gaps), late)
+
+
+def calibrated(
+    path: PathProfile, together: Sequence[Record], plan: LoadPlan, layout: Layout, profile: Profile
+) -> PathProfile:
+    """Each unknown moves one figure, so each is moved by what is left of that figure's error, again and again. Queues
+    make a small stretch a large wait: hence small steps."""
+    real = seen(together)
+    tokens = Tokens(load_text_model(profile.model))
+    for _ in range(ROUNDS):
+        tried = replace(profile, paths={layout.cores: path})
+        virtual = seen(play_virtual(layout, tried, tokens, plan)[0])
+        late = max(0.0, path.handoff + DAMPED * (real.second_late - virtual.second_late))
+        path = replace(
+            path,
+            prompt_stretch=path.prompt_stretch * (real.ttft / virtual.ttft) ** DAMPED,
+            decode_stretch=path.decode_stretch * (real.gap / virtual.gap) ** DAMPED,
+            handoff=late if layout.is_disaggregated else 0.0,
+        )
+    return path

@@ -1,0 +1,37 @@
+"""A load on a running router from a line of `baton load` flags: for programs that need the records, not the report."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from deploy.tools.load import options
+from deploy.tools.load.load_plan import LoadPlan, plan_of
+from deploy.tools.load.one_run import Outcome, Stage, play
+from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.target import Server, look_at, parse_url
+
+
+def load_plan(flags: Sequence[str]) -> LoadPlan:
+    return plan_of(load_args(flags))
+
+
+def load_args(flags: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser)
+    return parser.parse_args([*flags])
+
+
+def load_plan_of(args: argparse.Namespace) -> LoadPlan:
+    """Of a command that has some of the flags of `baton load`; the others have their defaults."""
+    return plan_of(argparse.Namespace(**vars(load_args(())) | vars(args)))
+
+
+def put_load(url: str, flags: Sequence[str], api: str = "chat") -> Outcome:
+    """Blocks for the time of the load. No golden prompts: nothing but what the flags say is asked."""
+    server = Server(parse_url(url), "")
+    stage = Stage(server, Asking(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
+    return play(load_plan([*flags, "--golden", "0", "--rest", "5"]), stage, [])

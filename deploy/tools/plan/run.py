@@ -1,0 +1,194 @@
+"""What the command does: a profile out of this machine, or an answer out of a profile, as a table and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.tools.load.collector import no_collector
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.load.table import ms, with_interval
+from deploy.tools.plan import profile as profiles
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import AT_ONCE, Profile, StepCosts, StepShape
+from deploy.tools.plan.progress import watching
+from deploy.tools.plan.router_load import load_plan_of
+from deploy.tools.plan.search import Finding, find, find_fewest
+from deploy.tools.plan.simulate import Forecast, forecast
+from deploy.tools.plan.tokens import Tokens
+from router.text.load import load_text_model
+from shared.config.core_plan import usable_cores
+from shared.config.flags import given_values, to_argv
+from shared.config.load import load
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig, ModelConfig
+from shared.core.errors import ConfigError
+
+SHOWN = 12
+SHOWN_SHAPES = {
+    "prompt tokens/s": StepShape(256, 1, pairs=256 * 257 // 2),
+    "tokens/s, 1 row": StepShape(1, 1, keys=256),
+    "8 rows": StepShape(8, 8, keys=8 * 256),
+    "32 rows": StepShape(32, 32, keys=32 * 256),
+}
+PIPE_WIDTH = 200
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return run_measure(args, console) if args.word == "measure" else run_find(args, console)
+
+
+def run_measure(args: argparse.Namespace, console: Console) -> int:
+    from deploy.tools.plan.measure import measure  # reads the load test's client, which `find` does without
+
+    cores = usable_cores()
+    config = load(NodeProcessConfig, given_values(args))
+    shares = shares_of(args.cores_per_node, len(cores))
+    require_writable("--out", args.out)
+    console.print(f"measuring on {len(cores)} cores; anything else that runs here falsifies it", highlight=False)
+    profile = measure(config, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
+    profiles.save(profile, args.out)
+    show_profile(profile, console)
+    console.print(f"\nwritten: {args.out}; next: baton plan find --profile {args.out} --rate 4", highlight=False)
+    return 0
+
+
+def shares_of(text: str, num_cores: int) -> list[int]:
+    """Largest first. All cores and half of them where nothing is said."""
+    if not text:
+        return sorted({num_cores, max(1, num_cores // 2)}, reverse=True)
+    try:
+        shares = sorted({int(part) for part in text.split(",")}, reverse=True)
+    except ValueError:
+        shares = [0]
+    if shares[-1] < 1 or shares[0] > num_cores:
+        raise ConfigError(f"--cores-per-node is {text!r}; it must be numbers like 2,1, none above {num_cores}")
+    return shares
+
+
+def show_profile(profile: Profile, console: Console) -> None:
+    table = Table("cores of a node", *SHOWN_SHAPES, "the fit is off by", title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for node in profile.nodes.values():
+        table.add_row(f"{node.cores}", *rates(node.alone), f"{node.error:.0%}")
+        if node.beside is not None:
+            table.add_row(f"{node.cores}, beside another", *rates(node.beside), "")
+    console.print(table)
+    for cores, path in profile.paths.items():
+        rate = path.bytes_per_s / 1e6
+        handed = f"; a hand-off {1e3 * path.handoff:.1f} ms and {rate:,.0f} MB/s" if path.bytes_per_s < AT_ONCE else ""
+        console.print(
+            f"in a cluster, nodes on {cores}: {1e3 * path.to_node:.1f} ms to the first token; steps with prompts take "
+            f"{path.prompt_stretch:.2f} times as long, others {path.decode_stretch:.2f} times{handed}",
+            highlight=False,
+        )
+
+
+def rates(costs: StepCosts) -> list[str]:
+    return [f"{shape.tokens / costs.seconds(shape):,.0f}" for shape in SHOWN_SHAPES.values()]
+
+
+def run_find(args: argparse.Namespace, console: Console) -> int:
+    if args.machines < 1 or args.most_machines < 1:
+        raise ConfigError("--machines and --most-machines must be 1 or more")
+    if args.json is not None:
+        require_writable("--json", args.json)
+    profile = profiles.read(args.profile)
+    plan = load_plan_of(args)
+    tokens = Tokens(load_text_model(profile.model))
+    machines: int | None = args.machines
+    with watching(console) as watch, no_collector():
+
+        def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
+            watch.begins(layout, load.load)
+            found = forecast(layout, profile, tokens, load, watch.passes)
+            gc.collect()  # the simulated nodes, which hold each other
+            return found
+
+        if args.fewest:
+            machines, finding = find_fewest(profile, plan, args.most_machines, args.slo_share, forecaster)
+        else:
+            finding = find(profile, plan, args.machines, forecaster)
+    for line in verdict(finding, plan, args, machines, profile):
+        console.print(line, highlight=False)
+    console.print(table_of(finding))
+    if args.json is not None:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(finding), indent=1))
+    return 0
+
+
+def require_writable(flag: str, path: Path) -> None:
+    """Ahead of minutes of work. Leaves nothing there."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{flag} {path}: no file can be written there")
+
+
+def verdict(
+    finding: Finding, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
+) -> list[str]:
+    """`machines` None: not even the most that --fewest may take are enough."""
+    best, other, share = finding.best, finding.other, args.slo_share
+    num = machines or args.most_machines
+    meets = "meets" if best.share >= share else "does not meet"
+    kind = "Disaggregate" if best.layout.is_disaggregated else "Do not disaggregate"
+    on = f"{several(num, 'machine')}, nodes of {several(best.layout.cores, 'core')}"
+    lines = [f"[bold]{kind}[/]: on {on}, {best.layout} {meets} {plan.slo} ({best.share:.1%} of requests)."]
+    if other is not None:
+        also = " and would meet it, too close to tell by chance" if other.share >= share > best.share else ""
+        lines.append(f"The best of the other kind, {other.layout}, has {other.share:.1%}{also}.")
+    if other is not None and not profile.has_handoff:
+        lines.append(
+            "No hand-off was measured (the machine was one node): none takes time here, so disaggregation looks better "
+            "than it is."
+        )
+    lines += [f"  {number} requests failed: {escape(text)}" for text, number in best.summary.errors.items()]
+    if best.share < share:
+        more = f"more than {num} machines (--most-machines)" if args.fewest else "more machines (--fewest)"
+        lines.append(f"Fewer requests a second, {more} or a wider SLO are needed.")
+    where = "over all machines, in the words of baton up:" if num > 1 else "baton up"
+    return [*lines, f"  {where} {shlex.join([*best.layout.flags(), *model_flags(profile)])}"]
+
+
+def several(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def model_flags(profile: Profile) -> list[str]:
+    """What was measured, where it is not what a node does by itself."""
+    model = ModelConfig(model=profile.model, dtype=profile.dtype)
+    memory = MemoryConfig(page_size=profile.page_size, max_running=profile.max_running)
+    return to_argv(NodeProcessConfig(model=model, memory=memory))
+
+
+def table_of(finding: Finding) -> Table:
+    heads = ("within SLO", "goodput /s", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s", "P busy", "D busy")
+    table = Table(
+        "layout",
+        *heads,
+        title_justify="left",
+        caption="latencies in ms; [] 95 % interval",
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in finding.tried[:SHOWN]:
+        latencies = one.summary.latencies
+        table.add_row(
+            str(one.layout),
+            f"{one.share:.1%}",
+            escape(with_interval(one.summary.goodput)),
+            *(ms(latencies[name][level]) for name in ("ttft", "itl") for level in ("p50", "p99")),
+            f"{one.summary.output_tokens_per_s.value:,.0f}",
+            *(f"{one.busy[role]:.0%}" if role in one.busy else "-" for role in ("prefill", "decode")),
+        )
+    return table

@@ -1,0 +1,75 @@
+"""What a layout would bring under a load: one run in virtual time, judged as a measured run is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deploy.tools.load.load_plan import LoadPlan
+from deploy.tools.load.record import Record
+from deploy.tools.load.summary import Summary, summarize
+from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.profile import Profile
+from deploy.tools.plan.sim_cluster import World
+from deploy.tools.plan.tokens import Tokens
+from shared.core.errors import ConfigError
+
+Passes = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`busy`: the share of the time that nodes of a kind compute."""
+
+    layout: Layout
+    summary: Summary
+    busy: dict[str, float]
+
+    @property
+    def share(self) -> float:
+        """Of the requests, within the SLO."""
+        return self.summary.slo_share.value
+
+    @property
+    def goodput(self) -> float:
+        return self.summary.goodput.value
+
+
+def play_virtual(
+    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
+) -> tuple[list[Record], World]:
+    world = World(layout, profile, tokens)
+    driver = plan.load.driver([], plan.truth.every)
+    return world.play(driver, plan.load.duration_s + plan.drain_s, passes), world
+
+
+def forecast(
+    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
+) -> Forecast:
+    """`passes` is told the virtual time. Raises ConfigError for a load of which nothing can be judged."""
+    records, world = play_virtual(layout, profile, tokens, plan, passes)
+    summary = summarize(records, plan.window(records), plan.slo, plan.reader, plan.load.seed)
+    if math.isnan(summary.slo_share.value):
+        raise ConfigError(
+            f"{len(records)} requests are asked, none in the time that counts; a longer --duration, a higher --rate or "
+            "a shorter --warmup is needed"
+        )
+    return Forecast(layout, summary, busy_shares(world))
+
+
+def busy_shares(world: World) -> dict[str, float]:
+    by_role: dict[str, list[float]] = {}
+    for node in world.nodes:
+        by_role.setdefault(node.node.role, []).append(node.timed.busy_seconds / world.now)
+    return {role: statistics.fmean(shares) for role, shares in by_role.items()}
+
+
+def rank(forecast: Forecast, plan: LoadPlan) -> tuple[float, float]:
+    """More within the SLO is better; between equals, the one further from its bounds."""
+    latencies, slo = forecast.summary.latencies, plan.slo
+    bounds: Sequence[tuple[str, float]] = (("ttft", slo.ttft), ("tpot", slo.tpot), ("itl", slo.itl), ("e2e", slo.e2e))
+    used = [latencies[name]["p99"].value / bound for name, bound in bounds if bound < math.inf]
+    known = [one for one in used if not math.isnan(one)]  # answers of one token have no TPOT
+    return round(forecast.share, 2), -max(known, default=math.inf if used else 0.0)

@@ -1,0 +1,180 @@
+"""One node's engine under a set of loads, step by step. Loads torch: only in a process whose cores are dealt out.
+
+Nothing is measured that the node would not do: requests go in at the scheduler, the production overlap loop runs them,
+and the steps that come of it are written down with their shapes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from deploy.tools.plan.measured_steps import Steps
+from deploy.tools.plan.profile import StepShape
+from shared.config.processes import NodeProcessConfig
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.engine.plan import RowId, StepResult
+from shared.kv.layout import page_bytes
+from shared.node.assemble import NodeCore
+from shared.node.build import build_core, warm_up
+from shared.observe.log import Logger
+from shared.ranks.leader import RankProcesses
+
+PROMPTS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 1800)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (32, 384, 1500)
+MIXED_BATCHES = (1, 4, 8, 16)
+MIXED_PROMPTS = (8, 16, 32, 64, 128, 256, 512)
+SHORT_CONTEXT, MIXED_ANSWER = 64, 700  # of the rows that prompts join
+DECODE_STEPS = 10
+ROUNDS = 2
+MOST_CONTEXT_TOKENS = 6_500  # of a batch: prompts take long to compute on CPUs
+
+
+class StepLog:
+    """Stands where the engine asks how wide to step (`WidthChoice`), because each plan and each result comes by there.
+    Every row steps one token."""
+
+    def __init__(self) -> None:
+        self.shapes: list[StepShape] = []
+        self.seconds: list[float] = []
+        self._planned_at = 0.0
+        self._launched_at: deque[float] = deque()  # of steps in flight
+        self._committed: dict[RowId, int] = {}
+        self._last_end = 0.0
+
+    def choose(self, num_rows: int) -> int:
+        self._planned_at = time.perf_counter()
+        return 1
+
+    def launched(self) -> None:
+        """What was planned last is under way."""
+        self._launched_at.append(self._planned_at)
+
+    def observe(self, result: StepResult) -> None:
+        """A step that was launched behind another began when that one ended."""
+        now = time.perf_counter()
+        begin = max(self._last_end, self._launched_at.popleft())
+        self.shapes.append(self._shape(result))
+        self.seconds.append(now - begin)
+        self._last_end = now
+
+    def _shape(self, result: StepResult) -> StepShape:
+        after = result.seq_lens.tolist()
+        before = [self._committed.get(row_id, 0) for row_id in result.row_ids[: result.num_prefill]]
+        self._committed.update(zip(result.row_ids, after, strict=True))
+        chunks = [(first, last - first) for first, last in zip(before, after, strict=False)]
+        decoding = after[result.num_prefill :]
+        return StepShape(
+            tokens=sum(length for _, length in chunks) + len(decoding),
+            samples=int((result.accept_lens > 0).sum()),
+            pairs=sum(length * first + length * (length + 1) // 2 for first, length in chunks),
+            keys=sum(decoding),
+        )
+
+
+class Bench:
+    """One node's engine and what is asked of it."""
+
+    def __init__(self, core: NodeCore) -> None:
+        self.core = core
+        self.log = StepLog()
+        core.scheduler.widths = self.log
+        self._num_asked = 0
+
+    def ask(self, prompt_tokens: int, output_tokens: int) -> None:
+        rng = np.random.default_rng(self._num_asked)
+        most = self.core.model.spec.vocab_size
+        prompt = rng.integers(most // 10, most, prompt_tokens).astype(np.int64)
+        key = RequestKey("plan", 0, str(self._num_asked), 0, 0)
+        sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0)
+        self.core.scheduler.submit(Request(key, prompt, sampling, seed=0, arrival=self._num_asked))
+        self._num_asked += 1
+
+    def turn(self) -> None:
+        num_steps = self.core.loop.num_steps
+        self.core.loop.step(block=True)
+        if self.core.loop.num_steps > num_steps:
+            self.log.launched()
+        self.core.scheduler.take_events()
+
+    def finish(self, left: int = 0) -> None:
+        """Until so many requests are left."""
+        scheduler = self.core.scheduler
+        while len(scheduler.requests) > left or (not left and not self.core.loop.idle):
+            self.turn()
+
+    def until_running(self, num_rows: int) -> None:
+        scheduler = self.core.scheduler
+        while len(scheduler.running) < num_rows or scheduler.prefilling or scheduler.waiting:
+            self.turn()
+
+    # ---- what is measured
+
+    def prompts(self) -> None:
+        """One by one, each in chunks as large as the node makes them."""
+        for length in PROMPTS:
+            if length < self.core.scheduler.settings.max_context:
+                self.ask(length, 1)
+                self.finish()
+
+    def batches(self) -> None:
+        for num_rows in BATCHES:
+            for context in CONTEXTS:
+                fits = context + DECODE_STEPS < self.core.scheduler.settings.max_context
+                if num_rows <= self.core.kv.rows.num_free and num_rows * context <= MOST_CONTEXT_TOKENS and fits:
+                    for _ in range(num_rows):
+                        self.ask(context, DECODE_STEPS)
+                    self.finish()
+
+    def mixed(self) -> None:
+        """Prompts that come while rows run, each in a step with them where it is no longer than a mixed chunk."""
+        most = self.core.scheduler.settings.max_context - 1
+        for num_rows in MIXED_BATCHES:
+            if num_rows >= self.core.kv.rows.num_free:
+                continue
+            for _ in range(num_rows):
+                self.ask(SHORT_CONTEXT, min(MIXED_ANSWER, most - SHORT_CONTEXT))
+            self.until_running(num_rows)
+            for length in (length for length in MIXED_PROMPTS if length < most):
+                self.ask(length, 1)
+                self.finish(left=num_rows)
+            for request in list(self.core.scheduler.requests):
+                self.core.scheduler.abort(request)
+            self.finish()
+
+
+def serve(config: NodeProcessConfig, out: Path | None) -> int:
+    log = Logger("plan", sys.stderr, level="warning", color=False)
+    core = build_core(config, log, lambda: None, RankProcesses(config, "plan"))
+    warm_up(core, log)
+    bench = Bench(core)
+    bench.mixed()
+    bench.log = core.scheduler.widths = StepLog()
+    if out is None:
+        print("busy", flush=True)
+        while True:
+            bench.mixed()
+            bench.batches()
+    for number in range(ROUNDS):
+        for part in (bench.prompts, bench.batches, bench.mixed):
+            part()
+            print(f"round {number + 1} of {ROUNDS}: {part.__name__}, {len(bench.log.shapes)} steps", flush=True)
+    settings = core.scheduler.settings
+    steps = Steps(
+        bench.log.shapes,
+        bench.log.seconds,
+        core.kv.allocator.num_pages,
+        settings.max_context,
+        page_bytes(core.pool.planes),
+    )
+    out.write_bytes(msgspec.json.encode(steps))
+    core.close()
+    return 0

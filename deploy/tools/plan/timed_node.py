@@ -1,0 +1,154 @@
+"""A node in virtual time: the production scheduler and memory, over an engine that only knows how long steps take.
+
+What is queued, chunked, mixed, cached, granted and retracted is decided by the code that serves; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deploy.tools.plan.profile import StepShape
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.device.streams import make_streams
+from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.kv.manager import KVManager, page_count
+from shared.kv.pages import PageAllocator
+from shared.kv.prefix_cache import PrefixCache
+from shared.kv.rows import ReqToTokenPool
+from shared.sched.draft_length import FixedWidth
+from shared.sched.prebuilt import Arrival
+from shared.sched.scheduler import Scheduler
+from shared.sched.settings import SchedSettings
+
+TokenOf = Callable[[RequestKey, int], int]  # (whose, which output token) -> id
+
+
+class VirtualClock:
+    """Moved by the simulation alone."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step, or an admission, which takes its place in the row of steps and no time."""
+
+    work: StepPlan | Admission
+    done_at: float
+
+
+class TimedNode:
+    """`seconds` is asked when a step begins to be known: at its launch, with the time at which it will begin."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        scheduler: Scheduler,
+        seconds: Callable[[StepShape, float], float],
+        token_of: TokenOf,
+    ) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._token_of = token_of
+        self.scheduler = scheduler
+        self._launched: deque[Launched] = deque()
+        self.busy_until = 0.0
+        self.busy_seconds = 0.0
+        self._owed = 0.0
+        self.num_prompt_tokens: dict[RequestKey, int] = {}
+
+    def next_at(self) -> float | None:
+        """When its oldest step is over; None: it has nothing to do."""
+        return self._launched[0].done_at if self._launched else None
+
+    def turn(self) -> None:
+        """As the overlap loop: results that are there, then a plan while at most one step is open."""
+        while self._launched and self._launched[0].done_at <= self._clock.now:
+            work = self._launched.popleft().work
+            if isinstance(work, StepPlan):
+                self.scheduler.process(self._result(work))
+        while sum(isinstance(one.work, StepPlan) for one in self._launched) <= 1:
+            plan = self.scheduler.plan()
+            if plan is None:
+                return
+            begin = max(self._clock.now, self.busy_until)
+            seconds = self._seconds(shape_of(plan), begin) + self._owed
+            self._owed = 0.0
+            self.busy_until = begin + seconds
+            self.busy_seconds += seconds
+            self._launched.append(Launched(plan, self.busy_until))
+
+    def submit(self, req: Request) -> None:
+        self.num_prompt_tokens[req.key] = len(req.prompt_ids)
+        self.scheduler.submit(req)
+
+    def grant(self, req: Request) -> int | None:
+        self.num_prompt_tokens[req.key] = len(req.prompt_ids)
+        return self.scheduler.grant(req)
+
+    def admit(self, arrival: Arrival) -> None:
+        admission = self.scheduler.process_prebuilt([arrival])
+        if admission is not None:
+            self._launched.append(Launched(admission, max(self._clock.now, self.busy_until)))
+
+    def owe(self, seconds: float) -> None:
+        """Other work on its cores, beside the step that runs: the next one is known to be so much longer."""
+        if self.busy_until > self._clock.now:
+            self._owed += seconds
+
+    def forget(self, key: RequestKey) -> None:
+        self.num_prompt_tokens.pop(key, None)
+
+    def _result(self, plan: StepPlan) -> StepResult:
+        assert plan.seq_lens_cpu is not None  # nothing is drafted here
+        num_rows = plan.batch_size
+        seq_lens = plan.seq_lens_cpu + plan.q_lens
+        tokens = [self._token(row_id.key, length) for row_id, length in zip(plan.row_ids, seq_lens, strict=True)]
+        return StepResult(
+            step=plan.step,
+            row_ids=plan.row_ids,
+            num_prefill=plan.num_prefill,
+            tokens=np.asarray(tokens, np.int64).reshape(num_rows, 1),
+            accept_lens=plan.emits.astype(np.int32),
+            seq_lens=seq_lens,
+            tag_ok=np.ones(num_rows, np.bool_),
+            draft_state={},
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+            logprobs=np.zeros((num_rows, 1), np.float32),
+            top_ids=np.zeros((num_rows, 1, 0), np.int64),
+            top_logprobs=np.zeros((num_rows, 1, 0), np.float32),
+        )
+
+    def _token(self, key: RequestKey, num_tokens: int) -> int:
+        """After so many tokens of prompt and answer; elsewhere any will do."""
+        return self._token_of(key, max(0, num_tokens - self.num_prompt_tokens.get(key, num_tokens)))
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    assert plan.seq_lens_cpu is not None
+    before, lengths = plan.seq_lens_cpu[: plan.num_prefill], plan.q_lens[: plan.num_prefill].astype(np.int64)
+    return StepShape(
+        tokens=int(plan.q_lens.sum()),
+        samples=int(plan.emits.sum()),
+        pairs=int((lengths * before + lengths * (lengths + 1) // 2).sum()),
+        keys=int(plan.seq_lens_cpu[plan.num_prefill :].sum()) + plan.batch_size - plan.num_prefill,
+    )
+
+
+def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) -> Scheduler:
+    """With memory of a node's own, of which only the books are kept."""
+    kv = KVManager(
+        ReqToTokenPool(max_running + 1, page_count(settings.history_len, settings.page_size)),
+        PageAllocator(num_pages),
+        PrefixCache(settings.page_size),
+    )
+    new_step = itertools.count(1).__next__
+    return Scheduler(kv, settings, make_streams("inline").schedule, new_step, FixedWidth(1))

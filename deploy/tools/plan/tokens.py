@@ -1,0 +1,35 @@
+"""Requests as the model's tokens, and answers that nobody computed: so that prefix caches hit where real ones would."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from deploy.tools.load.driver import Messages
+from deploy.tools.load.workload import WORDS
+from router.text.interface import TextModel
+from shared.core.request import TokenIds
+
+
+class Tokens:
+    """Of one model. An answer of n tokens is the first n of one fixed text."""
+
+    def __init__(self, text: TextModel) -> None:
+        self._text = text
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  # one per simulation, gone with it
+    def prompt(self, messages: Messages) -> TokenIds:
+        rendered = self._text.template.render([{"role": role, "content": content} for role, content in messages])
+        return np.asarray(self._text.tokenizer.encode(rendered, add_special=False), np.int64)
+
+    @functools.cached_property
+    def _answer_ids(self) -> Sequence[int]:
+        return self._text.tokenizer.encode(" ".join(WORDS), add_special=False)
+
+    def answer(self, num_tokens: int) -> str:
+        return " ".join(WORDS[i % len(WORDS)] for i in range(num_tokens))
+
+    def answer_id(self, position: int) -> int:
+        return self._answer_ids[position % len(self._answer_ids)]

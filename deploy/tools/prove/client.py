@@ -1,0 +1,85 @@
+"""Asks a running cluster for answers with their token ids, over its public API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.parse
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deploy.tools.prove.cases import Case
+from deploy.tools.prove.compare import Answer, Choice
+from shared.core.errors import ConfigError
+
+TIMEOUT_S = 600.0
+HEARTBEAT_S = 0.6  # until the nodes' next report has come
+MAX_SHOWN = 500
+
+
+class ProveClient:
+    """`base`: http://host:port. Without a key where none is asked for."""
+
+    def __init__(self, base: str, max_tokens: int, api_key: str = "") -> None:
+        parts = urllib.parse.urlsplit(base)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ConfigError(f"{base!r} is no address of a router; it must look like http://127.0.0.1:8000")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._max_tokens = max_tokens
+        self.cached_tokens = 0  # of all prompts so far
+        try:
+            self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(f"what answers at {base} names no model: is it a router?") from None
+
+    def one_by_one(self, cases: Sequence[Case]) -> list[Answer]:
+        return [self.ask(case) for case in cases]
+
+    def together(self, cases: Sequence[Case]) -> list[Answer]:
+        """All at once, so that they share batches."""
+        with ThreadPoolExecutor(len(cases)) as pool:
+            return list(pool.map(self.ask, cases))
+
+    def ask(self, case: Case) -> Answer:
+        fixed = {"max_tokens": self._max_tokens, "ignore_eos": True, "return_token_ids": True, "logprobs": 2}
+        body = {"model": self.model, "prompt": case.prompt, **fixed, **case.fields}
+        answer = json.loads(self._call("POST", "/v1/completions", body))
+        self.cached_tokens += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        in_order = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+        return tuple(choice_of(choice) for choice in in_order)
+
+    def handed_over(self) -> int:
+        """Requests that some node has installed from another one, as the last heartbeats say."""
+        time.sleep(HEARTBEAT_S)
+        lines = self._call("GET", "/metrics").decode().splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith("baton_handoffs_total{"))
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        try:
+            connection.request(method, path, json.dumps(body) if body else None, self._headers)
+            answer = connection.getresponse()
+            data = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"no answer from {self._host}:{self._port}: {error}") from None
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ConfigError(f"{path}: {answer.status} {data[:MAX_SHOWN].decode(errors='replace')}")
+        return data
+
+
+def choice_of(choice: dict[str, Any]) -> Choice:
+    tops = (choice.get("logprobs") or {}).get("top_logprobs") or []
+    return Choice(tuple(choice["token_ids"]), tuple(map(margin, tops)), tuple(choice.get("prompt_token_ids", ())))
+
+
+def margin(top: dict[str, float]) -> float:
+    """Between the best two; two tokens of equal text are one entry, and say nothing."""
+    best = sorted(top.values(), reverse=True)[:2]
+    return best[0] - best[1] if len(best) == 2 else float("inf")

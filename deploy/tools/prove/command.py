@@ -1,0 +1,136 @@
+"""The command: cells one after another, three passes each, a table, and the first difference there is.
+
+fresh      one request after another, no prefix cached yet
+again      the same once more: prompts come from the prefix cache, where there is one
+together   all at once: batch mates, chunks beside running rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from deploy.tools.prove.cases import CASES
+from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
+from deploy.tools.prove.client import ProveClient
+from deploy.tools.prove.compare import Answers, Difference, Row, differences, table
+from deploy.tools.prove.own_cluster import own_cluster
+from shared.config import core_plan
+from shared.config.settings import CorePlan
+from shared.core.errors import ConfigError
+
+PASSES = ("fresh", "again", "together")
+EXIT_DIFFERENT = 1
+DESCRIPTION = """\
+baton prove: the tokens of a request depend on model, prompt, sampling and seed alone. See whether that holds on your
+model and your machine: the same requests in every way the nodes can run them.
+
+  baton prove                          the default model, a cluster of its own for each way
+  baton prove --model FILE             your model
+  baton prove --cells handoff,zmq      only these, against the plainest way
+  baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, in company
+  baton prove URL URL                  two clusters against each other
+
+Names the first request and token that differ, and how near a tie it was. Ends with 1 if any differs.
+
+--layers also computes the token that differed twice in this process: plainly, and in the chunks, pages and hand-off of
+the way that differed. It compares what goes into each layer and names the first one whose output differs. Batch mates,
+streams and sockets are not replayed: where no layer differs, look there. Against running clusters say --model too.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("urls", nargs="*", metavar="URL", help="running routers; none: clusters of its own")
+    parser.add_argument("--model", default="smollm2", help="model of its own clusters (default: %(default)s)")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="number format; in bfloat16 near ties may flip (default: %(default)s)",
+    )
+    parser.add_argument("--cells", default="all", metavar="LIST", help="any of: " + ", ".join(c.name for c in CELLS))
+    parser.add_argument("--max-tokens", type=int, default=24, metavar="N", help="per answer (default: %(default)s)")
+    parser.add_argument("--layers", action="store_true", help="name the layer at which the first answer parts")
+    parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of the running routers")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 1 <= args.max_tokens <= 1024:
+        raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
+    cells = url_cells(args.urls) if args.urls else chosen_cells(args.cells)
+    reference: Answers = ()
+    rows: list[Row] = []
+    found: list[tuple[str, str, Difference]] = []
+    for cell in cells:
+        print(f"{cell.name}: {cell.about} ...", flush=True)
+        with address_of(cell, args) as base:
+            client = ProveClient(base, args.max_tokens, read_key(args.api_key_file))
+            passes = [client.one_by_one(CASES), client.one_by_one(CASES), client.together(CASES)]
+            handed_over = client.handed_over()
+        reference = reference or passes[0]
+        different = judge(reference, passes)
+        rows.append(Row(cell.name, cell.about, shares(reference, different), handed_over, client.cached_tokens))
+        found += [(cell.name, name, one) for name, ones in different.items() for one in ones]
+    print("\n" + table(PASSES, rows))
+    if found and args.layers:
+        print("\n" + layer_of(found[0], cells, reference, args))
+    return report(found, len(cells))
+
+
+def layer_of(
+    found: tuple[str, str, Difference], cells: Sequence[Cell], reference: Answers, args: argparse.Namespace
+) -> str:
+    core_plan.apply(CorePlan())
+    from deploy.tools.prove.layers import name_layer, way_of  # loads torch
+
+    name, _, first = found
+    flags = next(cell.flags for cell in cells if cell.name == name)
+    case = next(index for index, one in enumerate(CASES) if one.name == first.case)
+    wanted = reference[case][first.choice]
+    print(f"layers: loading {args.model} ...", flush=True)
+    return name_layer(args.model, args.dtype, wanted.prompt_ids, wanted.ids[: first.position], way_of(flags))
+
+
+def judge(reference: Answers, passes: Sequence[Answers]) -> dict[str, list[Difference]]:
+    """By pass."""
+    names = [case.name for case in CASES]
+    return {name: differences(names, reference, answers) for name, answers in zip(PASSES, passes, strict=True)}
+
+
+def shares(reference: Answers, different: Mapping[str, Sequence[Difference]]) -> tuple[str, ...]:
+    total = sum(len(answer) for answer in reference)
+    return tuple(f"{total - len(different[name])}/{total}" for name in PASSES)
+
+
+def read_key(path: Path | None) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() if path else ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from None
+
+
+def report(found: Sequence[tuple[str, str, Difference]], num_cells: int) -> int:
+    if not found:
+        print(f"\nAll tokens are equal in {num_cells * len(PASSES)} runs of {len(CASES)} requests.")
+        return 0
+    cell, name, first = found[0]
+    print(f"\n{len(found)} answers differ. The first one: {cell}, {name}, {first}")
+    return EXIT_DIFFERENT
+
+
+def url_cells(urls: Sequence[str]) -> list[Cell]:
+    return [Cell(one, "as it runs", ()) for one in urls]
+
+
+@contextlib.contextmanager
+def address_of(cell: Cell, args: argparse.Namespace) -> Iterator[str]:
+    if args.urls:
+        yield cell.name
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-prove-") as folder:
+        flags = ("--model", args.model, "--dtype", args.dtype, *cell.flags)
+        with own_cluster(flags, Path(folder) / "up.log") as base:
+            yield base

@@ -1,0 +1,59 @@
+"""A cluster of one's own for the time of a comparison: `baton up` as a child, its log in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deploy.cluster.local import free_port, is_ready, url
+from shared.core.errors import ConfigError
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 30.0
+POLL_S = 0.1
+SHOWN_LOG_CHARS = 2000
+
+
+@contextlib.contextmanager
+def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
+    """Gives its address once all its nodes are there. Ends with it, and with this process, whatever happens."""
+    port = free_port(HOST)
+    own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
+    command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
+    try:
+        wait_ready(process, port, num_nodes(flags), log)
+        yield url(HOST, port)
+    finally:
+        stop(process)
+
+
+def num_nodes(flags: Sequence[str]) -> int:
+    """What --prefill and --decode add up to; one each where not said."""
+    pairs = dict(zip(flags, flags[1:], strict=False))
+    return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))
+
+
+def wait_ready(process: subprocess.Popen[bytes], port: int, nodes: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_ready(HOST, port, nodes):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ConfigError(f"the cluster did not start:\n{log.read_text(errors='replace')[-SHOWN_LOG_CHARS:]}")
+        time.sleep(POLL_S)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,190 @@
+"""The prefill node's side of a node: offers, pages and records out; grants, answers and refusals in.
+
+    bootstrap (Offer sent)  ->  inflight (Grant here)  ->  gone (Installed)        the scheduler computes meanwhile
+
+First failure wins: whatever ends a request here, the decode node gets an Abort and the router a typed error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prefill_node.bootstrap import Bootstrap
+from prefill_node.groups_out import PairMessage, PairsOut
+from prefill_node.handoff_out import HandoffOut
+from prefill_node.inflight import Inflight
+from prefill_node.transport_choice import TransportChoice
+from shared.core.errors import BatonError, HandoffFailed, NodeLost, PartnerOverloaded
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.node.context import NodeContext
+from shared.sched.events import ChunkLaunched, ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
+from shared.transfer.interface import PageSender
+from shared.wire.codec import key_of, to_wire
+from shared.wire.messages import Abort, Failed, Generate, Grant, Installed, Refuse, Wait
+from shared.wire.peers import Received
+
+
+class PrefillSide:
+    """See `shared.node.node.Side`. All its requests are in the scheduler too."""
+
+    def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
+        self._ctx = ctx
+        self.choice = TransportChoice(ctx.facts.transports, ctx.log)
+        self.bootstrap = Bootstrap(ctx, self.choice)
+        self.inflight = Inflight(ctx, senders)
+        self.pairs = PairsOut(ctx, senders)
+
+    def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
+        self.bootstrap.add(generate, requests, now)
+        return requests
+
+    def outside(self) -> list[Request]:
+        return []
+
+    def abort(self, key: RequestKey) -> None:
+        """The scheduler's Ended does it."""
+
+    # ---- the decode node's answers
+
+    def receive(self, received: Received, now: float) -> None:
+        message = received.message
+        if isinstance(message, Grant):
+            self._granted(received.peer, message, now)
+        elif isinstance(message, Installed):
+            self._installed(received.peer, message, now)
+        elif isinstance(message, Wait | Refuse | Failed):
+            self._answered(received.peer, message, now)
+        elif isinstance(message, PairMessage):
+            self.pairs.receive(received.peer, message)
+        else:
+            self._ctx.drop(received.peer, f"{type(message).__name__} at a prefill node")
+
+    def _granted(self, peer: str, grant: Grant, now: float) -> None:
+        key = key_of(grant.key)
+        handoff = self.bootstrap.offered.get(key)
+        if handoff is None or handoff.peer != peer:
+            if key not in self.inflight.granted:  # ended here: the peer must not keep memory for it
+                self._ctx.outbox.send(peer, Abort(grant.key, all_sequences=False))
+            self._ctx.drop_late(peer, "Grant of nothing that was offered", key)
+            return
+        del self.bootstrap.offered[key]
+        self._ctx.metrics.observe_queue("bootstrap", now - handoff.since)
+        self._ctx.core.scheduler.set_granted(key)
+        try:
+            self.inflight.add(handoff, grant, now)
+            self.choice.granted(peer, handoff.offered, grant.transport)
+        except HandoffFailed as error:
+            self.inflight.granted[key] = handoff
+            self._fail(key, error)
+
+    def _installed(self, peer: str, message: Installed, now: float) -> None:
+        handoff = self._inflight_of(peer, message)
+        if handoff is None:
+            return
+        if handoff.record is not None:
+            self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
+            assert handoff.sender is not None
+            self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
+        self._ctx.metrics.observe_queue("inflight", now - handoff.since)
+        del self.inflight.granted[handoff.key]
+        self._ctx.core.scheduler.complete_handoff(handoff.key)
+        self._ctx.tombstones.bury(handoff.key, now)
+        self.bootstrap.leader_gone(handoff.key, now)
+
+    def _answered(self, peer: str, message: Wait | Refuse | Failed, now: float) -> None:
+        if isinstance(message, Failed):
+            handoff = self._inflight_of(peer, message)
+        else:
+            handoff = self.bootstrap.offered.get(key_of(message.key))
+            if handoff is not None and handoff.peer != peer:
+                handoff = None
+        if handoff is None:
+            return
+        handoff.answered, handoff.touched = True, now
+        if isinstance(message, Refuse) and message.is_full:
+            self._fail(handoff.key, PartnerOverloaded(f"{peer}: {message.reason}"))
+        elif not isinstance(message, Wait):
+            self._fail(handoff.key, HandoffFailed(f"{peer}: {message.reason}"))
+
+    def _inflight_of(self, peer: str, message: Installed | Failed) -> HandoffOut | None:
+        key = key_of(message.key)
+        handoff = self.inflight.granted.get(key)
+        if handoff is not None and handoff.peer == peer and handoff.lease == message.lease:
+            return handoff
+        self._ctx.drop_late(peer, f"{type(message).__name__} of no lease that is out", key)
+        return None
+
+    # ---- what the scheduler says
+
+    def event(self, event: SchedEvent, now: float) -> None:
+        if isinstance(event, Ended):
+            self._ended(event.key, now)
+        elif isinstance(event, ChunkLaunched):
+            self._launched(event)
+        elif isinstance(event, ChunkReady | PrefillDone):
+            self._progressed(event, now)
+        elif isinstance(event, HandoffUnpinned):
+            handoff = self.bootstrap.find(event.request.key)
+            if handoff is not None:
+                handoff.num_final_tokens, handoff.record = 0, None
+                handoff.launched.clear()
+
+    def _launched(self, event: ChunkLaunched) -> None:
+        handoff = self.inflight.granted.get(event.key)
+        if handoff is not None:
+            self.inflight.launched(handoff, event)
+        elif (handoff := self.bootstrap.find(event.key)) is not None:
+            handoff.launched.append(event)
+
+    def _progressed(self, event: ChunkReady | PrefillDone, now: float) -> None:
+        key = event.request.key
+        handoff = self.inflight.granted.get(key) or self.bootstrap.find(key)
+        if handoff is None or not event.request.row:  # no row: it gave its memory away since
+            return
+        if isinstance(event, ChunkReady):
+            handoff.num_final_tokens = max(handoff.num_final_tokens, event.num_tokens)
+        else:
+            handoff.num_final_tokens, handoff.record, handoff.done_at = event.committed, event, now
+            self._ctx.core.kv.set_tag(event.request.row, "held")
+        if key in self.inflight.granted:
+            self.inflight.push(handoff, now)
+
+    def _ended(self, key: RequestKey, now: float) -> None:
+        handoff = self.bootstrap.forget(key) or self.inflight.granted.pop(key, None)
+        if handoff is not None:
+            self._ctx.outbox.send(handoff.peer, Abort(to_wire(key), all_sequences=False))
+        self.bootstrap.leader_gone(key, now)
+
+    # ---- time and death
+
+    def poll(self, now: float) -> None:
+        self.pairs.poll()
+        for key, error in self.inflight.poll(now):
+            self._fail(key, error)
+        lease_s = self._ctx.facts.lease_s
+        for handoff in self.bootstrap.unanswered(now - lease_s):
+            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} did not answer an offer in {lease_s:g} s"))
+
+    def peer_closed(self, peer: str) -> None:
+        lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
+        for handoff in lost:  # forgotten first: an Abort to a closed peer would wait in a queue
+            self.bootstrap.forget(handoff.key)
+            self.inflight.granted.pop(handoff.key, None)
+        for handoff in lost:
+            self._fail(handoff.key, NodeLost(f"{peer} is gone"))
+        self.pairs.peer_closed(peer)
+        self.choice.forget(peer)
+        self._ctx.outbox.hang_up(peer)
+
+    def close(self) -> None:
+        self.pairs.table.close()
+
+    def hands_over(self) -> dict[str, str]:
+        return self.choice.reasons()
+
+    def _fail(self, key: RequestKey, error: BatonError) -> None:
+        handoff = self.inflight.granted.get(key)
+        if handoff is not None and handoff.sender is not None and isinstance(error, HandoffFailed):
+            self.choice.failed(handoff.peer, handoff.sender.name)
+        self._ctx.core.scheduler.fail(key, error)

@@ -1,0 +1,220 @@
+"""HashDraft: a draft layer for HashLM that is right exactly where a hash of the position says so.
+
+    slot s of its plane:  what it was given there: (token at s + 1, HashLM's two sums after 0..s, depth)
+    hidden:               the sums after 0..s+1, which the target will have there if that token comes; their logits
+
+Each forward reads all slots before and checks that every one leads to the next: sums and token of a slot give the sums
+of the slot after it. A wrong page, a stale slot, a token or a hidden state of somebody else breaks that chain, and from
+there on the layer is wrong about everything. `depth` counts how many drafts a feature stands on, so that a slot which
+was drafted and never written again with the target's own feature shows too. So at committed length L a verify of width
+k accepts `expected_accept_len(L, k, hit_rate)` tokens; bad draft state lowers that and never changes the stream.
+Knows nothing of sampling, relays or batches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.kernel.attention import AttentionInputs
+from shared.kernel.noise import exact
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.hashlm.model import HashLM, mix, odd_weight
+
+LOWER, UPPER, DEPTH, POSITION = range(4)  # columns of a feature: HashLM's sums after `position`, and what they stand on
+NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
+BAD = -1  # as depth: the layer knows nothing
+AVERSION = -1024.0  # where it is to be wrong its logits are the target's upside down, far apart: sampled are only those
+# that the target likes least, whatever penalties and filters do
+
+_u64 = np.uint64
+Ints = npt.NDArray[np.int64]
+
+
+@exact
+def is_hit(position: int, hit_rate: int) -> bool:
+    """Whether the draft is right about the token at this position."""
+    return np.int64(mix(_u64(0xD4AF7), position) % _u64(100)) < hit_rate
+
+
+@exact
+def expected_accept_len(committed: int, width: int, hit_rate: int) -> int:
+    """What a verify of `width` tokens at this committed length must accept: leading hits + 1 (the bonus token)."""
+    accepted = 1
+    while accepted < width and is_hit(committed + accepted, hit_rate):
+        accepted += 1
+    return accepted
+
+
+@exact
+def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int) -> tuple[np.int64, np.int64]:
+    """HashLM's sums once `token_id` came at `position`."""
+    weight = odd_weight(position)
+    new_lower = _u64(lower) + mix(_u64(token_id), position) * weight
+    return np.int64(new_lower), np.int64(_u64(upper) + mix(new_lower, position) * weight)
+
+
+@exact
+def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: int, layer: int) -> bool:
+    """Whether a slot is what the one before it led to: (lower, upper), and its depth a step more, or none."""
+    steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
+    return slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
+
+
+@exact
+def _write(slot: Ints, next_id: np.int64, feature: Ints) -> None:
+    slot[NEXT_ID], slot[SLOT_DEPTH] = next_id, feature[DEPTH]
+    slot[SLOT_LOWER], slot[SLOT_UPPER] = feature[LOWER], feature[UPPER]
+
+
+@exact
+def _read(
+    slot: Ints, position: int, layer: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64
+) -> tuple[bool, np.int64, np.int64, np.int64]:
+    """One slot more: (ok, lower, upper, depth) before it -> the same after it."""
+    if position > layer:
+        ok = ok and _follows(slot, lower, upper, depth, layer)
+    new_lower, new_upper = _advance(slot[SLOT_LOWER], slot[SLOT_UPPER], slot[NEXT_ID], position + 1)
+    return ok, new_lower, new_upper, slot[SLOT_DEPTH]
+
+
+@exact
+def _leave(
+    feature: Ints, position: int, ok: bool, lower: np.int64, upper: np.int64, depth: np.int64, hidden: Ints
+) -> bool:
+    """hidden (4,) of a slot whose chain is (ok, lower, upper, depth); whether its own feature was right too."""
+    ok = ok and feature[DEPTH] >= 0 and feature[POSITION] == position
+    hidden[LOWER], hidden[UPPER], hidden[POSITION] = lower, upper, position + 1
+    hidden[DEPTH] = depth + 1 if ok else BAD
+    return ok
+
+
+@exact
+def _forward_chain(
+    next_ids: Ints, features: Ints, first: int, pages: npt.NDArray[np.int32], slots: Ints, layer: int, hidden: Ints
+) -> None:
+    """One row's T tokens, from slot `first` on. Slots below `layer` have no feature to stand on."""
+    page_size = slots.shape[1]
+    ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
+    for s in range(layer, first + next_ids.shape[0]):
+        slot, t = slots[pages[s // page_size], s % page_size], s - first
+        if t >= 0:
+            _write(slot, next_ids[t], features[t])
+        ok, lower, upper, depth = _read(slot, s, layer, ok, lower, upper, depth)
+        if t >= 0:
+            ok = _leave(features[t], s, ok, lower, upper, depth, hidden[t])
+
+
+@exact
+def _forward_window(
+    next_ids: Ints,
+    features: Ints,
+    positions: Ints,
+    nodes: Ints,
+    visible: Ints,
+    pages: npt.NDArray[np.int32],
+    slots: Ints,
+    layer: int,
+    hidden: Ints,
+) -> None:
+    """One row's alternatives at the slots `nodes`: each reads the slots before the window and, in it, those visible."""
+    page_size, first = slots.shape[1], nodes[0]
+    while visible[0] >> (nodes[0] - first + 1) != 0:
+        first -= 1
+    ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
+    for s in range(layer, first):
+        slot = slots[pages[s // page_size], s % page_size]
+        ok, lower, upper, depth = _read(slot, s, layer, ok, lower, upper, depth)
+    for t in range(nodes.shape[0]):
+        _write(slots[pages[nodes[t] // page_size], nodes[t] % page_size], next_ids[t], features[t])
+        good, low, up, deep, s = ok, lower, upper, depth, first
+        for node in range(first, nodes[t] + 1):
+            if (visible[t] >> (node - first)) & 1:
+                slot = slots[pages[node // page_size], node % page_size]
+                good, low, up, deep = _read(slot, s, layer, good, low, up, deep)
+                s += 1
+        _leave(features[t], positions[t], good and s == positions[t] + 1, low, up, deep, hidden[t])
+
+
+@exact
+def _forward(
+    next_ids: Ints,
+    features: Ints,
+    positions: Ints,
+    nodes: Ints,
+    visible: Ints,
+    cu_q_lens: npt.NDArray[np.int32],
+    page_table: npt.NDArray[np.int32],
+    slots: Ints,
+    layer: int,
+    hidden: Ints,
+) -> None:
+    for row in range(cu_q_lens.shape[0] - 1):
+        begin, end = cu_q_lens[row], cu_q_lens[row + 1]
+        ids, given, pages, left = next_ids[begin:end], features[begin:end], page_table[row], hidden[begin:end]
+        if begin < end and visible[begin] >= 0:
+            places, own, seen = positions[begin:end], nodes[begin:end], visible[begin:end]
+            _forward_window(ids, given, places, own, seen, pages, slots, layer, left)
+        elif begin < end:
+            _forward_chain(ids, given, nodes[begin], pages, slots, layer, left)
+
+
+@exact
+def _misses(hidden: Ints, hit_rate: int, out: npt.NDArray[np.bool_]) -> None:
+    """The token that `hidden` predicts comes one position after it."""
+    for n in range(hidden.shape[0]):
+        out[n] = hidden[n, DEPTH] < 0 or not is_hit(hidden[n, POSITION] + 1, hit_rate)
+
+
+class HashDraft:
+    """A DraftHead; CPU tensors, hit_rate in percent. Layer 0 stands on the target's features, layer i of an MTP stack
+    on the hidden state of layer i - 1 one slot before."""
+
+    hidden_shape: tuple[int, ...] = (4,)
+    hidden_dtype = torch.int64
+    d2t: torch.Tensor | None = None
+
+    def __init__(self, model: HashLM, hit_rate: int = 70, layer: int = 0) -> None:
+        self.model = model
+        self.hit_rate = hit_rate
+        self.layer = layer
+        self.weights_hash = f"hashdraft-1-{hit_rate}-{layer}"
+        self._plane = f"draft{layer}"
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return (PlaneSpec(self._plane, (page_size, 4), torch.int64),)
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """(T, 3) lower and upper sum and position -> (T, 4) at depth 0."""
+        lower, upper, position = aux.unbind(dim=1)
+        return torch.stack([lower, upper, torch.zeros_like(lower), position], dim=1)
+
+    def forward(
+        self, next_ids: torch.Tensor, features: torch.Tensor, view: AttentionInputs, kv: KVPool
+    ) -> torch.Tensor:
+        hidden = torch.full_like(features, BAD)
+        visible = torch.full_like(view.positions, -1) if view.visible is None else view.visible
+        _forward(
+            next_ids.contiguous().numpy(),
+            features.contiguous().numpy(),
+            view.positions.contiguous().numpy(),
+            view.key_slots.contiguous().numpy(),
+            visible.contiguous().numpy(),
+            view.cu_q_lens.contiguous().numpy(),
+            view.page_table.contiguous().numpy(),
+            kv.plane(self._plane).numpy(),
+            self.layer,
+            hidden.numpy(),
+        )
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(N, 4) -> (N, vocab): the target's where the hash allows it and the chain held, their reverse elsewhere."""
+        states = hidden.contiguous().numpy()
+        misses = np.empty(len(states), dtype=np.bool_)
+        _misses(states, self.hit_rate, misses)
+        logits = self.model.logits_of(np.ascontiguousarray(states[:, UPPER]).view(np.uint64))
+        logits[torch.from_numpy(misses)] *= AVERSION
+        return logits

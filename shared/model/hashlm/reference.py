@@ -1,0 +1,222 @@
+"""The oracle: promise 1 written down plainly. One sequence, no pages, no batch, no scheduler, no speculation.
+
+    tokens = f(weights, prompt ids, sampling parameters, seed)
+
+It shares the definition of HashLM's integer functions and of the noise with the engine, and no other code: it sums in
+one running pair, sorts the whole vocabulary, and draws one token at a time. Knows nothing of how an engine works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.core.sampling_params import SamplingParams
+from shared.kernel.noise import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.model.hashlm.model import VOCAB_SIZE, adapter_salt, mix, odd_weight, write_logits
+
+_f32 = np.float32
+_u64 = np.uint64
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """Emitted ids (a stop id is the last one), each with the logprob of the raw distribution; "stop" or "length"."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+def reference_stream(
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    num: int,
+    vocab_size: int = VOCAB_SIZE,
+    window: int = 0,
+    adapter: str = "",
+) -> list[int]:
+    """The first `num` tokens (fewer if the sequence ends) that any engine must emit for this request."""
+    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter).ids
+
+
+def reference_run(
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    seed: int,
+    num: int,
+    vocab_size: int = VOCAB_SIZE,
+    window: int = 0,
+    adapter: str = "",
+    begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
+) -> ReferenceRun:
+    """`window`: HashLM's, 0 for none; `adapter`: its digest. `begin`: the position to begin at, and the sums over all
+    before it."""
+    limit = min(num, sampling.max_tokens)
+    tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
+    tokens[: len(prompt_ids)] = prompt_ids
+    logprobs = np.zeros(limit, dtype=np.float32)
+    knobs = np.array(
+        [
+            sampling.temperature,
+            sampling.top_p,
+            np.log(sampling.min_p) if sampling.min_p > 0 else -np.inf,
+            sampling.repetition_penalty,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        ],
+        dtype=np.float32,
+    )
+    bias = np.zeros(vocab_size, dtype=np.float32)
+    for token_id, value in sampling.logit_bias:
+        bias[token_id] = value
+    stops = np.zeros(vocab_size, dtype=np.bool_)
+    stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
+    rules = (knobs, sampling.top_k, sampling.min_tokens, bias, stops)
+    limits = (len(prompt_ids), limit, window or len(tokens))
+    count, stopped = _run(tokens, *limits, *begin, logprobs, _u64(seed), *rules, _u64(adapter_salt(adapter)))
+    ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
+    return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
+
+
+def seq2seq_stream(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> list[int]:
+    return seq2seq_run(prompt_ids, sampling, seed, num).ids
+
+
+def seq2seq_run(prompt_ids: Sequence[int], sampling: SamplingParams, seed: int, num: int) -> ReferenceRun:
+    """The same for HashSeq2Seq: the last prompt token begins the decoder's text, all before it are the encoder's."""
+    length = len(prompt_ids) - 1
+    lower, upper = _encoded(np.asarray(prompt_ids[:length], dtype=np.int64))
+    return reference_run(prompt_ids, sampling, seed, num, begin=(length, _u64(lower), _u64(upper)))
+
+
+@exact
+def _encoded(ids: IntArray) -> tuple[np.uint64, np.uint64]:
+    """Both sums over the encoder's slots."""
+    lower, upper, everything = _u64(0), _u64(0), _u64(0)
+    for j in range(ids.shape[0]):
+        everything += mix(_u64(ids[j]), j) * odd_weight(j)
+    for j in range(ids.shape[0]):
+        crossed = mix(everything ^ mix(_u64(ids[j]), j), j)
+        lower += crossed * odd_weight(j)
+        upper += mix(crossed, j) * odd_weight(j)
+    return lower, upper
+
+
+@exact
+def _run(
+    tokens: IntArray,
+    prompt_len: int,
+    limit: int,
+    reach: int,
+    begin: int,
+    lower: np.uint64,
+    upper: np.uint64,
+    logprobs: FloatArray,
+    seed: np.uint64,
+    knobs: FloatArray,
+    top_k: int,
+    min_tokens: int,
+    bias: FloatArray,
+    stops: npt.NDArray[np.bool_],
+    salt: np.uint64,
+) -> tuple[int, bool]:
+    vocab_size = bias.shape[0]
+    id_bits = 7
+    while (1 << id_bits) < vocab_size:
+        id_bits += 1
+    raw = np.empty(vocab_size, dtype=np.float32)
+    first = np.zeros(tokens.shape[0], dtype=np.uint64)  # what each position adds to the sums while it is in reach
+    second = np.zeros(tokens.shape[0], dtype=np.uint64)
+    for position in range(begin, prompt_len + limit - 1):
+        if position >= reach:
+            lower -= first[position - reach]
+            upper -= second[position - reach]
+        first[position] = mix(_u64(tokens[position]) + salt, position) * odd_weight(position)
+        lower += first[position]
+        second[position] = mix(lower, position) * odd_weight(position)
+        upper += second[position]
+        if position < prompt_len - 1:
+            continue
+        write_logits(upper, vocab_size - 1, id_bits, raw)
+        count = position + 1 - prompt_len
+        scores = _penalised(raw, tokens[: position + 1], prompt_len, knobs)
+        scores += bias
+        if count < min_tokens:
+            scores[stops] = -np.inf
+        chosen = _draw(scores, knobs, top_k, seed, position + 1)
+        tokens[position + 1] = chosen
+        logprobs[count] = _logprob(raw, chosen)
+        if stops[chosen]:
+            return count + 1, True
+    return limit, False
+
+
+@exact
+def _penalised(raw: FloatArray, history: IntArray, prompt_len: int, knobs: FloatArray) -> FloatArray:
+    scores = raw.copy()
+    seen = np.zeros(raw.shape[0], dtype=np.bool_)
+    counts = np.zeros(raw.shape[0], dtype=np.float32)
+    for j in range(history.shape[0]):
+        seen[history[j]] = True
+        if j >= prompt_len:
+            counts[history[j]] += _f32(1)
+    for v in range(raw.shape[0]):
+        if seen[v] and knobs[3] != _f32(1):
+            scores[v] = scores[v] / knobs[3] if scores[v] > _f32(0) else scores[v] * knobs[3]
+        if counts[v] > _f32(0):
+            scores[v] = scores[v] - _f32(_f32(knobs[5] * counts[v]) + knobs[4])
+    return scores
+
+
+@exact
+def _draw(scores: FloatArray, knobs: FloatArray, top_k: int, seed: np.uint64, position: int) -> int:
+    """Filters on the fully sorted vocabulary, then the largest score + noise; order is by score, then by id."""
+    order = np.argsort(-scores, kind="mergesort")
+    if knobs[0] < _f32(1e-5):
+        return int(order[0])
+    scale = _f32(_f32(1) / knobs[0])
+    scaled = (scores - scores[order[0]]) * scale
+    keep = min(top_k, scores.shape[0]) if top_k > 0 else scores.shape[0]
+    if knobs[1] < _f32(1):
+        keep = _nucleus(scaled, order[:keep], knobs[1])
+    first, second = nb_row_keys(seed, position)
+    best, chosen = _f32(-np.inf), order[0]
+    for rank in range(keep):
+        token_id = order[rank]
+        if scaled[token_id] < knobs[2]:
+            break
+        score = _f32(scaled[token_id] + nb_gumbel(nb_noise_bits(first, second, token_id)))
+        if score > best or (score == best and token_id < chosen):
+            best, chosen = score, token_id
+    return int(chosen)
+
+
+@exact
+def _nucleus(scaled: FloatArray, order: IntArray, top_p: np.float32) -> int:
+    """The smallest number of leading ids whose weight reaches top_p of the whole."""
+    total = np.int64(0)
+    for rank in range(order.shape[0]):
+        total += nb_weight(scaled[order[rank]])
+    wanted = np.int64(np.float64(top_p) * np.float64(total))
+    mass = np.int64(0)
+    for rank in range(order.shape[0]):
+        mass += nb_weight(scaled[order[rank]])
+        if mass >= wanted:
+            return rank + 1
+    return int(order.shape[0])
+
+
+@exact
+def _logprob(raw: FloatArray, chosen: int) -> np.float32:
+    best = raw.max()
+    total = np.int64(0)
+    for v in range(raw.shape[0]):
+        total += nb_weight(_f32(raw[v] - best))
+    return _f32(_f32(raw[chosen] - best) - nb_log(_f32(_f32(total) * _f32(2.0**-40))))

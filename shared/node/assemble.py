@@ -1,0 +1,165 @@
+"""One node's core, put together: model, memory, relay, worker, engine, scheduler, loop. Called by the nodes' app.py
+and by tests; nothing else builds these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shared.core.errors import ConfigError
+from shared.device.streams import StreamSet
+from shared.engine.drafter import Drafter
+from shared.engine.engine import Engine
+from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.transfer_jobs import TransferJobs
+from shared.engine.worker import Worker
+from shared.kv.cold_store import ColdStore
+from shared.kv.layout import PlaneSpec, pool_window
+from shared.kv.manager import KVManager, page_count
+from shared.kv.pages import PageAllocator
+from shared.kv.pool import KVPool
+from shared.kv.prefix_cache import PrefixCache
+from shared.kv.rows import ReqToTokenPool
+from shared.kv.window_cache import WindowCache
+from shared.model.interface import Model, ModelSpec, Stage
+from shared.ranks.tp import Ranks
+from shared.sched.draft_length import FixedWidth, WidthChoice
+from shared.sched.loop import EngineLoop
+from shared.sched.offload import ColdTier
+from shared.sched.page_budget import MAX_ADAPTERS, MAX_VOCAB
+from shared.sched.scheduler import Scheduler
+from shared.sched.settings import SchedSettings
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSizes:
+    num_pages: int  # page 0, the sink, included
+    max_running: int
+    prefix_cache: bool = True
+    shared_memory: bool = False
+    cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
+    cold_file_pages: int = 0  # of its file
+    cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
+
+
+@dataclass(slots=True)
+class NodeCore:
+    """Everything of a node that is not network. `close` ends streams and memory."""
+
+    model: Model
+    pool: KVPool
+    kv: KVManager
+    future_map: FutureMap
+    streams: StreamSet
+    engine: Engine
+    scheduler: Scheduler
+    loop: EngineLoop
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """Pages, rows, locks and leases add up; idle: nothing is out."""
+        self.kv.check_integrity(idle)
+        self.engine.check_integrity(idle)
+        if self.scheduler.queues.offload is not None:
+            self.scheduler.queues.offload.check_integrity(idle)
+
+    def close(self) -> None:
+        self.streams.stop()
+        if self.scheduler.queues.offload is not None:
+            self.scheduler.queues.offload.close()
+        self.pool.close()
+
+
+def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
+    """What a page consists of: the target's planes, then the drafter's."""
+    return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
+
+
+def check_stages(stages: Sequence[Stage], streams: StreamSet, ranks: Ranks | None) -> None:
+    if max(1, len(stages)) != 1 + len(streams.stages):
+        raise ConfigError(f"{len(stages)} stages on {1 + len(streams.stages)} streams")
+    if stages and ranks is not None:
+        raise ConfigError("a model is shared out among ranks or among stages, not both")
+
+
+def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
+    """`window`: of a pool whose layers all have one; 0: some layer reads everything."""
+    return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
+
+
+def for_encoder(sizes: CoreSizes, drafter: Drafter | None) -> CoreSizes:
+    """What the encoder leaves in a page depends on all of its tokens, so that no beginning is another prompt's too."""
+    if drafter is not None and drafter.kv_planes(1):
+        raise ConfigError("draft heads are for models without an encoder; take --spec ngram or none")
+    if sizes.cold_pages:
+        raise ConfigError("pages of a model with an encoder have no cold tier: leave --offload-bytes out")
+    return replace(sizes, prefix_cache=False)
+
+
+def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
+    if not sizes.cold_pages:
+        return None
+    if pool_window(pool.planes):
+        raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
+    store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
+    return ColdTier(store, pool, TransferJobs(engine))
+
+
+def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
+    """Digests, in the model's order. ConfigError where the prefix cache's keys could not keep them apart."""
+    if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
+        told = f"{len(spec.adapters)} adapters and a vocabulary of {spec.vocab_size}"
+        raise ConfigError(f"{told}: at most {MAX_ADAPTERS} and {MAX_VOCAB} are supported")
+    return tuple(adapter.digest for adapter in spec.adapters)
+
+
+def assemble_core(
+    model: Model,
+    streams: StreamSet,
+    settings: SchedSettings,
+    sizes: CoreSizes,
+    *,
+    drafter: Drafter | None = None,
+    overlap: bool = True,
+    widths: WidthChoice | None = None,
+    ranks: Ranks | None = None,
+    stages: Sequence[Stage] = (),
+) -> NodeCore:
+    """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
+    that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
+    pipeline."""
+    check_stages(stages, streams, ranks)
+    ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
+    settings = replace(settings, num_stages=max(1, len(stages)), layer_ends=ends, has_encoder=model.spec.has_encoder)
+    if model.spec.has_encoder:
+        sizes = for_encoder(sizes, drafter)
+    planes = pool_planes(model, drafter, settings.page_size)
+    settings = replace(settings, adapters=adapters_of(model.spec))
+    extras: Sequence[RelaySpec] = ()
+    if drafter is not None:
+        extras = drafter.relay_specs
+        settings = replace(
+            settings,
+            key_lookahead=drafter.key_lookahead,
+            reads_history=drafter.reads_history,
+            relays_drafts=bool(extras),
+        )
+    pool = KVPool(
+        planes,
+        sizes.num_pages,
+        settings.page_size,
+        device=settings.device,
+        shared=sizes.shared_memory,
+        sealed=ranks is None,
+    )
+    num_rows = sizes.max_running + 1
+    kv = KVManager(
+        ReqToTokenPool(num_rows, page_count(settings.history_len, settings.page_size)),
+        PageAllocator(sizes.num_pages, pool.generation),
+        make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
+    )
+    future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
+    worker = Worker(model, pool, future_map, drafter, settings.device, ranks, stages)
+    engine = Engine(streams, worker, future_map, publishes=settings.speculative)
+    widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
+    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)
+    return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))

@@ -1,0 +1,321 @@
+"""Builds a node from its configuration: model, memory, streams, links, identity. Called by the two app.py; core plan
+and environment are set already."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import psutil
+import torch
+
+from shared.config import core_plan
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig, SchedConfig
+from shared.core.errors import BatonError, ConfigError, RankLost
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.group import RankGroup
+from shared.device.malloc import keep_freed_memory
+from shared.device.streams import make_streams
+from shared.engine.drafter import Drafter
+from shared.kv.layout import layer_ends, page_bytes
+from shared.kv.manager import page_count
+from shared.model.interface import Model, Stage
+from shared.model.kernels import Formats
+from shared.model.load import load_model
+from shared.model.pipeline import load_pipeline
+from shared.model.shard import load_shard
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core, pool_planes
+from shared.node.context import NodeContext, NodeFacts
+from shared.node.daemon import Daemon
+from shared.node.fingerprint import make_fingerprint
+from shared.node.node import Node, Side
+from shared.node.routers import Routers
+from shared.node.tombstones import Tombstones
+from shared.observe.log import Logger, capture_libraries
+from shared.observe.log_once import LogOnce
+from shared.observe.node_metrics import NodeMetrics
+from shared.ranks.leader import RankProcesses
+from shared.sched.draft_length import make_width_choice
+from shared.sched.settings import SchedSettings
+from shared.speculation.drafters import make_drafter
+from shared.transfer.transports import available_transports, host_id, make_pair_group
+from shared.wire.codec import WireLimits
+from shared.wire.keyring import KeyRing, ring_of_node
+from shared.wire.link import NodeLinks
+from shared.wire.sockets import LinkOptions
+
+EXIT_FAILED = 1
+MIN_CONTEXT = 64
+WARM_UP_PROMPT = (1, 2, 3)
+SideOf = Callable[[NodeContext], Side]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Model
+    drafter: Drafter | None
+    stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
+
+
+def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
+    """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
+    ring = ring_of_node(config.security.keys, config.node.node_id)
+    node_id = ring.name if ring is not None else config.node.node_id or f"{config.node.role}-{os.getpid()}"
+    log = Logger(node_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    capture_libraries(log)
+    keep_freed_memory()
+    links = open_links(config, node_id, time.time_ns() // 1000, ring)
+    core: NodeCore | None = None
+    others = RankProcesses(config, node_id)
+    node: Node | None = None
+    try:
+        others.start()
+        core = build_core(config, log, links.wakeup.set, others)
+        warm_up(core, log)
+        node = build_node(config, core, links, log, make_side)
+        daemon = Daemon(node, links, log, config.node.drain_s, check=others.check)
+        log.info("ready", endpoint=links.endpoint, pid=os.getpid())
+        code = daemon.run()
+        check_at_exit(core, log)
+    except RankLost as error:  # nobody is told anything: its links close, and routers go on elsewhere
+        log.error("this node can't go on", error=error)
+        return EXIT_FAILED
+    finally:
+        if node is not None:
+            node.side.close()
+        others.close()
+        if core is not None:
+            core.streams.stop()
+        links.close()
+        if core is not None:
+            core.close()
+    log.info("stopped")
+    return code
+
+
+def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
+    node = config.node
+    limits = WireLimits(max_frame_bytes=node.max_message_bytes)
+    beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
+    options = LinkOptions(
+        heartbeat_ms=beat_ms,
+        heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms),
+        limits=limits,
+        ring=ring,
+    )
+    host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
+    return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
+
+
+def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
+    size, num_stages = config.parallel.num_ranks, config.parallel.pp
+    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_node(config.cores, config.parallel)))
+    device, streams = devices(config.sched, max(size, num_stages))
+    if num_stages > core_plan.num_threads(config.cores):
+        log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
+    started = time.monotonic()
+    loaded = load(config, device, threads, others.model_group)
+    seconds = round(time.monotonic() - started, 2)
+    log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
+    num_pages, max_context = plan_memory(config, loaded)
+    settings = sched_settings(config, loaded.model, device, num_pages, max_context)
+    sizes = core_sizes(
+        config, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, config.memory.page_size))
+    )
+    log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
+    core = assemble_core(
+        loaded.model,
+        make_streams(
+            streams,
+            on_thread_start=lambda: torch.set_num_threads(threads),
+            notify=notify,
+            num_stages=num_stages,
+        ),
+        settings,
+        sizes,
+        drafter=loaded.drafter,
+        overlap=config.sched.overlap and streams != "inline",
+        widths=make_width_choice(config.spec),
+        ranks=others.ranks,
+        stages=loaded.stages,
+    )
+    others.share(core.pool)
+    return core
+
+
+def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
+    memory, shares = config.memory, config.node.role == "prefill" and "shm" in transports(config, device)
+    if memory.offload_bytes and device != "cpu":
+        raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
+    if 0 < memory.offload_bytes < num_page_bytes:
+        raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {num_page_bytes} bytes")
+    available = psutil.virtual_memory().available
+    if memory.offload_bytes > available:
+        raise ConfigError(
+            f"--offload-bytes is {memory.offload_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free"
+        )
+    return CoreSizes(
+        num_pages,
+        memory.max_running,
+        memory.prefix_cache,
+        shared_memory=shares or config.parallel.num_ranks > 1,
+        cold_pages=memory.offload_bytes // num_page_bytes,
+        cold_file_pages=memory.offload_disk_bytes // num_page_bytes,
+        cold_dir=memory.offload_dir,
+    )
+
+
+def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
+    """(device, kind of streams). Several ranks share their pages as host memory, and so do stages."""
+    if sched.device == "inline":
+        return "cpu", "inline"
+    device = sched.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and num_parts == 1 else "cpu"
+    return device, device
+
+
+def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
+    """Drafts are rank 0's alone, and the first stage's stream's."""
+    wanted = config.model
+    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
+    name, dtype, context, own = wanted.model, wanted.dtype, wanted.max_context, wanted.adapters
+    model: Model
+    stages: tuple[Stage, ...] = ()
+    if group is not None:
+        model = load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
+    elif (num_stages := config.parallel.pp) > 1:
+        model, stages = load_pipeline(
+            name,
+            dtype,
+            num_stages,
+            heads_every_row=config.node.role == "decode",
+            max_context=context,
+            threads=threads,
+            adapters=own,
+            formats=formats,
+        )
+    else:
+        model = load_model(name, dtype, device, max_context=context, threads=threads, adapters=own, formats=formats)
+    return Loaded(model, make_drafter(config.spec, name, model, threads), stages)
+
+
+def plan_memory(config: NodeProcessConfig, loaded: Loaded) -> tuple[int, int]:
+    """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
+    memory, width, model = config.memory, config.spec.width, loaded.model
+    need = page_bytes(pool_planes(model, loaded.drafter, memory.page_size))
+    most = memory.max_running * page_count(model.spec.max_context + 3 * width, memory.page_size)
+    num_pages = min(pool_bytes(memory) // need, most)
+    fits = num_pages * memory.page_size - 3 * width
+    if fits < min(MIN_CONTEXT, model.spec.max_context):
+        raise ConfigError(
+            f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "
+            f"{memory.page_size} tokens takes {need} bytes) or --mem-fraction"
+        )
+    return num_pages + 1, min(model.spec.max_context, fits)
+
+
+def pool_bytes(memory: MemoryConfig) -> int:
+    available = psutil.virtual_memory().available
+    if memory.kv_bytes > available:
+        raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
+    return memory.kv_bytes or int(memory.mem_fraction * available)
+
+
+def sched_settings(
+    config: NodeProcessConfig, model: Model, device: str, num_pages: int, max_context: int
+) -> SchedSettings:
+    return SchedSettings(
+        page_size=config.memory.page_size,
+        max_context=max_context,
+        chunk_size=config.sched.chunk_size,
+        mixed_chunk_size=config.sched.mixed_chunk_size,
+        width=config.spec.width,
+        max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
+        device=device,
+        pin_memory=device == "cuda",
+        layer_ends=layer_ends(model.kv_planes(config.memory.page_size), config.transfer.layer_parts),
+    )
+
+
+def transports(config: NodeProcessConfig, device: str) -> tuple[str, ...]:
+    return available_transports(config.node.transport, device, trusts_network=config.transfer.trust_network)
+
+
+def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
+    facts = node_facts(config, core, links)
+    ctx = NodeContext(
+        core=core,
+        facts=facts,
+        routers=Routers(config.node.router),
+        tombstones=Tombstones(facts.lease_s),
+        metrics=NodeMetrics(),
+        log=LogOnce(log),
+        clock=time.monotonic,
+        wire_counts=links.counts,
+        wake=links.wakeup.set,
+        make_group=partial(make_pair_group, host=config.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
+    )
+    return Node(ctx, make_side(ctx))
+
+
+def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> NodeFacts:
+    node_id, _, epoch = links.identity.partition("@")
+    page_size, drafter = config.memory.page_size, core.engine.worker.drafter
+    return NodeFacts(
+        role=config.node.role,
+        node_id=node_id,
+        epoch=int(epoch, 16),
+        endpoint=links.endpoint,
+        host_id=host_id(),
+        transports=transports(config, core.scheduler.settings.device),
+        fingerprint=make_fingerprint(core.model.spec, core.pool.planes, page_size, drafter, build_name()),
+        max_context=core.scheduler.settings.max_context,
+        max_running=config.memory.max_running,
+        max_waiting=config.sched.max_waiting,
+        heartbeat_s=config.node.heartbeat_s,
+        lease_s=config.node.lease_s,
+    )
+
+
+def build_name() -> str:
+    try:
+        return importlib.metadata.version("baton")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
+def warm_up(core: NodeCore, log: Logger) -> None:
+    """One short answer, greedy, and one with every sampling feature: kernels compile before anybody waits for them."""
+    started = time.monotonic()
+    kinds = (
+        SamplingParams(max_tokens=3, temperature=0.0),
+        SamplingParams(3, 0.8, 8, 0.9, 0.01, 1.1, 0.1, 0.1, ((1, 0.5),), 1, (2,), 2),
+    )
+    for arrival, sampling in enumerate(kinds):
+        key = RequestKey("warm-up", 0, str(arrival), 0, 0)
+        core.scheduler.submit(Request(key, np.asarray(WARM_UP_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
+    while core.scheduler.requests or not core.loop.idle:
+        core.loop.step(block=True)
+    core.scheduler.take_events()
+    core.kv.flush_cache()
+    gc.freeze()  # what lives from here to the end need not be looked at by every collection
+    log.info("warm", seconds=round(time.monotonic() - started, 2))
+
+
+def check_at_exit(core: NodeCore, log: Logger) -> None:
+    """After a clean drain nothing may be left; say so if something is."""
+    try:
+        core.kv.check_integrity(idle=core.loop.idle and not core.scheduler.requests)
+    except BatonError as error:
+        log.error("KV memory does not add up", error=error)

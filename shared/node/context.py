@@ -1,0 +1,100 @@
+"""What both halves of a node share: its core, its identity, its books, and the few things they all do with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.core.errors import BatonError, ConfigError
+from shared.core.keys import RequestKey
+from shared.core.request import FinishReason, Request
+from shared.device.cpu import do_nothing
+from shared.node.assemble import NodeCore
+from shared.node.mail import Outbox
+from shared.node.routers import Routers
+from shared.node.tombstones import Tombstones
+from shared.observe.log_once import LogOnce
+from shared.observe.node_metrics import NodeMetrics
+from shared.sched.events import Ended
+from shared.transfer.group_thread import Group
+from shared.wire.messages import Fingerprint
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Who this node is and what it allows; never changes after start."""
+
+    role: str
+    node_id: str
+    epoch: int
+    endpoint: str  # where peers dial it
+    host_id: str
+    transports: tuple[str, ...]
+    fingerprint: Fingerprint
+    max_context: int
+    max_running: int
+    max_waiting: int = 1024
+    heartbeat_s: float = 0.5
+    lease_s: float = 60.0
+
+
+def no_group(transport: str, rank: int) -> Group:
+    raise ConfigError(f"this node makes no process groups, for {transport} neither")
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """Owned by the node's loop thread."""
+
+    core: NodeCore
+    facts: NodeFacts
+    routers: Routers
+    tombstones: Tombstones
+    metrics: NodeMetrics
+    log: LogOnce
+    clock: Callable[[], float]
+    wake: Callable[[], None] = do_nothing  # any thread: there is something for the loop to do
+    make_group: Callable[[str, int], Group] = no_group  # by transport and rank
+    wire_counts: Counter[str] = field(default_factory=Counter)  # the links' own count of what they dropped
+    outbox: Outbox = field(default_factory=Outbox)
+    ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know
+    draining: bool = False
+    then: str = ""  # draining: what follows once the node is idle, as in the Drain message
+    arrivals: int = 0
+
+    def next_arrival(self) -> int:
+        self.arrivals += 1
+        return self.arrivals
+
+    def drop(self, peer: str, kind: str) -> None:
+        """A message that is late, stale or makes no sense here: counted, and logged once per kind and peer."""
+        self.metrics.count("wire_errors")
+        self.log.warning((peer, kind), "dropped a message", peer=peer, why=kind)
+
+    def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
+        """Like `drop`, but messages that crossed with the end of their request are nobody's fault."""
+        if not self.tombstones.covers(key) and key not in self.core.scheduler.requests:
+            self.drop(peer, kind)
+
+    def end(self, key: RequestKey, error: BatonError) -> None:
+        """Tell the router about a sequence that never came as far as the scheduler."""
+        self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error.code, error.message))
+
+    def missing_adapter(self, req: Request) -> str:
+        """Empty when it needs none, or one that is here."""
+        if self.core.scheduler.settings.has_adapter(req):
+            return ""
+        return f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}"
+
+    def bad_ids(self, req: Request) -> str:
+        """What is wrong with a request's ids for this model; empty when nothing is."""
+        vocab_size = self.core.model.spec.vocab_size
+        outputs, sampling = req.output_ids, req.sampling
+        if len(req.prompt_ids) and int(req.prompt_ids.max()) >= vocab_size or any(i >= vocab_size for i in outputs):
+            return f"a token id beyond the vocabulary of {vocab_size}"
+        if any(token_id >= vocab_size for token_id, _ in sampling.logit_bias):
+            return f"logit_bias: a token id beyond the vocabulary of {vocab_size}"
+        if len(outputs) >= sampling.max_tokens:
+            return "output_ids: as many tokens as max_tokens allows, or more"
+        return ""

@@ -1,0 +1,97 @@
+"""What a node says about itself in its heartbeats: gauges, counters, step times. Reads the core, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shared.core.request import Request, RequestState
+from shared.device.events import Event
+from shared.engine.plan import StepPlan
+from shared.node.assemble import NodeCore
+from shared.observe.node_metrics import NodeMetrics
+from shared.wire.messages import MAX_NAMES, NodeLoad
+
+
+def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str]) -> NodeLoad:
+    """`offers`: requests that wait for memory outside the scheduler. Takes the samples since the last call."""
+    kv, scheduler = core.kv, core.scheduler
+    waiting = [*scheduler.waiting, *offers]
+    return NodeLoad(
+        pages_total=kv.allocator.num_total,
+        pages=kv.gauges(),
+        rows_total=kv.rows.num_total,
+        rows=_row_states(core),
+        waiting=len(waiting),
+        waiting_tokens=sum(req.num_tokens for req in waiting),
+        spec_width=scheduler.widths.choose(len(scheduler.running)),
+        counters=metrics.counters(),
+        observations=metrics.take_observations(),
+        hands_over=dict(list(hands_over.items())[:MAX_NAMES]),
+    )
+
+
+def _row_states(core: NodeCore) -> dict[str, int]:
+    """A partition of the rows. Of the active ones those that decode are running, the others prefill."""
+    tags = core.kv.row_gauges()
+    running = sum(req.state is RequestState.RUNNING for req in core.scheduler.requests.values())
+    running = min(running, tags["active"])
+    return {
+        "free": tags["free"],
+        "running": running,
+        "prefilling": tags["active"] - running,
+        "granted": tags["granted"],
+        "held": tags["held"],
+    }
+
+
+class StepWatch:
+    """Times steps from outside: the loop calls `look` after each of its own steps.
+
+    Idle time of the device is what passes between a step's end, noted by the worker, and the next launch, while
+    requests run. `clock` is called on the worker's thread too.
+    """
+
+    def __init__(self, core: NodeCore, metrics: NodeMetrics, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._metrics = metrics
+        self._clock = clock
+        self._launched: dict[int, float] = {}
+        self._ended_at: dict[int, float] = {}
+        self._last_step = -1
+        self._busy_before = False
+        self._counted: dict[str, float] = {}
+        self._steps = (0, 0)
+
+    def look(self, now: float) -> None:
+        open_steps = set()
+        for lease in self._core.engine.leases:
+            open_steps.add(lease.step)
+            if lease.step not in self._launched and isinstance(lease.work, StepPlan) and lease.result is not None:
+                self._began(lease.step, lease.done, now)
+        for step in [step for step in self._launched if step not in open_steps]:
+            self._metrics.observe("step_seconds", max(0.0, now - self._launched.pop(step)))
+        self._busy_before = len(self._core.scheduler.running) > 0
+
+    def _began(self, step: int, done: Event, now: float) -> None:
+        self._launched[step] = now
+        ended_at = self._ended_at.pop(self._last_step, None)
+        if ended_at is not None and self._busy_before:
+            self._metrics.count("device_idle_seconds", max(0.0, now - ended_at))
+        self._ended_at.clear()
+        self._last_step = step
+        done.add_callback(lambda _: self._ended(step))
+
+    def _ended(self, step: int) -> None:
+        """On the thread that completed the step: one dictionary entry, read by `_began`."""
+        self._ended_at[step] = self._clock()
+
+    def count(self) -> None:
+        """Bring the totals of scheduler and loop into the node's counters."""
+        now = self._core.scheduler.counters.totals()
+        for name, total in now.items():
+            self._metrics.count(name, total - self._counted.get(name, 0.0))
+        self._counted = now
+        steps = self._core.loop.num_steps, self._core.loop.num_failed_steps
+        self._metrics.count("steps", steps[0] - self._steps[0])
+        self._metrics.count("failed_steps", steps[1] - self._steps[1])
+        self._steps = steps

@@ -1,0 +1,116 @@
+"""Data parallelism inside a node: each rank has the whole model and runs it on some of a step's rows.
+
+    step   | row 0 | row 1 | row 2 | row 3 |      one scheduler, one batch, one sampler: rank 0's
+    rank 0 | row 0 | row 1 |
+    rank 1                 | row 2 | row 3 |      outputs go back to rank 0, in the order of rows
+
+Lock-step is a matter of course: every step is an order to every rank, and ends for all of them together. A rank without
+rows gets an empty order, writes nothing, and comes to the end all the same. Rows are dealt out anew in each step; that
+is free, for the pages of all rows lie in memory that all ranks share, and no rank keeps anything else.
+"""
+
+from __future__ import annotations
+
+import socket
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import torch
+
+from shared.core.errors import RankLost
+from shared.device.group import RankGroup
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelInputs, ModelOutput
+from shared.ranks.orders import Forward, hear, tell
+from shared.ranks.tp import inputs_of, order_of, out_of_step
+
+
+class RowRanks:
+    """Ranks: rank 0's side."""
+
+    def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
+        self._group = group
+        self._followers = followers
+
+    def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        own, *others = deal(inputs, self._group.size)
+        for follower, part in zip(self._followers, others, strict=True):
+            tell(follower, order_of(part))
+        try:
+            first = model.forward(own, kv)
+            rest = [self._receive(rank, part, first) for rank, part in enumerate(others, start=1)]
+            self._group.barrier()
+        except RankLost:
+            raise
+        except Exception as error:
+            raise out_of_step(error) from error
+        return joined([first, *rest])
+
+    def _receive(self, rank: int, part: ModelInputs, like: ModelOutput) -> ModelOutput:
+        """What another rank's forward gave; rank 0's own says in which shapes and dtypes."""
+        num_outputs, num_tokens = len(part.logits_idx), len(part.input_ids)
+        output = ModelOutput(
+            logits=like.logits.new_empty(num_outputs, *like.logits.shape[1:]),
+            hidden=like.hidden.new_empty(num_outputs, *like.hidden.shape[1:]),
+            aux=None if like.aux is None else like.aux.new_empty(num_tokens, *like.aux.shape[1:]),
+        )
+        for tensor in tensors_of(output):
+            self._group.receive(tensor, rank)
+        return output
+
+
+def follow_rows(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
+    """A follower's life beside RowRanks. Returns when rank 0 is through, or gone between two steps."""
+    with torch.inference_mode():
+        while (order := hear(orders, Forward)) is not None:
+            inputs = inputs_of(order)
+            if len(inputs.input_ids):
+                for tensor in tensors_of(model.forward(inputs, kv)):
+                    group.send(tensor, 0)
+            group.barrier()
+
+
+def deal(inputs: ModelInputs, size: int) -> list[ModelInputs]:
+    """One part per rank, of neighbouring rows with about as many tokens as the others'. The first row is rank 0's;
+    others may have none. Outputs are in the order of rows, as the engine makes them."""
+    bounds = inputs.cu_q_lens.tolist()
+    owners = [start * size // max(1, bounds[-1]) for start in bounds[:-1]]
+    wanted = inputs.logits_idx.tolist()
+    parts = []
+    for rank in range(size):
+        rows = slice(bisect_left(owners, rank), bisect_right(owners, rank))
+        tokens = slice(bounds[rows.start], bounds[rows.stop])
+        outputs = slice(bisect_left(wanted, tokens.start), bisect_left(wanted, tokens.stop))
+        parts.append(part_of(inputs, rows, tokens, outputs))
+    return parts
+
+
+def part_of(inputs: ModelInputs, rows: slice, tokens: slice, outputs: slice) -> ModelInputs:
+    return ModelInputs(
+        input_ids=inputs.input_ids[tokens],
+        positions=inputs.positions[tokens],
+        cu_q_lens=inputs.cu_q_lens[rows.start : rows.stop + 1] - tokens.start,
+        page_table=inputs.page_table[rows],
+        logits_idx=inputs.logits_idx[outputs] - tokens.start,
+        max_q_len=inputs.max_q_len,
+        max_seq_len=inputs.max_seq_len,
+        slots=None if inputs.slots is None else inputs.slots[tokens],
+        visible=None if inputs.visible is None else inputs.visible[tokens],
+        adapters=None if inputs.adapters is None else inputs.adapters[tokens],
+        encoder_lens=None if inputs.encoder_lens is None else inputs.encoder_lens[rows],
+    )
+
+
+def joined(parts: Sequence[ModelOutput]) -> ModelOutput:
+    aux = [part.aux for part in parts if part.aux is not None]
+    return ModelOutput(
+        logits=torch.cat([part.logits for part in parts]),
+        hidden=torch.cat([part.hidden for part in parts]),
+        aux=torch.cat(aux) if aux else None,
+    )
+
+
+def tensors_of(output: ModelOutput) -> list[torch.Tensor]:
+    """Those that have anything in them, in the order in which they travel."""
+    tensors = (output.logits, output.hidden, output.aux)
+    return [tensor for tensor in tensors if tensor is not None and tensor.numel()]

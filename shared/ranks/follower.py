@@ -1,0 +1,57 @@
+"""What a follower does from Start on: joins, loads, maps the node's pages, runs the forwards it is told."""
+
+from __future__ import annotations
+
+import socket
+
+import torch
+
+from shared.core.errors import RankLost
+from shared.device.group import RankGroup, file_store
+from shared.device.malloc import keep_freed_memory
+from shared.kv.layout import PlaneSpec, page_bytes
+from shared.kv.pool import KVPool, map_pool
+from shared.model.interface import Model
+from shared.model.kernels import Formats
+from shared.model.load import load_model
+from shared.model.shard import load_shard
+from shared.ranks.dp import follow_rows
+from shared.ranks.orders import Done, Pages, Start, hear, tell
+from shared.ranks.tp import follow
+
+
+def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None:
+    """Returns when rank 0 has parted. RankLost, ConfigError."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    tell(orders, Done())
+    group = RankGroup(file_store(start.store, start.size), start.rank, start.size, start.load_s)
+    model = load(start, group, threads)
+    pages = hear(orders, Pages)
+    if pages is None:
+        return
+    pool = map_pages(orders, pages, model)
+    group.be_patient(start.silence_s)
+    tell(orders, Done())
+    (follow_rows if start.shares_rows else follow)(orders, group, model, pool)
+
+
+def load(start: Start, group: RankGroup, threads: int) -> Model:
+    name, dtype, context = start.model, start.dtype, start.max_context
+    formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
+    own = start.adapters
+    if start.shares_rows:
+        return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
+    return load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
+
+
+def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:
+    """The node's pool. What a page holds behind the model's planes (a draft head's) is rank 0's."""
+    _, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
+    if not descriptors:
+        raise RankLost("the pages' descriptor did not come")
+    own = model.kv_planes(pages.page_size)
+    rest = pages.page_bytes - page_bytes(own)
+    planes = (*own, PlaneSpec("of rank 0", (rest,), torch.uint8)) if rest else own
+    memory = map_pool(descriptors[0], pages.num_pages, pages.page_bytes)
+    return KVPool(planes, pages.num_pages, pages.page_size, memory=memory)

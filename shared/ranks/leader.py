@@ -1,0 +1,150 @@
+"""The other ranks of this node, as rank 0 sees them: starts them, gives them the pages, watches them, outlives them.
+
+    start --> Done: they are loading --> join the group, load --> pages --> Done: mapped --> forwards ... --> close
+
+A node that loses a rank has no whole model any more and ends; none of its ranks may stay behind. That holds in both
+directions: a follower ends when its socket closes, when a meeting fails, and by the kernel's hand when rank 0 was
+killed (shared/core/orphan_guard.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.config import core_plan
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import CorePlan
+from shared.core.errors import RankLost
+from shared.device.group import RankGroup, file_store
+from shared.kv.pool import KVPool
+from shared.ranks.dp import RowRanks
+from shared.ranks.orders import Done, Pages, Start, hear, tell
+from shared.ranks.tp import ModelRanks, Ranks
+
+LOAD_S = 300.0  # ranks load at their own speeds
+FAREWELL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    rank: int
+    process: subprocess.Popen[bytes]
+    orders: socket.socket
+
+    def wait_done(self) -> None:
+        if hear(self.orders, Done) is None:
+            raise RankLost(f"rank {self.rank} did not come up (exit status {self.process.poll()})")
+
+
+class RankProcesses:
+    """Ranks 1 .. size - 1; none where a node has one rank. Owned by the node's loop thread."""
+
+    def __init__(self, config: NodeProcessConfig, node_id: str) -> None:
+        self._config = config
+        self._node_id = node_id
+        self._folder = ""
+        self._followers: list[Follower] = []
+        self._group: RankGroup | None = None  # until all have loaded; then only the forward stream meets the others
+        self.model_group: RankGroup | None = None  # the same, where the ranks have a part of the model each
+        self.ranks: Ranks | None = None
+
+    def start(self) -> None:
+        """Returns when all ranks are in the group: they load next, together."""
+        size, shares_rows = self._config.parallel.num_ranks, self._config.parallel.dp > 1
+        if size == 1:
+            return
+        self._folder = tempfile.mkdtemp(prefix="baton-ranks-")  # mode 0700
+        store = str(Path(self._folder) / "store")
+        for rank in range(1, size):
+            self._followers.append(self._start_one(rank, store))
+        for follower in self._followers:
+            follower.wait_done()
+        self._group = RankGroup(file_store(store, size), 0, size, LOAD_S)
+        orders = [follower.orders for follower in self._followers]
+        self.ranks = RowRanks(self._group, orders) if shares_rows else ModelRanks(self._group, orders)
+        self.model_group = None if shares_rows else self._group
+
+    def _start_one(self, rank: int, store: str) -> Follower:
+        config = self._config
+        cores = core_plan.of_rank(config.cores, rank, config.parallel.num_ranks)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            argv = rank_argv(self._node_id, rank, theirs.fileno(), cores)
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        follower = Follower(rank, process, ours)
+        ours.settimeout(LOAD_S)
+        tell(
+            ours,
+            Start(
+                rank=rank,
+                size=config.parallel.num_ranks,
+                shares_rows=config.parallel.dp > 1,
+                store=store,
+                model=config.model.model,
+                dtype=config.model.dtype,
+                kv_dtype=config.model.kv_dtype,
+                weight_dtype=config.model.weight_dtype,
+                max_context=config.model.max_context,
+                adapters=config.model.adapters,
+                load_s=LOAD_S,
+                silence_s=config.node.silence_s,
+            ),
+        )
+        return follower
+
+    def share(self, pool: KVPool) -> None:
+        """All ranks have loaded: give them the pages. From here on a rank that is silent for long is lost."""
+        for follower in self._followers:
+            tell(follower.orders, Pages(pool.num_pages, pool.page_size, pool.page_bytes))
+            socket.send_fds(follower.orders, [b"."], [pool.fd])
+        for follower in self._followers:
+            follower.wait_done()
+            follower.orders.settimeout(self._config.node.silence_s)
+        if self._group is not None:
+            self._group.be_patient(self._config.node.silence_s)
+            pool.seal()
+
+    def check(self) -> None:
+        """RankLost when one has ended; costs a system call each."""
+        for follower in self._followers:
+            status = follower.process.poll()
+            if status is not None:
+                raise RankLost(f"rank {follower.rank} ended with status {status}")
+
+    def close(self) -> None:
+        """They end when they are told to, or at once. Idempotent."""
+        for follower in self._followers:
+            follower.orders.close()
+        for follower in self._followers:
+            end(follower.process)
+        self._followers.clear()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(FAREWELL_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def rank_argv(node_id: str, rank: int, descriptor: int, cores: CorePlan) -> Sequence[str]:
+    """What must be known before torch loads; all else comes with Start. -P as for all our processes."""
+    return (
+        *(sys.executable, "-P", "-m", "shared.ranks.process"),
+        *(f"--rank={rank}", f"--of={node_id}", f"--parent-pid={os.getpid()}", f"--orders={descriptor}"),
+        *(f"--threads={core_plan.num_threads(cores)}", f"--cpus={','.join(map(str, cores.cpus))}"),
+        f"--wait-policy={cores.wait_policy}",
+    )

@@ -1,0 +1,62 @@
+"""One of a node's other ranks, as a process: `python -m shared.ranks.process`, started by rank 0 and nobody else.
+
+Nothing heavy is loaded before the core plan is applied. It takes no signals: rank 0 does, and closes the socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+
+from shared.config import core_plan
+from shared.config.flags import parse_int_list
+from shared.config.settings import CorePlan
+from shared.core.errors import ConfigError, RankLost
+from shared.core.orphan_guard import die_with_parent
+from shared.observe.log import Logger
+from shared.ranks.orders import Start, hear
+
+
+def main() -> int:
+    """0: rank 0 has parted; 1: the ranks lost one another."""
+    args = make_parser().parse_args()
+    die_with_parent(args.parent_pid)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    core_plan.apply(CorePlan(threads=args.threads, cpus=args.cpus, wait_policy=args.wait_policy))
+    with socket.socket(fileno=args.orders) as orders:
+        start = hear(orders, Start)
+        return (
+            run(start, orders, args.threads, Logger(f"{args.of}.{args.rank}", sys.stderr)) if start is not None else 0
+        )
+
+
+def run(start: Start, orders: socket.socket, threads: int, log: Logger) -> int:
+    from shared.ranks.follower import follow_to_the_end
+
+    try:
+        follow_to_the_end(start, orders, threads)
+    except RankLost as error:
+        log.warning("out of step", error=error)
+        return 1
+    except ConfigError:  # rank 0 says the same, to the person who can mend it
+        return 1
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--of")
+    parser.add_argument("--parent-pid", type=int)
+    parser.add_argument("--orders", type=int)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--cpus", type=parse_int_list, default=())
+    parser.add_argument("--wait-policy")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

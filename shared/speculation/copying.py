@@ -1,0 +1,58 @@
+"""CopyingDrafter: where a row's last tokens stood before in its own text its drafts are what followed there, elsewhere
+a draft head's (the two together as in SuffixDecoding, arXiv 2411.04975, whose suffix tree is a plain lookup here).
+
+A copy is as long as the window and costs next to nothing: in a step in which every row copies the head is not asked.
+Knows nothing of heads, and of acceptance.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shared.engine.drafter import Drafter
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.future_map import FutureMap
+from shared.engine.verify import Drafts, Verified
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelOutput
+from shared.speculation.ngram import copies_of
+
+
+class CopyingDrafter:
+    """A Drafter around a head's. What it relays, hands over and caches is the head's alone, so that it fits every peer
+    that the head fits."""
+
+    reads_history = True
+
+    def __init__(self, head: Drafter, shortest: int) -> None:
+        """`shortest`: tokens that must have stood before, 1 to LONGEST_MATCH."""
+        self._head = head
+        self._shortest = shortest
+        self.state_name = head.state_name
+        self.relay_specs = head.relay_specs
+        self.key_lookahead = head.key_lookahead
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return self._head.kv_planes(page_size)
+
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        copies, matched = copies_of(fb, future_map)
+        stood = matched >= self._shortest
+        if stood.device.type == "cpu" and bool(stood.all()):  # on a GPU the host would wait for the answer
+            return Drafts(copies)
+        return merge(stood.unsqueeze(1), copies, self._head.propose(fb, future_map, kv))
+
+    def extend(
+        self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
+    ) -> dict[str, torch.Tensor]:
+        return self._head.extend(fb, output, verified, future_map, kv)
+
+
+def merge(stood: torch.Tensor, copies: torch.Tensor, drafts: Drafts) -> Drafts:
+    """Chains `copies` (D, n) int64 for the rows of `stood` (D, 1) bool, among trees if the others are."""
+    ids = torch.where(stood, copies, drafts.ids)
+    if drafts.parents is None:
+        return Drafts(ids)
+    before = torch.arange(ids.shape[1], device=ids.device)
+    return Drafts(ids, torch.where(stood, before, drafts.parents))

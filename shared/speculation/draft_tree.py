@@ -1,0 +1,105 @@
+"""A tree of drafts out of one head (EAGLE-2, arXiv 2406.16858): every level the `topk` likeliest nodes go on, each with
+`topk` children, and in the end the likeliest nodes of all levels are verified. A node is as likely as all drafts on the
+way to it together, so a node that is kept has kept ancestors.
+
+        slot         L-1          L .. L+k-1         L+k .. L+2k-1
+    head sees    (bonus, f)        level 1              level 2         at positions L, L+1: siblings share one
+    head says     level 1       k x k of level 2     k x k of level 3
+
+What is drawn first at each node is the target's own draw if the head is right. Knows nothing of weights and acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.verify import Drafts
+from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftHead
+from shared.speculation.draw import Draw
+from shared.speculation.views import alternatives_of
+
+
+@dataclass(slots=True)
+class Level:
+    """Candidates of one depth, n for each of D rows: their ids, how likely they are (summed logarithms), and which
+    candidate each follows, counted over all levels, -1: the bonus token."""
+
+    ids: torch.Tensor  # (D, n) int64
+    scores: torch.Tensor  # (D, n) float32
+    parents: torch.Tensor  # (D, n) int64
+
+
+@dataclass(slots=True)
+class Frontier:
+    """The k nodes of the newest level that go on: their places over all levels, what each stands on."""
+
+    places: torch.Tensor  # (D, k) int64
+    path: torch.Tensor  # (D, k, depth) int64: ids of the drafts on the way, its own the last
+    scores: torch.Tensor  # (D, k)
+    features: torch.Tensor  # (D, k, *hidden_shape): the head's state one slot before
+    seen: torch.Tensor  # (D, k) int64: the window's slots that its ancestors were fed at, as bits
+
+
+def num_levels(width: int, topk: int, steps: int) -> int:
+    """How deep a tree may be whose levels but the last are fed at slots of a window of `width` tokens."""
+    return min(steps, 1 + width // topk)
+
+
+def grow(
+    head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, first: Level, hidden: torch.Tensor, steps: int
+) -> Drafts:
+    """`first`: the topk likeliest tokens after the bonus token; hidden (D, *hidden_shape): the head's state there."""
+    topk = first.ids.shape[1]
+    levels = [first]
+    frontier = Frontier(
+        places=torch.arange(topk, device=first.ids.device).expand_as(first.ids),
+        path=first.ids.unsqueeze(2),
+        scores=first.scores,
+        features=hidden.unsqueeze(1).expand(-1, topk, *hidden.shape[1:]),
+        seen=torch.zeros_like(first.ids),
+    )
+    for depth in range(1, num_levels(fb.plan.width, topk, steps)):
+        num_before = sum(level.ids.shape[1] for level in levels)
+        level, frontier = _next_level(head, draw, fb, kv, frontier, depth, num_before)
+        levels.append(level)
+    return _likeliest(levels, fb.plan.width - 1)
+
+
+def _next_level(
+    head: DraftHead, draw: Draw, fb: ForwardBatch, kv: KVPool, frontier: Frontier, depth: int, num_before: int
+) -> tuple[Level, Frontier]:
+    """Feeds the frontier, nodes of `depth`, to the head; their children, which `num_before` candidates come before, and
+    those of them that go on."""
+    num_rows, topk, _ = frontier.path.shape
+    slots = torch.arange((depth - 1) * topk, depth * topk, device=frontier.path.device)
+    seen = frontier.seen | (1 << slots)
+    view = alternatives_of(fb, depth - 1, slots, seen)
+    hidden = head.forward(frontier.path[:, :, -1].reshape(-1), frontier.features.flatten(0, 1), view, kv)
+    ids, log_probs = draw.candidates(head, hidden, frontier.path, topk)
+    scores = frontier.scores.unsqueeze(2) + log_probs
+    parents = frontier.places.unsqueeze(2).expand_as(ids)
+    level = Level(ids.flatten(1), scores.flatten(1), parents.flatten(1))
+    chosen = level.scores.topk(topk, dim=1).indices
+    parent = chosen // topk
+    row = torch.arange(num_rows, device=chosen.device).unsqueeze(1)
+    path = torch.cat([frontier.path[row, parent], level.ids.gather(1, chosen).unsqueeze(2)], dim=2)
+    features = hidden.view(num_rows, topk, *hidden.shape[1:])[row, parent]
+    best = level.scores.gather(1, chosen)
+    return level, Frontier(num_before + chosen, path, best, features, seen.gather(1, parent))
+
+
+def _likeliest(levels: list[Level], num_nodes: int) -> Drafts:
+    """Of equally likely candidates those that come first, so that an ancestor never misses."""
+    ids = torch.cat([level.ids for level in levels], dim=1)
+    scores = torch.cat([level.scores for level in levels], dim=1)
+    parents = torch.cat([level.parents for level in levels], dim=1)
+    ranking = scores.sort(dim=1, descending=True, stable=True).indices
+    kept = ranking[:, :num_nodes].sort(dim=1).values
+    numbers = torch.zeros_like(ids)
+    numbers.scatter_(1, kept, torch.arange(1, num_nodes + 1, device=ids.device).expand_as(kept))
+    above = parents.gather(1, kept)
+    return Drafts(ids.gather(1, kept), torch.where(above < 0, 0, numbers.gather(1, above.clamp(min=0))))

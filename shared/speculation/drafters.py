@@ -1,0 +1,43 @@
+"""From settings to a draft algorithm. HashLM's heads are HashDraft, all others EAGLE-3 heads on disk."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from shared.config.settings import SpecConfig
+from shared.core.errors import ConfigError
+from shared.engine.drafter import Drafter
+from shared.model.eagle_head import DraftTarget
+from shared.model.hashlm.draft import HashDraft
+from shared.model.hashlm.model import HashLM
+from shared.model.interface import Model
+from shared.model.load import load_eagle_head
+from shared.speculation.copying import CopyingDrafter
+from shared.speculation.eagle import EagleWorkerV2
+from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
+from shared.speculation.ngram import NgramWorkerV2
+
+
+def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter | None:
+    """`name` is what the model was loaded by: a shipped head is found under it. ConfigError names what does not fit."""
+    if config.spec == "none":
+        return None
+    if config.spec == "ngram":
+        return NgramWorkerV2()
+    if model.spec.has_encoder:
+        raise ConfigError(f"--spec {config.spec}: draft heads are for models without an encoder; take ngram or none")
+    head = _head_drafter(config, name, model, threads)
+    return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
+
+
+def _head_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter:
+    vocab_size = model.spec.vocab_size
+    if isinstance(model, HashLM):
+        if config.spec == "eagle":
+            return EagleWorkerV2(HashDraft(model), vocab_size, config.spec_topk, config.spec_steps)
+        layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
+        return MultiLayerEagleWorkerV2(layers, vocab_size)
+    target = cast(DraftTarget, model)  # what is loaded from files and has no encoder is a Llama
+    head = load_eagle_head(config.spec_head, name, target, threads=threads)
+    target.capture_aux(head.aux_layers)
+    return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)

@@ -1,0 +1,89 @@
+"""EagleWorkerV2: drafts from one head that runs on its own hidden states (EAGLE-3, arXiv 2503.01840), as a chain, or
+as a tree (shared/speculation/draft_tree.py). A chain:
+
+    slot                  L-1                L            L+1
+    head sees     (bonus, feature)   (draft 1, hidden)  (draft 2, hidden)        L = committed, feature: the target's
+    head says          draft 1            draft 2           draft 3
+                  `- extend of the       `- propose: width - 2 forwards, whose slots the next extend
+                     step before            writes again, with the target's own features
+
+What crosses from extend to propose is SGLang's relay: topk_index, hidden_states, of a tree topk_p too (and the bonus
+token). Knows nothing of the head's weights and of acceptance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
+from shared.engine.verify import Drafts, Verified
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftHead
+from shared.model.interface import ModelOutput
+from shared.speculation.draft_tree import Level, grow
+from shared.speculation.draw import Draw
+from shared.speculation.views import features_of, per_row, view_of, window_of
+
+
+class EagleWorkerV2:
+    """A Drafter. Relayed per row: topk_index (topk,) int64 the first drafts, of a tree topk_p (topk,) float32 what the
+    head thinks of them, hidden_states the head's state at slot L - 1. topk 1: a chain as long as the window; else a
+    tree of at most `steps` levels."""
+
+    key_lookahead = 1
+    reads_history = False
+
+    def __init__(self, head: DraftHead, vocab_size: int, topk: int = 1, steps: int = 1) -> None:
+        self._head = head
+        self._vocab_size = vocab_size
+        self._topk, self._steps = topk, steps
+        self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
+        self.relay_specs = (
+            *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),
+            RelaySpec("topk_index", (topk,), torch.int64),
+            RelaySpec("hidden_states", head.hidden_shape, head.hidden_dtype),
+        )
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return self._head.kv_planes(page_size)
+
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        plan, first = fb.plan, fb.plan.num_prefill
+        rows = FutureIndices(fb.future.indices[first:])
+        ids, hidden = future_map.relayed("topk_index", rows), future_map.relayed("hidden_states", rows)
+        draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
+        if self._topk > 1:
+            level = Level(ids, future_map.relayed("topk_p", rows).log(), torch.full_like(ids, -1))
+            return grow(self._head, draw, fb, kv, level, hidden, self._steps)
+        return self._chain(fb, draw, kv, ids[:, 0], hidden)
+
+    def _chain(self, fb: ForwardBatch, draw: Draw, kv: KVPool, draft: torch.Tensor, hidden: torch.Tensor) -> Drafts:
+        plan = fb.plan
+        committed, drafts = fb.committed[plan.num_prefill :], [draft]
+        for i in range(plan.width - 2):
+            hidden = self._head.forward(draft, hidden, window_of(fb, (committed + i).unsqueeze(1)), kv)
+            draft = draw.next(self._head, hidden, draft, committed + i + 1)
+            drafts.append(draft)
+        return Drafts(torch.stack(drafts, dim=1))
+
+    def extend(
+        self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
+    ) -> dict[str, torch.Tensor]:
+        """Draft KV of every token from the target's features, and the first draft of the next step."""
+        hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
+        emitting = np.flatnonzero(fb.plan.emits)
+        if not len(emitting):
+            return {}
+        rows = torch.from_numpy(emitting).to(hidden.device)
+        last = hidden[verified.last_token_idx[rows]]
+        draw = Draw(fb, future_map, self._vocab_size, emitting)
+        bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
+        state = {"hidden_states": last}
+        if self._topk > 1:
+            state["topk_index"], state["topk_p"] = draw.first(self._head, last, bonus, positions, self._topk)
+        else:
+            state["topk_index"] = draw.next(self._head, last, bonus, positions).unsqueeze(1)
+        return per_row(state, rows, fb.plan.batch_size)

@@ -1,0 +1,126 @@
+"""MultiLayerEagleWorkerV2: one draft layer per draft (MTP: DeepSeek-V3, arXiv 2412.19437, section 2.2).
+
+    slot            L-1                 L                    L+1                      L = committed
+    layer 0   (bonus, feature)                                                        says draft 1, in extend
+    layer 1   (bonus, 0 at L-2)   (draft 1, 0 at L-1)                                 says draft 2
+    layer 2   (bonus, 1 at L-2)   (draft 1, 1 at L-1)   (draft 2, 1 at L)             says draft 3
+                                  `- propose: layer i runs over i slots, which the next extend writes again
+
+A layer's input is the token after its slot and the hidden state of the layer before one slot back (layer 0: the
+target's feature of the slot itself), so every layer looks one token ahead and no more. Hidden states that are looked up
+one slot back lie in a plane of the pages: found again after chunks, prefix-cache hits and hand-offs. Knows nothing of
+the layers' weights and of acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from shared.engine.forward_batch import ForwardBatch
+from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
+from shared.engine.verify import Drafts, Verified
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.draft_head import DraftHead
+from shared.model.interface import ModelOutput
+from shared.speculation.draw import Draw
+from shared.speculation.views import features_of, per_row, view_of, window_of
+
+HIDDEN_PLANE = "mtp_hidden"
+
+
+class MultiLayerEagleWorkerV2:
+    """A Drafter over two layers or more of one feature shape; a window is at most one token wider than there are
+    layers. Relayed per row: topk_index (1,) int64 the first draft."""
+
+    key_lookahead = 1
+    reads_history = False
+
+    def __init__(self, layers: Sequence[DraftHead], vocab_size: int) -> None:
+        self._layers = tuple(layers)
+        self._vocab_size = vocab_size
+        self.state_name = f"mtp, layers {' '.join(layer.weights_hash for layer in self._layers)}"
+        self.relay_specs = (RelaySpec("topk_index", (1,), torch.int64),)
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        first = self._layers[0]
+        shape = (len(self._layers) - 1, page_size, *first.hidden_shape)
+        planes = [plane for layer in self._layers for plane in layer.kv_planes(page_size)]
+        return (*planes, PlaneSpec(HIDDEN_PLANE, shape, first.hidden_dtype))
+
+    def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
+        plan, first = fb.plan, fb.plan.num_prefill
+        if plan.width > len(self._layers) + 1:
+            raise ValueError(f"a window of {plan.width} tokens needs {plan.width - 1} layers: {len(self._layers)}")
+        rows = FutureIndices(fb.future.indices[first:])
+        draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
+        committed, drafts = fb.committed[first:], future_map.relayed("topk_index", rows)
+        kept = KeptHidden(fb, kv)
+        below = kept.none(len(committed))
+        for i in range(1, plan.width - 1):
+            slots = committed.unsqueeze(1) + torch.arange(i, device=committed.device)
+            features = torch.cat([kept.before(first, i - 1).unsqueeze(1), below], dim=1)
+            hidden = self._layers[i].forward(drafts.reshape(-1), features.flatten(0, 1), window_of(fb, slots), kv)
+            below = hidden.view_as(features)
+            draft = draw.next(self._layers[i], below[:, -1], drafts[:, -1], slots[:, -1] + 1)
+            drafts = torch.cat([drafts, draft.unsqueeze(1)], dim=1)
+        return Drafts(drafts)
+
+    def extend(
+        self, fb: ForwardBatch, output: ModelOutput, verified: Verified, future_map: FutureMap, kv: KVPool
+    ) -> dict[str, torch.Tensor]:
+        """Draft KV of every token in every layer, and the first draft of the next step."""
+        view, kept = view_of(fb), KeptHidden(fb, kv)
+        features = features_of(self._layers[0], output)
+        first = hidden = self._layers[0].forward(verified.next_ids, features, view, kv)
+        for i, layer in enumerate(self._layers[1:]):
+            features = kept.one_slot_back(hidden, i)
+            kept.keep(hidden, i)
+            hidden = layer.forward(verified.next_ids, features, view, kv)
+        emitting = np.flatnonzero(fb.plan.emits)
+        if not len(emitting):
+            return {}
+        rows = torch.from_numpy(emitting).to(first.device)
+        draw = Draw(fb, future_map, self._vocab_size, emitting)
+        last = first[verified.last_token_idx[rows]]
+        ids = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
+        state = {"topk_index": ids.unsqueeze(1)}
+        return per_row(state, rows, fb.plan.batch_size)
+
+
+class KeptHidden:
+    """The plane of hidden states that the next layer looks up one slot back, for one step's tokens."""
+
+    def __init__(self, fb: ForwardBatch, kv: KVPool) -> None:
+        self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
+        self._inputs = fb.inputs
+        self._rows = torch.from_numpy(fb.token_rows).to(fb.inputs.positions.device)
+        self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
+
+    def none(self, num_rows: int) -> torch.Tensor:
+        """(num_rows, 0, H)"""
+        return self._plane.new_zeros((num_rows, 0, self._plane.shape[3]))
+
+    def keep(self, hidden: torch.Tensor, layer: int) -> None:
+        """hidden (T, H) of all tokens of the step."""
+        self._plane[:, layer][self._places(self._rows, self._inputs.positions)] = hidden
+
+    def before(self, first_row: int, layer: int) -> torch.Tensor:
+        """What a layer left in the slot before each row's first token, from row `first_row` on; zeros at position 0."""
+        starts = self._starts[first_row:]
+        positions = self._inputs.positions[starts]
+        found = self._plane[:, layer][self._places(self._rows[starts], (positions - 1).clamp(min=0))]
+        return found * (positions > 0).unsqueeze(1)
+
+    def one_slot_back(self, hidden: torch.Tensor, layer: int) -> torch.Tensor:
+        """hidden (T, H) of `layer` moved one slot on, with what an earlier step left at each row's beginning."""
+        moved = hidden.roll(1, dims=0)
+        moved[self._starts] = self.before(0, layer)
+        return moved
+
+    def _places(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        page_size = self._plane.shape[2]
+        return self._inputs.page_table[rows, positions // page_size].to(torch.int64), positions % page_size

@@ -1,0 +1,112 @@
+"""Which transports a node has, which of them two nodes use, and the two ends of one. Knows nothing of pages."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from shared.config.endpoints import UNPROVEN
+from shared.core.errors import ConfigError
+from shared.kv.pool import KVPool
+from shared.transfer import nixl
+from shared.transfer.cuda_ipc import CudaIpc
+from shared.transfer.frames import FrameReceiver, FrameSender
+from shared.transfer.group_thread import PairGroup
+from shared.transfer.interface import PageReceiver, PageSender
+from shared.transfer.remote import RemoteReceiver, RemoteSender
+from shared.transfer.shm import ShmReceiver, ShmSender
+from shared.transfer.staged import STAGED, StagedReceiver, StagedSender
+from shared.transfer.torch_groups import make_torch_group
+
+PREFERENCE = ("cuda_ipc", "shm", "nccl", "nixl", "zmq", "gloo")  # best first, while nothing was measured
+UNTRIED = ("cuda_ipc", "nccl", "nixl")  # never run on hardware: only for those who ask for them by name
+SAME_HOST = ("cuda_ipc", "shm")
+NAMESPACES = ("pid", "user")  # of /proc/self/ns: processes in others can't open our descriptors
+
+
+def usable_transports(device: str) -> tuple[str, ...]:
+    """What this system and this torch have for pages on that kind of device, best first."""
+    can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+    has = {
+        "cuda_ipc": device == "cuda" and sys.platform == "linux",
+        "nixl": nixl.is_installed(),
+        "shm": device == "cpu" and can_share,
+        "nccl": device == "cuda" and dist.is_available() and dist.is_nccl_available(),
+        "zmq": device == "cpu",
+        "gloo": device == "cpu" and sys.platform == "linux" and dist.is_available() and dist.is_gloo_available(),
+    }
+    return tuple(name for name in PREFERENCE if has[name])
+
+
+def available_transports(setting: str, device: str = "cpu", *, trusts_network: bool = False) -> tuple[str, ...]:
+    """What `--transport` allows here, best first. `auto` is everything that has been run, but libraries' own
+    connections only where the network is trusted: nobody proves who he is there."""
+    usable = usable_transports(device)
+    if setting == "auto":
+        tried = [name for name in usable if name not in UNTRIED]
+        return tuple(name for name in tried if trusts_network or name not in UNPROVEN)
+    if setting not in usable:
+        raise ConfigError(f"--transport {setting} can't work here; this machine has auto, {', '.join(usable)}")
+    return (setting,)
+
+
+def choose_transport(
+    host_id: str, transports: Sequence[str], peer_host_id: str, peer_transports: Sequence[str]
+) -> str | None:
+    """The first of the peer's, who has measured them, that we have too; shared memory only on one host. None: refuse
+    the offer."""
+    for name in peer_transports:
+        if name in transports and (name not in SAME_HOST or host_id == peer_host_id):
+            return name
+    return None
+
+
+def host_id() -> str:
+    """Equal for two processes exactly when one may open the other's descriptors: one boot, namespaces, one user."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            parts = [file.read().strip()]
+        parts += [str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in NAMESPACES]
+    except OSError:  # no /proc: nothing can be shared, so be alone
+        return secrets.token_hex(8)
+    return hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
+
+
+def make_sender(name: str, pool: KVPool) -> PageSender:
+    if name == "shm":
+        return ShmSender(pool)
+    if name == "zmq":
+        return FrameSender(pool)
+    if name in STAGED:
+        return StagedSender(name, pool)
+    if name in ("cuda_ipc", "nixl"):
+        return RemoteSender(pool, open_library(name, pool))
+    raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
+
+
+def make_receiver(name: str, pool: KVPool) -> PageReceiver:
+    if name == "shm":
+        return ShmReceiver(pool)
+    if name == "zmq":
+        return FrameReceiver(pool)
+    if name in STAGED:
+        return StagedReceiver(name, pool)
+    if name in ("cuda_ipc", "nixl"):
+        return RemoteReceiver(pool, open_library(name, pool))
+    raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
+
+
+def open_library(name: str, pool: KVPool) -> CudaIpc | nixl.Nixl:
+    """ConfigError where it is not installed."""
+    return CudaIpc(pool) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
+
+
+def make_pair_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> PairGroup:
+    """Starts connecting at once, on a thread of its own. host: the address that gloo listens on and dials from."""
+    return PairGroup(make_torch_group(name, host, device), rank, wake)

@@ -1,0 +1,260 @@
+"""A node's core on HashLM, and the workloads and cells that the equivalence tests draw by seed."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.device.simulated import World
+from shared.device.streams import make_streams
+from shared.engine.drafter import Drafter
+from shared.engine.plan import StepResult
+from shared.model.hashlm.draft import HashDraft
+from shared.model.hashlm.model import HashLM
+from shared.model.hashlm.reference import reference_stream, seq2seq_stream
+from shared.model.hashlm.seq2seq import HashSeq2Seq
+from shared.model.hashlm.stages import split
+from shared.model.interface import AdapterSpec, Model
+from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.ranks.tp import Ranks
+from shared.sched.events import Emitted, Ended
+from shared.sched.settings import SchedSettings
+from shared.speculation.copying import CopyingDrafter
+from shared.speculation.eagle import EagleWorkerV2
+from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
+from shared.speculation.ngram import NgramWorkerV2
+
+EOS = 95
+MAX_CONTEXT = 512
+MAX_RETRACTIONS = 20  # forced ones: a prompt retracted every few steps for ever would never end
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload: what goes in, and by `expected` what must come out."""
+
+    rid: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    window: int = 0  # the model's
+    adapter: str = ""  # digest
+    encoder: bool = False  # whether the model has one
+
+    def request(self, handoff_to: str | None = None) -> Request:
+        key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
+        prompt = np.asarray(self.prompt, np.int64)
+        return Request(key, prompt, self.sampling, self.seed, self.rid, handoff_to=handoff_to, adapter=self.adapter)
+
+    def expected(self) -> list[int]:
+        return self.expected_of(self.seed)
+
+    def expected_of(self, seed: int) -> list[int]:
+        num = self.sampling.max_tokens
+        if self.encoder:
+            return seq2seq_stream(self.prompt, self.sampling, seed, num)
+        return reference_stream(self.prompt, self.sampling, seed, num, window=self.window, adapter=self.adapter)
+
+
+@dataclass(frozen=True)
+class CoreKnobs:
+    backend: str = "inline"
+    overlap: bool = True
+    chunk_size: int = 64
+    mix: bool = True
+    page_size: int = 16
+    num_pages: int = 200
+    max_running: int = 8
+    prefix_cache: bool = True
+    spec: str = "eagle"  # none, ngram, eagle or mtp; eagle and mtp with HashDraft. Without effect at width 1
+    width: int = 1
+    topk: int = 1  # above 1 eagle drafts trees, of so many levels:
+    steps: int = 1
+    copies: int = 0  # spec_copies
+    draw_widths: bool = False  # each step of another width, up to `width`; a tree whole or not at all
+    hit_rate: int = 70
+    needs_cpu_seq_lens: bool = False
+    shared_memory: bool = False
+    max_ungranted_pages: int = 1 << 30
+    cold_pages: int = 0  # the cold tier's, in memory and
+    cold_file_pages: int = 0  # in its file
+    window: int = 0  # the model's sliding window, of all its layers
+    layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
+    encoder: bool = False  # the model is HashSeq2Seq
+    stages: int = 1  # 2: the model is a pipeline, a layer per stage
+    seed: int = 0
+    adapters: tuple[str, ...] = ()  # digests, which are their names too
+
+
+class DrawnWidths:
+    """A WidthChoice that learns nothing."""
+
+    def __init__(self, widths: Sequence[int], seed: int) -> None:
+        self._widths, self._rng = widths, random.Random(seed)
+
+    def choose(self, num_rows: int) -> int:
+        return self._rng.choice(self._widths)
+
+    def observe(self, result: StepResult) -> None:
+        """Nothing to learn."""
+
+
+def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
+    if knobs.width == 1 or knobs.spec == "none":
+        return None
+    if knobs.spec == "ngram":
+        return NgramWorkerV2()
+    layers = [HashDraft(model, knobs.hit_rate, layer) for layer in range(knobs.width - 1)]
+    vocab_size = model.spec.vocab_size
+    head: Drafter = EagleWorkerV2(layers[0], vocab_size, knobs.topk, knobs.steps)
+    if knobs.spec == "mtp":
+        head = MultiLayerEagleWorkerV2(layers, vocab_size)
+    return CopyingDrafter(head, knobs.copies) if knobs.copies else head
+
+
+def make_core(
+    knobs: CoreKnobs,
+    world: World | None = None,
+    drafter: Drafter | None = None,
+    *,
+    model: HashLM | None = None,
+    ranks: Ranks | None = None,
+) -> NodeCore:
+    """`drafter`, `model`: others than the knobs name. `ranks`: where the model is one rank's part."""
+    if knobs.backend == "simulated" and world is None:
+        world = World(knobs.seed)
+    adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
+    model = model or HashLM(max_context=MAX_CONTEXT, window=knobs.window, adapters=adapters)
+    drafter = drafter or make_drafter(knobs, model)
+    served: Model = HashSeq2Seq(MAX_CONTEXT) if knobs.encoder else model
+    settings = SchedSettings(
+        page_size=knobs.page_size,
+        max_context=MAX_CONTEXT,
+        chunk_size=knobs.chunk_size,
+        mixed_chunk_size=knobs.chunk_size,
+        width=knobs.width if drafter is not None else 1,
+        mix=knobs.mix,
+        needs_cpu_seq_lens=knobs.needs_cpu_seq_lens,
+        max_ungranted_pages=knobs.max_ungranted_pages,
+        layer_ends=knobs.layer_ends,
+    )
+    sizes = CoreSizes(
+        knobs.num_pages,
+        knobs.max_running,
+        knobs.prefix_cache,
+        knobs.shared_memory,
+        knobs.cold_pages,
+        knobs.cold_file_pages,
+    )
+    streams = make_streams(knobs.backend, world=world, num_stages=knobs.stages)
+    drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
+    widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
+    stages = split(model) if knobs.stages > 1 else ()
+    how = {"overlap": knobs.overlap, "widths": widths, "ranks": ranks, "stages": stages}
+    return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
+
+
+@dataclass
+class Outcome:
+    streams: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    ends: dict[str, Ended] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def take(self, core: NodeCore) -> list[object]:
+        """Move the scheduler's events in here; gives back those that are not tokens or ends."""
+        others: list[object] = []
+        for event in core.scheduler.take_events():
+            if isinstance(event, Emitted):
+                stream = self.streams[event.key.rid]
+                known = stream[event.first_pos : event.first_pos + len(event.ids)]
+                assert list(event.ids[: len(known)]) == known, f"{event.key} repeated other tokens"
+                assert event.first_pos <= len(stream), f"{event.key} left a gap"
+                stream.extend(event.ids[len(known) :])
+            elif isinstance(event, Ended):
+                assert event.key.rid not in self.ends, f"{event.key} ended twice"
+                self.ends[event.key.rid] = event
+            else:
+                others.append(event)
+        return others
+
+
+def draw_jobs(rng: random.Random, count: int, temperature: float | None = None, max_prompt: int = 150) -> list[Job]:
+    """Prompts with shared beginnings, so that the prefix cache matters; all sampling features somewhere."""
+    stems = [tuple(rng.randrange(95) for _ in range(rng.randrange(5, max_prompt))) for _ in range(3)]
+    jobs = []
+    for rid in range(count):
+        stem = rng.choice(stems)
+        prompt = stem[: rng.randrange(1, len(stem) + 1)] + tuple(rng.randrange(95) for _ in range(rng.randrange(0, 20)))
+        jobs.append(Job(rid, prompt, draw_sampling(rng, temperature), rng.getrandbits(63)))
+    return jobs
+
+
+def draw_sampling(rng: random.Random, temperature: float | None = None) -> SamplingParams:
+    penalised = rng.random() < 0.4
+    return SamplingParams(
+        max_tokens=rng.choice([1, 2, 5, 17, 40, 80]),
+        temperature=rng.choice([0.0, 0.8]) if temperature is None else temperature,
+        top_k=rng.choice([0, 0, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.0, 0.05]),
+        repetition_penalty=1.2 if penalised else 1.0,
+        presence_penalty=rng.choice([0.0, 0.5]) if penalised else 0.0,
+        frequency_penalty=rng.choice([0.0, 0.3]) if penalised else 0.0,
+        logit_bias=((7, 1.5), (8, -2.0)) if rng.random() < 0.2 else (),
+        min_tokens=rng.choice([0, 0, 4]),
+        stop_token_ids=(EOS,) if rng.random() < 0.7 else (),
+        num_logprobs=rng.choice([-1, -1, 0, 3]),
+    )
+
+
+def run_local(
+    core: NodeCore,
+    jobs: Sequence[Job],
+    *,
+    retract_every: int = 0,
+    rng: random.Random | None = None,
+    budget: int = 20000,
+) -> Outcome:
+    """Submit all jobs to one core, in a few waves, and run it dry; retract somebody now and then."""
+    outcome, left, loops, retractions = Outcome(), list(jobs), 0, 0
+    rng = rng or random.Random(0)
+    while left or core.scheduler.requests or not core.loop.idle:
+        loops += 1
+        assert loops < budget, f"no end after {loops} loops: {len(core.scheduler.requests)} requests open"
+        while left and rng.random() < 0.5:
+            core.scheduler.submit(left.pop(0).request())
+        core.loop.step(block=True)
+        outcome.take(core)
+        if retract_every and loops % retract_every == 0 and retractions < MAX_RETRACTIONS:
+            retract_somebody(core, rng)
+            retractions += 1
+    outcome.num_steps = core.loop.num_steps
+    return outcome
+
+
+def retract_somebody(core: NodeCore, rng: random.Random) -> None:
+    holders = [req for req in core.scheduler.running.reqs if req.state.value == "running"]
+    if holders:
+        core.scheduler.retract(rng.choice(holders))
+
+
+def assert_whole(core: NodeCore) -> None:
+    """Nothing leaked: with the cache flushed, every page and row is free again."""
+    core.kv.check_integrity(idle=True)
+    core.kv.flush_cache()
+    core.kv.check_integrity(idle=True)
+    assert core.kv.allocator.num_free == core.kv.allocator.num_total
+    assert not core.scheduler.requests and not core.engine.leases
+
+
+def assert_streams(jobs: Sequence[Job], outcome: Outcome) -> None:
+    for job in jobs:
+        assert outcome.streams[f"r{job.rid}"] == job.expected(), f"stream of r{job.rid} ({job.sampling})"
+        assert outcome.ends[f"r{job.rid}"].reason.value in ("stop", "length")

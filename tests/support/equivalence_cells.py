@@ -1,0 +1,311 @@
+"""Cells of the equivalence matrix: what is drawn by seed, how a cell is run, and what is watched while it runs.
+
+The oracle is the stream; beside it every verify must accept what HashDraft's hash says, freed pages are poisoned, and
+the books must add up while everything is in flight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from shared.core.request import RequestState
+from shared.engine.plan import StepPlan, StepResult
+from shared.kv.pages import PageIds
+from shared.model.hashlm.draft import expected_accept_len
+from shared.node.assemble import NodeCore
+from shared.node.node import Node
+from shared.sched.events import Emitted, Ended
+from shared.wire.messages import Prebuilt, Ready
+from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core
+from tests.support.node_pair import Net, expected, make_node
+
+POISON = 0xA5
+HIT_RATE = 70
+MAX_RETRACTIONS = 20  # forced ones: a prompt that is retracted every few steps for ever would never end
+AXES: dict[str, tuple] = {
+    "overlap": (True, False),
+    "chunk_size": (3, 16, 64),
+    "page_size": (1, 16, 64),
+    "mode": ("disaggregated", "local", "mixed"),
+    "retract": (True, False),
+    "temperature": (0.0, 0.8),
+    "prefix_cache": (True, False),
+    "spec": ("off", "ngram", "chain", "tree", "mtp", "copies"),
+    "backend": ("simulated", "cpu", "simulated", "inline"),  # twice as often: only it finds what is unordered
+    "host_lengths": (True, False),
+    "offload": ("off", "memory", "file"),
+    "stages": (1, 2),
+}
+SPECS: dict[str, dict] = {
+    "off": {},
+    "ngram": {"spec": "ngram", "width": 4},
+    "chain": {"spec": "eagle", "width": 4},
+    "tree": {"spec": "eagle", "width": 7, "topk": 2, "steps": 2},  # all that can be drafted is verified
+    "mtp": {"spec": "mtp", "width": 4},
+    "copies": {"spec": "eagle", "width": 6, "topk": 2, "steps": 3, "copies": 1},
+}
+COLD_TOKENS = {"off": (0, 0), "memory": (320, 0), "file": (64, 512)}  # memory, file
+NUM_PAGES = {1: (300, 600, 900), 16: (22, 40, 100), 64: (7, 12, 30)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    overlap: bool
+    chunk_size: int
+    page_size: int
+    mode: str
+    retract: bool
+    temperature: float
+    prefix_cache: bool
+    spec: str
+    backend: str
+    host_lengths: bool
+    offload: str
+    stages: int
+
+    def pairs(self) -> set[tuple[str, object, str, object]]:
+        values = [(axis.name, getattr(self, axis.name)) for axis in fields(self)]
+        return {(*one, *other) for one, other in itertools.combinations(values, 2)}
+
+
+def all_pairs() -> set[tuple[str, object, str, object]]:
+    found = set()
+    for (one, values), (other, others) in itertools.combinations(AXES.items(), 2):
+        found |= {(one, a, other, b) for a in values for b in others}
+    return found
+
+
+def draw_cell(rng: random.Random) -> Cell:
+    return Cell(**{name: rng.choice(values) for name, values in AXES.items()})
+
+
+def knobs_of(cell: Cell, rng: random.Random, seed: int) -> CoreKnobs:
+    return CoreKnobs(
+        backend=cell.backend,
+        overlap=cell.overlap,
+        chunk_size=cell.chunk_size,
+        mix=cell.mode == "mixed" or (cell.mode == "disaggregated" and rng.random() < 0.5),
+        page_size=cell.page_size,
+        num_pages=rng.choice(NUM_PAGES[cell.page_size]),
+        max_running=rng.choice([3, 6]),
+        prefix_cache=cell.prefix_cache,
+        **SPECS[cell.spec],
+        hit_rate=HIT_RATE,
+        needs_cpu_seq_lens=cell.host_lengths,
+        stages=cell.stages,
+        cold_pages=COLD_TOKENS[cell.offload][0] // cell.page_size,
+        cold_file_pages=COLD_TOKENS[cell.offload][1] // cell.page_size,
+        seed=seed,
+    )
+
+
+@dataclass
+class Watch:
+    """Counts, and the checks that look inside."""
+
+    decode_steps: int = 0
+    steps: int = 0
+    verifies: int = 0
+    retractions: int = 0
+    readmissions: int = 0  # by stash, out of the cold tier
+    restored_pages: int = 0
+    outcomes: Counter = field(default_factory=Counter)
+
+    def on(self, core: NodeCore, most: int = 16) -> None:
+        """`most`: tokens that a verify may accept, however wide; a tree is wider than it is deep."""
+        self._count_steps(core)
+        self._check_accepts(core, most)
+        core.kv.allocator.on_free = lambda pages: poison(core, pages)
+
+    def _count_steps(self, core: NodeCore) -> None:
+        launch = core.engine.launch
+
+        def count(plan: StepPlan):  # noqa: ANN202
+            self.steps += 1
+            self.decode_steps += plan.num_prefill < plan.batch_size
+            return launch(plan)
+
+        core.engine.launch = count  # type: ignore[method-assign]
+
+    def _check_accepts(self, core: NodeCore, most: int) -> None:
+        process, scheduler = core.scheduler.process, core.scheduler
+        drafter = core.engine.worker.drafter
+        foresees = drafter is not None and not drafter.reads_history  # copies are right when they are
+
+        def check(result: StepResult) -> None:
+            for b, row_id in enumerate(result.row_ids):
+                req = scheduler.requests.get(row_id.key)
+                alive = req is not None and req.incarnation == row_id.incarnation
+                if foresees and b >= result.num_prefill and alive:
+                    accepted = int(result.accept_lens[b])
+                    committed = int(result.seq_lens[b]) - accepted
+                    wanted = expected_accept_len(committed, min(result.width, most), HIT_RATE)
+                    assert accepted == wanted, (
+                        f"{row_id.key}: a verify at {committed} accepted {accepted}, not {wanted}"
+                    )
+                    self.verifies += 1
+            process(result)
+
+        scheduler.process = check  # type: ignore[method-assign]
+
+    def off(self, core: NodeCore) -> None:
+        """The cell is over."""
+        self.readmissions += core.scheduler.counters.readmissions
+        self.restored_pages += core.scheduler.counters.restored_pages
+        assert not core.scheduler.counters.offload_failures
+
+
+def most_accepted(knobs: CoreKnobs) -> int:
+    return knobs.width if knobs.topk == 1 else knobs.steps + 1
+
+
+def poison(core: NodeCore, pages: PageIds) -> None:
+    """Freed memory never looks like KV. Written by the host at the moment of the free: the steps in flight that can
+    still read it are zombies."""
+    for page in pages.tolist():
+        core.pool.page_view(page)[:] = POISON
+
+
+def retract_somebody(core: NodeCore, rng: random.Random) -> None:
+    holders = [req for req in core.scheduler.running.reqs if req.state is RequestState.RUNNING]
+    holders += list(core.scheduler.granted.values())
+    if holders:
+        core.scheduler.retract(rng.choice(holders))
+
+
+@dataclass
+class Retractor:
+    """Forced retraction: somebody, now and then, and at most so often."""
+
+    core: NodeCore
+    rng: random.Random
+    every: int  # 0: never
+    left: int = MAX_RETRACTIONS
+    rounds: int = 0
+
+    def maybe(self) -> int:
+        self.rounds += 1
+        if not self.every or self.rounds % self.every or not self.left:
+            return 0
+        self.left -= 1
+        retract_somebody(self.core, self.rng)
+        return 1
+
+
+def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encoder: bool = False) -> Cell:
+    """Draw everything from the seed, run it, compare every stream with the reference, look for leaks. With a `window`
+    or an `encoder` no draft head and no cold tier, which are for models that read everything, and that as text."""
+    rng = random.Random(seed)
+    cell = draw_cell(rng)
+    if window or encoder:
+        cell = replace(cell, spec=rng.choice(["off", "ngram"]), offload="off")
+    if encoder:
+        cell = replace(cell, stages=1)
+    knobs, jobs = knobs_of(cell, rng, seed), draw_jobs(rng, num_jobs, cell.temperature)
+    knobs = replace(knobs, window=window, encoder=encoder)
+    jobs = [replace(job, window=window, encoder=encoder) for job in jobs]
+    every = rng.choice([5, 9, 14]) if cell.retract else 0
+    run = run_disaggregated if cell.mode == "disaggregated" else run_alone
+    run(knobs, jobs, every, rng, watch)
+    watch.outcomes[cell.mode] += 1
+    return cell
+
+
+def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Random, watch: Watch) -> None:
+    core = make_core(knobs)
+    watch.on(core, most_accepted(knobs))
+    retractor, left = Retractor(core, rng, every), list(jobs)
+    streams: dict[str, list[int]] = {f"r{job.rid}": [] for job in jobs}
+    ends: dict[str, str] = {}
+    try:
+        for _ in _rounds(lambda: bool(left or core.scheduler.requests or not core.loop.idle)):
+            while left and rng.random() < 0.5:
+                core.scheduler.submit(left.pop(0).request())
+            core.loop.step(block=True)
+            for event in core.scheduler.take_events():
+                if isinstance(event, Emitted):
+                    assert event.first_pos == len(streams[event.key.rid])
+                    streams[event.key.rid].extend(event.ids)
+                elif isinstance(event, Ended):
+                    assert ends.setdefault(event.key.rid, event.reason.value) in ("stop", "length"), event
+            watch.retractions += retractor.maybe()
+            if retractor.rounds % 16 == 0:
+                core.check_integrity()
+        for job in jobs:
+            assert streams[f"r{job.rid}"] == job.expected(), f"stream of r{job.rid}: {job.sampling}"
+        assert len(ends) == len(jobs)
+        assert_whole_core(core)
+        watch.off(core)
+    finally:
+        core.close()
+
+
+def run_disaggregated(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Random, watch: Watch) -> None:
+    """A prefill and a decode node, messages carried by hand: pages and records may change their order. Every fourth
+    prompt is short enough, so to say, and goes to the decode node alone."""
+    nodes = (make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs))
+    p, d = nodes
+    for node in nodes:
+        watch.on(node.ctx.core, most_accepted(knobs))
+    net, retractor, left = Net(nodes, knobs.seed), Retractor(d.ctx.core, rng, every), list(jobs)
+    net.hold = lambda src, dst, message: isinstance(message, Ready | Prebuilt) and rng.random() < 0.2
+    keys = {}
+    try:
+        for rounds in _rounds(lambda: bool(left) or not _ended(net, keys) or not all(node.idle for node in nodes)):
+            while left and rng.random() < 0.5:
+                job = left.pop(0)
+                local = job.rid % 4 == 0
+                keys[job.rid] = net.generate(d if local else p, job, None if local else d)
+            if not sum([net.tick(name) for name in net.nodes]):
+                net.release_held(shuffle=True)
+                _pause(nodes)
+            if rounds % 7 == 0:
+                net.release_held(shuffle=True)
+            watch.retractions += retractor.maybe()
+            if rounds % 16 == 0:
+                d.ctx.core.check_integrity()
+        for job in jobs:
+            assert net.router.streams[keys[job.rid]] == expected(job), f"stream of r{job.rid}: {job.sampling}"
+            ends = net.router.ends[keys[job.rid]]
+            # One grant that is retracted while the first token ends its request ends on both nodes, and equally.
+            assert len(ends) == 1 or (len(ends) == 2 and ends[0] == ends[1] and ends[0].num_output_tokens == 1), ends
+            assert ends[0].reason in ("stop", "length"), ends
+        for node in nodes:
+            assert_whole_core(node.ctx.core)
+            watch.off(node.ctx.core)
+    finally:
+        for node in nodes:
+            node.ctx.core.close()
+
+
+def _ended(net: Net, keys: dict) -> bool:
+    return all(net.router.ends[key] for key in keys.values())
+
+
+def _pause(nodes: Sequence[Node]) -> None:
+    """Nothing moved: on threads give them the core; a simulated world moves by being asked."""
+    leases = [node.ctx.core.engine.leases for node in nodes]
+    if any(open_ and open_[0].result is not None and open_[0].done.driver is None for open_ in leases):
+        time.sleep(0.0002)
+
+
+def _rounds(go_on: Callable[[], bool], budget: int = 60_000):  # noqa: ANN202
+    """Counts up to a budget that only a livelock reaches."""
+    rounds = 0
+    while go_on():
+        rounds += 1
+        assert rounds < budget, f"no end after {rounds} rounds"
+        yield rounds
+
+
+def assert_whole_core(core: NodeCore) -> None:
+    core.check_integrity(idle=True)
+    core.kv.flush_cache()
+    core.check_integrity(idle=True)
+    assert core.kv.allocator.num_free == core.kv.allocator.num_total
+    assert not core.scheduler.requests and not core.engine.leases

@@ -1,0 +1,321 @@
+"""One seed from start to rest: builds the cluster, lets clients and faults loose, then demands that everything ends,
+that nothing is left anywhere, and that the cluster serves again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from prefill_node.side import PrefillSide
+from shared.core.errors import BatonError
+from shared.core.sampling_params import SamplingParams
+from shared.wire.peers import Inbound
+from tests.support.sim.clients import Client, WrongStream
+from tests.support.sim.faults import Faults
+from tests.support.sim.hosts import NodeHost, RouterHost
+from tests.support.sim.oracles import RouterOracle, Violation, check_node_s_friends
+from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan, draw_plan
+from tests.support.sim.report import SeedReport
+from tests.support.sim.timers import Timers
+from tests.support.sim.trace import Trace
+from tests.support.sim.watch import Watch, watching_requests
+from tests.support.sim.wire import Network
+
+CALM_S = 30.0  # after the last fault every request must have ended by then
+TRY_AGAIN = ("connection refused", "no_nodes")
+MAX_REFUSALS, RETRY_AFTER_S = 12, 0.25
+CHECK_SHARE = 0.02  # of all rounds of a node end with its books being checked
+SETTLE_S = 8.0  # and so long every node may take to be back in every registry
+GRACE_S = 1.0  # a deadline is looked at a few times a second, by clocks that differ
+FINE = ("done", "hung up")
+ALARMS = ("two nodes disagree on a token", "malformed token run")
+# A router that has restarted may get what was meant for its last life, a harsh network brings things twice.
+STRAYS = "tokens for a request that is not open"
+
+
+class Cluster:
+    def __init__(self, plan: ClusterPlan) -> None:
+        self.plan = plan
+        self.rng = random.Random(plan.seed ^ 0x5EED)
+        self.trace, self.timers, self.watch = Trace(), Timers(), Watch()
+        self.net = Network(self.timers, self.rng, self.trace, plan.silence_s, plan.queue_messages)
+        self.nodes = [NodeHost(self.net, node, plan, self.rng) for node in plan.nodes]
+        self.routers = [RouterHost(self.net, router, plan, self.rng) for router in plan.routers]
+        self.clients = [Client(number, client) for number, client in enumerate(plan.clients)]
+        self.faults = Faults(self.net, self.nodes, self.routers, self.rng, plan.is_gentle)
+        self._oracles: dict[tuple[str, int], RouterOracle] = {}  # one for each life of a router
+
+    def run(self) -> None:
+        self._start()
+        calm_at = self._let_loose()
+        self.timers.run_until(calm_at)
+        self._calm_down()
+        self._wait_for_clients(calm_at)
+        self._check_ends()
+        self._wait_for_rest()
+        self._probe()
+        self._wait_for_rest()
+        self._check_rest()
+
+    def close(self) -> None:
+        for host in self.nodes:
+            if host.node is not None:
+                host.node.ctx.core.close()
+
+    # ---- phases
+
+    def _start(self) -> None:
+        for router in self.routers:
+            router.on_round, router.on_tick, router.before = self._router_round, self._router_tick, self._router_hears
+            router.start()
+        for host in self.nodes:
+            host.on_round = self._node_round
+            self.timers.after(self.rng.uniform(0, 0.3), host.start)
+
+    def _let_loose(self) -> float:
+        """Sets every arrival and fault; gives the time at which the last fault is over."""
+        for client in self.clients:
+            router = self.rng.choice(self.routers)
+            self.timers.at(client.plan.at, lambda c=client, r=router: self._open(c, r))  # type: ignore[misc]
+        for fault in self.plan.faults:
+            self.timers.at(fault.at, lambda f=fault: self.faults.strike(f))  # type: ignore[misc]
+        self.timers.at(0.9, lambda: self.faults.be_harsh(self.plan.message_faults))
+        return max(self.plan.last_arrival + 2.0, *(fault.at + fault.lasts + 0.1 for fault in self.plan.faults))
+
+    def _open(self, client: Client, router: RouterHost) -> None:
+        """A router that is away, or has no nodes, is tried again, or another one."""
+        if router.is_frozen:
+            self.timers.after(RETRY_AFTER_S, lambda: self._open(client, router))
+            return
+        client.open(router, self.timers.now)
+        if client.outcome in TRY_AGAIN and client.refusals < MAX_REFUSALS:
+            client.refused()
+            other = self.rng.choice(self.routers)
+            self.timers.after(RETRY_AFTER_S, lambda: self._open(client, other))
+            return
+        opened = [f"{router.name}/{rid}#" for rid in client.rids]
+        self.trace.note(self.timers.now, client.name, f"opens {opened}: {client.outcome or 'fine'}")
+        hang_up = client.plan.hangs_up_after
+        if hang_up is not None and hang_up >= 0:
+            self.timers.after(hang_up, lambda: self._hang_up(client))
+
+    def _hang_up(self, client: Client) -> None:
+        if client.router is not None and client.router.is_frozen:
+            self.timers.after(RETRY_AFTER_S, lambda: self._hang_up(client))
+            return
+        client.hang_up(self.timers.now)
+        self.trace.note(self.timers.now, client.name, f"hangs up {client.rids}")
+
+    def _node_round(self, host: NodeHost) -> None:
+        self.watch.look_at_node(host)
+        if host.node is not None and host.port is not None and host.port.told_gone:
+            check_node_s_friends(host)
+        if self.rng.random() < CHECK_SHARE and host.node is not None:
+            try:
+                host.node.ctx.core.kv.check_integrity(idle=False)
+            except BatonError as error:
+                raise Violation(f"{host.name} while it runs: {error.message}", host.name) from error
+
+    def _oracle(self, host: RouterHost) -> RouterOracle:
+        return self._oracles.setdefault((host.name, host.lives), RouterOracle(self.plan.silence_s))
+
+    def _router_hears(self, host: RouterHost, inbound: Inbound) -> None:
+        self._oracle(host).before(inbound, host, self.timers.now)
+
+    def _router_tick(self, host: RouterHost) -> None:
+        self._oracle(host).check_mute(host, self.timers.now)
+
+    def _router_round(self, host: RouterHost) -> None:
+        self.watch.look_at_router(host)
+        self._oracle(host).after(host, self.timers.now)
+        for client in self.clients:
+            if client.router is host and client.is_open:
+                client.read(self.timers.now)
+                if client.outcome is not None:
+                    self.trace.note(self.timers.now, client.name, f"is over: {client.outcome}")
+
+    def _calm_down(self) -> None:
+        self.trace.note(self.timers.now, "network", "FAULTS are over")
+        self.faults.end()
+        for router in self.routers:
+            router.restart()
+
+    def _wait_for_clients(self, calm_at: float) -> None:
+        limit = calm_at + (self.plan.request_timeout_s + GRACE_S if self.plan.is_harsh else CALM_S)
+        self.timers.run_until(limit, stop=lambda: all(client.outcome for client in self.clients))
+        for client in self.clients:
+            client.read(self.timers.now)
+            if client.outcome is None:
+                assert client.router is not None
+                waited = self.timers.now - client.opened_at
+                word = f"{client.router.name}/{client.rids[0]}#"
+                raise Violation(f"{client.name} ({word}) is still open after {waited:.1f} s", word)
+
+    def _check_ends(self) -> None:
+        for client in self.clients:
+            took, outcome = client.ended_at - client.opened_at, client.outcome
+            word = f"{client.router.name}/{client.rids[0]}#" if client.router and client.rids else ""
+            if took > self.plan.request_timeout_s + GRACE_S:
+                raise Violation(f"{client.name} ({word}) took {took:.1f} s: its deadline was not kept", word)
+            if outcome == "deadline_exceeded" and not self.plan.is_harsh:
+                raise Violation(f"{client.name} ({word}) hung until its deadline", word)
+            if outcome not in FINE and self.plan.is_gentle:
+                raise Violation(f"{client.name} ({word}) ended with {outcome} though nothing broke", word)
+            if outcome not in (*FINE, "overloaded") and client.ended_at < self.faults.first_at:
+                raise Violation(f"{client.name} ({word}) ended with {outcome} before any fault", word)
+        for router in self.routers:
+            alarms = (*ALARMS, STRAYS) if router.lives == 1 and not self.plan.is_harsh else ALARMS
+            alarm = next((told for told in router.log.told if told in alarms), None)
+            if alarm is not None:
+                raise Violation(f"{router.name} says: {alarm}")
+
+    def _wait_for_rest(self) -> None:
+        """Lost aborts are made up for by leases and deadlines, within their time."""
+        limit = self.timers.now + 2 * self.plan.lease_s + (self.plan.request_timeout_s if self.plan.is_harsh else 0.0)
+        self.timers.run_until(limit, stop=self._all_idle)
+        if not self._all_idle():
+            raise Violation(f"not at rest: {'; '.join(filter(None, map(leftovers, self.nodes)))}")
+
+    def _all_idle(self) -> bool:
+        return all(host.node is not None and host.node.idle for host in self.nodes)
+
+    def _probe(self) -> None:
+        """Every node is back in every registry, and every router serves."""
+        self.timers.run_until(self.timers.now + SETTLE_S, stop=self._all_known)
+        if not self._all_known():
+            raise Violation(f"not back: {self._missing()}")
+        encoder = self.plan.nodes[0].knobs.encoder
+        for number, router in enumerate(self.routers):
+            plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, encoder=encoder)
+            probe = Client(1000 + number, ClientPlan(self.timers.now, (plan,)))
+            self.clients.append(probe)
+            self._open(probe, router)
+        self.timers.run_until(self.timers.now + SETTLE_S, stop=lambda: all(c.outcome for c in self.clients))
+        bad = next((client for client in self.clients[-len(self.routers) :] if client.outcome != "done"), None)
+        if bad is not None:
+            raise Violation(f"{bad.name}, sent when all was well, ended with {bad.outcome}", bad.name)
+
+    def _all_known(self) -> bool:
+        return not self._missing()
+
+    def _missing(self) -> list[str]:
+        return [f"{h.name} at {r.name}" for r in self.routers for h in self.nodes if not is_known(h, r)]
+
+    def _check_rest(self) -> None:
+        for host in self.nodes:
+            check_node(host)
+        for router in self.routers:
+            check_router(router)
+
+    # ---- results
+
+    @property
+    def num_steps(self) -> int:
+        living = sum(host.node.ctx.core.loop.num_steps for host in self.nodes if host.node is not None)
+        return living + sum(host.num_steps for host in self.nodes)
+
+
+def is_known(host: NodeHost, router: RouterHost) -> bool:
+    if host.node is None or router.gateway is None:
+        return False
+    facts = host.node.ctx.facts
+    node = router.registry.find(facts.node_id, facts.epoch)
+    return node is not None and node.is_there and node.load is not None
+
+
+def leftovers(host: NodeHost) -> str:
+    if host.node is None:
+        return f"{host.name} is dead"
+    if host.node.idle:
+        return ""
+    requests = [f"{req.key} {req.state.value}" for req in host.node.ctx.core.scheduler.requests.values()]
+    outside = [f"{req.key} outside" for req in host.node.side.outside()]
+    return f"{host.name}: {', '.join(requests + outside) or 'steps in flight'}"
+
+
+def check_node(host: NodeHost) -> None:
+    """Nothing leaked, in any book."""
+    assert host.node is not None
+    core, side = host.node.ctx.core, host.node.side
+    try:
+        core.kv.check_integrity(idle=True)
+        core.kv.flush_cache()
+        core.kv.check_integrity(idle=True)
+    except BatonError as error:
+        raise Violation(f"{host.name}: {error.message}", host.name) from error
+    if core.kv.allocator.num_free != core.kv.allocator.num_total:
+        raise Violation(f"{host.name}: {core.kv.allocator.num_total - core.kv.allocator.num_free} pages are not free")
+    books: dict[str, object] = {"scheduler.ungranted": core.scheduler.ungranted, "engine.leases": core.engine.leases}
+    if isinstance(side, PrefillSide):
+        books |= {
+            "offered": side.bootstrap.offered,
+            "followers": [h for handoffs in side.bootstrap._followers.values() for h in handoffs],
+            "leaders": side.bootstrap._followers,
+            "granted": side.inflight.granted,
+        }
+    else:
+        transfers = side.transfers  # type: ignore[attr-defined]
+        books |= {"open": transfers.open, "held": transfers.held}
+    left = [name for name, book in books.items() if book]
+    if left:
+        raise Violation(f"{host.name}: something is left in {', '.join(left)}")
+
+
+def check_router(router: RouterHost) -> None:
+    router.journal.check_integrity()
+    if len(router.journal) or router.gateway is None or router.gateway.num_open:
+        raise Violation(f"{router.name}: requests are left in its journal")
+    for node in router.registry:
+        if node.open_sequences or node.open_prompt_tokens:
+            work = f"{node.open_sequences} sequences, {node.open_prompt_tokens} prompt tokens"
+            raise Violation(f"{router.name} thinks that {node.node_id} has {work} to do")
+
+
+def run_seed(
+    seed: int,
+    *,
+    keeps_timeline: bool = False,
+    word: str = "",
+    change: Callable[[ClusterPlan], ClusterPlan] = lambda plan: plan,
+) -> SeedReport:
+    """Never raises: what goes wrong, in an oracle or in the code under test, is in the report."""
+    report, started = SeedReport(seed), time.process_time()
+    cluster = Cluster(change(draw_plan(seed)))
+    try:
+        with watching_requests(cluster.watch.steps):
+            cluster.run()
+    except (Violation, WrongStream) as error:
+        report.failure = f"{type(error).__name__}: {error}"
+        word = word or (error.word if isinstance(error, Violation) else error.rid.partition("#")[0] + "#")
+    except Exception as error:
+        report.failure = f"{type(error).__name__}: {error}\n{where(error)}"
+    finally:
+        cluster.close()
+    fill(report, cluster, time.process_time() - started)
+    if report.failure or keeps_timeline:
+        report.timeline = cluster.trace.lines(word)
+    return report
+
+
+def fill(report: SeedReport, cluster: Cluster, cpu_s: float) -> None:
+    plan = cluster.plan
+    report.mood, report.num_nodes = plan.mood, len(plan.nodes)
+    report.num_requests = sum(len(client.requests) for client in plan.clients)
+    report.num_tokens = sum(client.num_tokens for client in cluster.clients)
+    report.num_steps, report.num_messages = cluster.num_steps, cluster.net.num_delivered
+    report.cpu_s, report.engine_s = cpu_s, sum(host.engine_s for host in cluster.nodes)
+    report.sim_s = cluster.timers.now
+    report.hits, report.transitions = cluster.faults.hits, cluster.watch.steps
+    report.outcomes = Counter(client.outcome or "open" for client in cluster.clients)
+    report.digest = cluster.trace.digest()
+
+
+def where(error: BaseException) -> str:
+    """The innermost frames, one line each."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(f"  {trace.tb_frame.f_code.co_filename.rpartition('/main/')[2]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return "\n".join(frames[-8:])

@@ -1,0 +1,122 @@
+"""What must hold at every moment, not only at the end: rules that another mechanism would make up for in time, so that
+no stream would ever show that they are broken.
+
+    a node works for routers that it is in touch with, and for peers that it has not been told are gone
+    a router waits for no node that has been mute for long
+    an attempt does not begin before what was emitted when it was sent
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from decode_node.side import DecodeSide
+from prefill_node.side import PrefillSide
+from router.journal import OpenRequest
+from router.registry import Node
+from shared.core.keys import RequestKey
+from shared.wire.messages import Tokens
+from shared.wire.peers import Inbound, Received
+from tests.support.sim.hosts import NodeHost, RouterHost
+
+TOLERANCE_S = 0.6  # two ticks of a router, and a little
+
+
+class Violation(AssertionError):
+    """An oracle said no. `word` finds the culprit in the trace."""
+
+    def __init__(self, what: str, word: str = "") -> None:
+        super().__init__(what)
+        self.word = word
+
+
+# ---- nodes
+
+
+def check_node_s_friends(host: NodeHost) -> None:
+    """After a round. Whoever a node was told is gone is of no use to any request there."""
+    assert host.node is not None and host.port is not None
+    routers, gone = host.node.ctx.routers, host.port.told_gone
+    for key in host.node.ctx.core.scheduler.requests:
+        if routers.peer_of(key) is None:
+            raise Violation(f"{host.name} works on {key}, whose router is gone", host.name)
+    for key, peer in waited_for(host):
+        if peer in gone:
+            raise Violation(f"{host.name} waits for {peer} with {key}, and was told that it is gone", host.name)
+
+
+def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
+    """Hand-offs that need something of a peer."""
+    assert host.node is not None
+    side = host.node.side
+    if isinstance(side, PrefillSide):
+        for handoff in [*side.bootstrap.offered.values(), *side.inflight.granted.values()]:
+            yield handoff.key, handoff.peer
+    elif isinstance(side, DecodeSide):
+        for waiting in side.prealloc._offers:
+            yield waiting.request.key, waiting.source
+        for arriving in side.transfers.open.values():
+            if arriving.needs_source:
+                yield arriving.key, arriving.source
+
+
+# ---- routers
+
+
+@dataclass
+class RouterOracle:
+    """Of one life of one router."""
+
+    silence_s: float
+    _heard: dict[str, float] = field(default_factory=dict)  # peer -> when a message of it was handled last
+    _began_at: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # (rid, attempt) -> tokens of each
+
+    def before(self, inbound: Inbound, host: RouterHost, now: float) -> None:
+        """A message that will be handled next."""
+        if isinstance(inbound, Received):
+            self._heard[inbound.peer] = now
+            if isinstance(inbound.message, Tokens):
+                self._check_tokens(inbound.message, host)
+
+    def _check_tokens(self, message: Tokens, host: RouterHost) -> None:
+        for run in message.runs:
+            began_at = self._began_at.get((run.key.rid, run.key.attempt))
+            is_ours = (run.key.router_id, run.key.router_epoch) == (host.name, host.lives)
+            if is_ours and began_at is not None and run.first_pos < began_at[run.key.seq_index]:
+                word = f"{host.name}/{run.key.rid}#"
+                at = f"token {run.first_pos} of {word}{run.key.attempt}.{run.key.seq_index}"
+                raise Violation(
+                    f"{message.node_id} computed {at}, which was out before that attempt: "
+                    f"{began_at[run.key.seq_index]} were",
+                    word,
+                )
+
+    def after(self, host: RouterHost, now: float) -> None:
+        """A message or a tick was handled."""
+        for request in host.journal.all():
+            key = (request.rid, request.attempt)
+            if request.attempt and request.nodes and key not in self._began_at:
+                self._began_at[key] = [len(sequence.ids) for sequence in request.sequences]
+
+    def check_mute(self, host: RouterHost, now: float) -> None:
+        """After a tick."""
+        limit = self.silence_s + TOLERANCE_S
+        for request in host.journal.all():
+            for node in needed(request):
+                mute_s = now - self._heard.get(node.peer, now)
+                if mute_s > limit:
+                    word = f"{host.name}/{request.rid}#"
+                    raise Violation(f"{host.name} waits for {node.node_id} with {word}, mute for {mute_s:.1f} s", word)
+
+    def woke(self, now: float) -> None:
+        """The router was frozen: nobody could be heard."""
+        self._heard = dict.fromkeys(self._heard, now)
+
+
+def needed(request: OpenRequest) -> tuple[Node, ...]:
+    """Nodes without which it does not go on."""
+    begun = all(s.is_closed or i in request.begun_by_decode for i, s in enumerate(request.sequences))
+    if request.decode is not None and begun:
+        return (request.decode,)
+    return request.nodes

@@ -1,0 +1,120 @@
+"""Runs the cluster simulation over many seeds, on all cores, and replays one.
+
+python -m tests.support.sim.run --seeds 1000            # until 1,000 seeds have counted
+python -m tests.support.sim.run --replay 4711           # one seed, with its timeline
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+from shared.config import core_plan
+from shared.config.settings import CorePlan
+from tests.support.sim.report import SeedReport
+from tests.support.sim.summary import Summary
+
+PROGRESS_S = 5.0
+TIMELINE_LINES = 400
+
+
+def prepare() -> None:
+    """In each process, before torch is loaded."""
+    core_plan.apply(CorePlan(threads=1))
+    logging.disable(logging.CRITICAL)  # failed steps and the like are on purpose here
+    import tests.support.sim.cluster  # noqa: F401
+
+    gc.freeze()  # what is loaded by now stays: collections need not look at it again
+
+
+def run_one(seed: int) -> SeedReport:
+    from tests.support.sim.cluster import run_seed
+
+    return run_seed(seed)
+
+
+def run_many(first: int, wanted: int, jobs: int, budget_s: float = float("inf")) -> Summary:
+    """Seeds from `first` on, until `wanted` have counted, or the time is over."""
+    summary, started, shown = Summary(), time.monotonic(), time.monotonic()
+    for report in results(first, jobs, lambda: summary.counted >= wanted or time.monotonic() - started > budget_s):
+        summary.add(report)
+        if summary.failures and summary.failures[-1] is report:
+            tell(summary.failures[-1].seed, summary.failures[-1].failure)
+        if time.monotonic() - shown > PROGRESS_S:
+            shown = time.monotonic()
+            print(
+                f"{shown - started:6.0f} s  {summary.counted} of {wanted} seeds, {summary.requests} requests, "
+                f"{summary.tokens} tokens, {sum(summary.hits.values())} faults, {len(summary.failures)} failures",
+                flush=True,
+            )
+    return summary
+
+
+def results(first: int, jobs: int, enough: Callable[[], bool]) -> Iterator[SeedReport]:
+    """Reports in order of completion; a few seeds are always under way."""
+    seeds = itertools.count(first)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
+        try:
+            open_runs: set[Future[SeedReport]] = {pool.submit(run_one, next(seeds)) for _ in range(2 * jobs)}
+            while open_runs:
+                done, open_runs = wait(open_runs, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+                    if not enough():
+                        open_runs.add(pool.submit(run_one, next(seeds)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after a signal: what runs ends, nothing new begins
+
+
+def tell(seed: int, failure: str) -> None:
+    print(
+        f"FAILED seed {seed}: {failure}\n  replay: {sys.executable} -m tests.support.sim.run --replay {seed}",
+        flush=True,
+    )
+
+
+def replay(seed: int, word: str) -> int:
+    prepare()
+    from tests.support.sim.cluster import run_seed
+
+    report = run_seed(seed, keeps_timeline=True, word=word)
+    print("\n".join(report.timeline[-TIMELINE_LINES:]))
+    print(f"\nseed {seed}, {report.mood}: {report.num_nodes} nodes, {report.num_requests} requests", report.digest)
+    print(f"faults that hit an open request: {dict(report.hits)}\nends: {dict(report.outcomes)}")
+    print(report.failure or "passed")
+    return 1 if report.failure else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200, help="seeds that must count")
+    parser.add_argument("--first", type=int, default=0, help="where to begin")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happened")
+    parser.add_argument("--word", default="", help="with --replay: only lines with it, as r0/1f# for one request")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the processes would stay
+    if options.replay is not None:
+        return replay(options.replay, options.word)
+    started = time.monotonic()
+    summary = run_many(options.first, options.seeds, options.jobs, 60 * options.minutes)
+    print("\n".join(summary.lines()))
+    print(f"took         {time.monotonic() - started:.0f} s with {options.jobs} processes")
+    for report in summary.failures:
+        tell(report.seed, report.failure)
+    return 1 if summary.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

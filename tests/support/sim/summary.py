@@ -1,0 +1,88 @@
+"""Adds up what many seeds did, and says what they did not do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.support.sim.machines import EXPECTED
+from tests.support.sim.report import SeedReport, Step
+
+BOTH = (300, 2000)  # engine steps and messages that one core must manage within one second
+
+
+@dataclass
+class Summary:
+    counted: int = 0
+    uncounted: int = 0
+    requests: int = 0
+    tokens: int = 0
+    steps: int = 0
+    messages: int = 0
+    cpu_s: float = 0.0
+    engine_s: float = 0.0
+    moods: Counter[str] = field(default_factory=Counter)
+    hits: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    transitions: Counter[Step] = field(default_factory=Counter)
+    failures: list[SeedReport] = field(default_factory=list)
+
+    def add(self, report: SeedReport) -> None:
+        """A failure always matters; the sums are of counted seeds only."""
+        if report.failure:
+            self.failures.append(report)
+        if not report.counts:
+            self.uncounted += 1
+            return
+        self.counted += 1
+        self.moods[report.mood] += 1
+        self.requests += report.num_requests
+        self.tokens += report.num_tokens
+        self.steps += report.num_steps
+        self.messages += report.num_messages
+        self.cpu_s += report.cpu_s
+        self.engine_s += report.engine_s
+        self.hits += report.hits
+        self.outcomes += report.outcomes
+        self.transitions += report.transitions
+
+    @property
+    def missing(self) -> list[Step]:
+        return sorted(EXPECTED - set(self.transitions))
+
+    @property
+    def speeds(self) -> tuple[float, float]:
+        """Engine steps per second of the engines' processor time, messages per second of all the rest."""
+        return self.steps / max(self.engine_s, 1e-9), self.messages / max(self.cpu_s - self.engine_s, 1e-9)
+
+    @property
+    def seconds_for_both(self) -> float:
+        """Of one core, for as many steps and messages as it must manage within one."""
+        return sum(count / max(speed, 1e-9) for count, speed in zip(BOTH, self.speeds, strict=True))
+
+    def lines(self) -> list[str]:
+        taken = sum(step in EXPECTED for step in self.transitions)
+        return [
+            f"seeds        {self.counted} counted ({listed(self.moods)}), {self.uncounted} too easy to count",
+            f"work         {self.requests} requests, {self.tokens} tokens, {self.steps} steps, "
+            f"{self.messages} messages",
+            f"speed        {self.speeds[0]:.0f} engine steps a second of engine time, {self.speeds[1]:.0f} messages a "
+            "second of all other time, on one core",
+            f"together     {self.steps / max(self.cpu_s, 1e-9):.0f} steps and "
+            f"{self.messages / max(self.cpu_s, 1e-9):.0f} messages in the same second of one core; "
+            f"{BOTH[0]} steps and {BOTH[1]} messages take {self.seconds_for_both:.2f} s of it",
+            f"faults       {listed(self.hits)} (each hit an open request)",
+            f"ends         {listed(self.outcomes)}",
+            f"transitions  {taken} of {len(EXPECTED)} taken",
+            *(f"  never      {machine}: {old} -> {new}" for machine, old, new in self.missing),
+            *(f"  unlisted   {m}: {old} -> {new} ({self.transitions[m, old, new]})" for m, old, new in self.surprises),
+        ]
+
+    @property
+    def surprises(self) -> list[Step]:
+        """Taken, but in no list of this simulation's: states named too coarsely, or a way nobody thought of."""
+        return sorted(set(self.transitions) - EXPECTED)
+
+
+def listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "none"

@@ -1,0 +1,90 @@
+"""How a drained node comes back, and the key that lets somebody drain it."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy import cli
+from deploy.cluster import restart as again
+from deploy.cluster.admin_key import ensure_key, with_admin_key
+from deploy.cluster.restart_policy import RestartPolicy
+from shared.config.processes import ClusterConfig
+from shared.config.settings import RouterConfig
+from shared.core.exit_codes import EXIT_DRAINED, exit_code_after, start_again_as
+from shared.observe.log import Logger
+
+
+@pytest.mark.parametrize(
+    ("then", "role"), [("stop", None), ("restart", "decode"), ("prefill", "prefill"), ("decode", "decode")]
+)
+def test_what_follows_a_drain(then: str, role: str | None) -> None:
+    assert start_again_as(exit_code_after(then), "decode") == role
+
+
+def test_other_ends_are_no_wish_to_come_back() -> None:
+    assert [start_again_as(code, "decode") for code in (0, 1, 2, -9, EXIT_DRAINED)] == [None] * 5
+
+
+def test_a_drained_node_is_not_restarted() -> None:
+    policy = RestartPolicy(max_restarts=5)
+    assert policy.delay_after_death(0.0, EXIT_DRAINED) is None and not policy.deaths
+    assert policy.delay_after_death(0.0, 1) is not None
+
+
+@pytest.mark.parametrize("program", [["python", "-P", "-m", "deploy.cli"], ["/venv/bin/python", "/venv/bin/baton"]])
+def test_the_command_line_of_the_other_role(program: list[str]) -> None:
+    own = ["decode", "--node-id=decode", "--router=tcp://127.0.0.1:1"]
+    assert again.argv_as("prefill", [*program, *own], own) == [*program, "prefill", *own[1:]]
+
+
+def test_a_daemon_that_wants_to_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(cli, "run_daemon", lambda command, config: exit_code_after("prefill"))
+    monkeypatch.setattr(cli, "start_again", started.append)
+    cli.main(["decode", "--model", "hashlm", "--router", "tcp://127.0.0.1:1"])
+    assert started == ["prefill"]
+
+
+def test_a_key_is_made_once_and_for_this_user_only(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "admin.key"
+    ensure_key(path)
+    key = path.read_text()
+    assert len(key) > 40 and stat.S_IMODE(path.stat().st_mode) == 0o600
+    ensure_key(path)
+    assert path.read_text() == key and list(path.parent.iterdir()) == [path]
+
+
+def test_the_launcher_names_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = Logger("up", sys.stderr)
+    named = with_admin_key(ClusterConfig(), log)
+    assert named.router.admin_key_file == str(tmp_path / ".baton" / "admin.key")
+    for own in (RouterConfig(admin_key_file="mine"), RouterConfig(admin_without_key=True)):
+        config = ClusterConfig(router=own)
+        assert with_admin_key(config, log) is config
+
+
+def test_without_a_home_admin_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    config = ClusterConfig()
+    assert with_admin_key(config, Logger("up", sys.stderr)) is config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--url", "ftp://x", "status"], "--url"),
+        (["--url", "http://127.0.0.1:9", "status"], "no router"),
+        (["restart"], "name a node, or --all"),
+        (["restart", "d", "--all"], "name a node, or --all"),
+        (["--admin-key-file", "/nowhere/key", "status"], "--admin-key-file"),
+    ],
+)
+def test_admin_says_what_is_wrong(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["admin", *words]) == 2
+    assert message in capsys.readouterr().err

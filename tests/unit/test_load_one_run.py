@@ -1,0 +1,97 @@
+"""What is asked of the server when the load is over: scripted /metrics, no load; and a real loop's pulse."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import types
+
+import pytest
+
+from deploy.tools.load import one_run as play
+from deploy.tools.load.loop_lag import BEAT_S, beating
+from deploy.tools.load.summary import Lag
+from shared.core.errors import ConfigError
+
+PAGE = """baton_kv_pages_total{{node="d"}} 4
+baton_kv_pages{{node="d",state="free"}} {free}
+baton_kv_pages{{node="d",state="held"}} {held}
+baton_open_requests {open}
+"""
+RESTED = (200, PAGE.format(free=4, held=0, open=0).encode())
+HELD = (200, PAGE.format(free=3, held=1, open=0).encode())
+GONE = ConfigError("no answer")
+
+
+class Server:
+    """Its answers one after another, the last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers, self.num_asked = list(answers), 0
+
+    def get(self, path):
+        answer = self.answers[min(self.num_asked, len(self.answers) - 1)]
+        self.num_asked += 1
+        if isinstance(answer, ConfigError):
+            raise answer
+        return answer
+
+
+def stage_of(*answers):
+    asking = types.SimpleNamespace(target=types.SimpleNamespace(is_ours=True))
+    return types.SimpleNamespace(server=Server(*answers), asking=asking)
+
+
+def own_checks(rest_s, *answers):
+    stage = stage_of(RESTED, *answers)
+    plan = types.SimpleNamespace(truth=types.SimpleNamespace(rest_s=rest_s))
+    checks = play.own_checks(plan, stage, [], play.metrics_of(stage), Lag())
+    return {check.name: check for check in checks}, stage.server.num_asked - 1
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(play, "POLL_S", 0.0)
+
+
+def test_without_time_to_rest_it_still_looks_once():
+    checks, num_asked = own_checks(0.0, HELD)
+    assert num_asked == 1 and checks["leaks"].verdict == "failed"
+
+
+def test_memory_may_take_its_time_and_must_stay():
+    checks, num_asked = own_checks(60.0, HELD, RESTED, HELD, RESTED)
+    assert checks["leaks"].verdict == "ok" and num_asked == 3 + play.RESTED_POLLS
+
+
+@pytest.mark.parametrize("answer", [(503, b"no"), GONE], ids=["refused", "gone"])
+def test_a_server_that_no_longer_answers_is_a_finding(answer):
+    checks, _ = own_checks(0.0, answer)
+    assert checks["leaks"].verdict == "failed" and "/metrics no longer answers" in checks["leaks"].text
+    assert checks["agreement"].verdict == "skipped"
+
+
+def test_a_router_that_shows_no_metrics_is_not_called_another_server():
+    stage = stage_of((503, b""))
+    plan = types.SimpleNamespace(truth=types.SimpleNamespace(rest_s=0.0))
+    checks = play.own_checks(plan, stage, [], play.metrics_of(stage), Lag())
+    assert [(one.verdict, "ahead of the load" in one.text) for one in checks] == [("doubtful", True)] * 2
+
+
+def test_a_server_that_comes_back_while_it_is_asked_is_believed():
+    checks, _ = own_checks(60.0, GONE, (503, b""), RESTED)
+    assert checks["leaks"].verdict == "ok"
+
+
+def test_a_loop_that_was_blocked_shows_in_its_pulse():
+    async def blocked():
+        loop = asyncio.get_running_loop()
+        with beating(loop.time) as pulse:
+            while not pulse.at:
+                await asyncio.sleep(BEAT_S)
+            begin = loop.time()
+            time.sleep(5 * BEAT_S)
+            await asyncio.sleep(2 * BEAT_S)
+            return pulse.worst_between(begin, loop.time())
+
+    assert asyncio.run(blocked()) >= 3.9 * BEAT_S

@@ -1,0 +1,324 @@
+"""The small books of the hand-off: tombstones, page ranges, fingerprints, routers, conversions, jobs."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from decode_node.page_ranges import PageRanges
+from shared.core.errors import HandoffFailed
+from shared.core.keys import RequestKey, sequence_seed
+from shared.core.request import FinishReason, Request
+from shared.core.sampling_params import SamplingParams
+from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.transfer_jobs import TransferJobs
+from shared.kv.layout import PlaneSpec
+from shared.model.interface import ModelSpec
+from shared.node.convert import (
+    draft_state_of_bytes,
+    draft_state_to_bytes,
+    end_of,
+    logprobs_of_wire,
+    prebuilt_of,
+    request_of,
+    requests_of,
+    run_of,
+)
+from shared.node.fingerprint import difference, make_fingerprint
+from shared.node.report import node_load
+from shared.node.routers import RouterLife, Routers
+from shared.node.tombstones import Tombstones
+from shared.observe.node_metrics import NodeMetrics
+from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
+from shared.wire.codec import decode, encode, to_wire
+from shared.wire.fitting import misfit
+from shared.wire.messages import Fingerprint, Generate, Offer
+from tests.support.core_rig import CoreKnobs, make_core
+
+KEY = RequestKey("router", 3, "r1", 0, 0)
+SAMPLING = SamplingParams(max_tokens=5, temperature=0.5, logit_bias=((1, 0.5),), stop_token_ids=(7,), num_logprobs=1)
+
+
+# ---- tombstones
+
+
+def test_a_tombstone_covers_one_key_or_all_sequences() -> None:
+    stones = Tombstones(ttl_s=10)
+    stones.bury(KEY.sibling(1), now=0)
+    assert stones.covers(KEY.sibling(1)) and not stones.covers(KEY)
+    stones.bury(KEY.sibling(5), now=0, all_sequences=True)
+    assert all(stones.covers(KEY.sibling(i)) for i in range(8))
+    assert not stones.covers(KEY._replace(attempt=1))
+
+
+def test_tombstones_end() -> None:
+    stones = Tombstones(ttl_s=10)
+    stones.bury(KEY, now=0)
+    stones.bury(KEY.sibling(1), now=5)
+    stones.bury(KEY, now=6)  # lives on
+    stones.expire(now=15.5)
+    assert stones.covers(KEY) and not stones.covers(KEY.sibling(1))
+    stones.expire(now=100)
+    assert len(stones) == 0
+
+
+def test_tombstones_are_bounded() -> None:
+    stones = Tombstones(ttl_s=10, capacity=3)
+    for index in range(5):
+        stones.bury(KEY.sibling(index), now=index)
+    assert len(stones) == 3
+    assert [stones.covers(KEY.sibling(index)) for index in range(5)] == [False, False, True, True, True]
+
+
+# ---- page ranges
+
+
+def test_ranges_arrive_in_any_order() -> None:
+    ranges = PageRanges(num_tokens=70, cached_tokens=16, page_size=16)  # pages 1..4
+    assert ranges.claim(3, 2) and not ranges.all_claimed
+    assert ranges.claim(1, 2) and ranges.all_claimed
+    ranges.arrived(2)
+    assert not ranges.complete
+    ranges.arrived(2)
+    assert ranges.complete
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (4, 2), (5, 1), (0, 9)])
+def test_a_range_that_was_not_asked_for(first: int, count: int) -> None:
+    with pytest.raises(HandoffFailed, match="where 1..4 were asked for"):
+        PageRanges(70, 16, 16).claim(first, count)
+
+
+def test_a_range_that_came_before_is_not_pulled_again() -> None:
+    ranges = PageRanges(70, 0, 16)
+    assert ranges.claim(0, 3) and not ranges.claim(0, 3) and not ranges.claim(1, 1)
+    with pytest.raises(HandoffFailed, match="overlap"):
+        ranges.claim(2, 2)
+
+
+# ---- fingerprints
+
+
+SPEC = ModelSpec("m", 96, 512, "int", "w", (95,))
+PLANES = (PlaneSpec("kv", (2, 16), torch.int64),)
+
+
+def test_every_field_but_the_build_keeps_nodes_apart() -> None:
+    ours = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
+    assert difference(ours, ours) == ""
+    for field in msgspec.structs.fields(Fingerprint):
+        other = 99 if isinstance(getattr(ours, field.name), int) else "other"
+        found = difference(ours, msgspec.structs.replace(ours, **{field.name: other}))
+        assert found.startswith(f"{field.name} differs") if field.name != "build" else found == ""
+
+
+def test_the_layout_is_in_the_fingerprint() -> None:
+    one = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
+    two = make_fingerprint(SPEC, (PlaneSpec("kv", (4, 8), torch.int64),), 16, None, "1.0")
+    assert difference(one, two).startswith("page_layout")
+
+
+# ---- routers
+
+
+def test_a_router_is_known_by_id_and_epoch() -> None:
+    routers = Routers(("a", "b"))
+    assert routers.welcome("a", RouterLife("router", 3)) == []
+    assert routers.peer_of(KEY) == "a" and not routers.is_over(KEY)
+    assert routers.peer_of(KEY._replace(router_epoch=2)) is None
+    assert routers.is_over(KEY._replace(router_epoch=2)) and not routers.is_over(KEY._replace(router_epoch=4))
+
+
+def test_a_new_life_ends_the_old_one() -> None:
+    routers = Routers(("a", "b"))
+    routers.welcome("a", RouterLife("router", 3))
+    assert routers.welcome("a", RouterLife("router", 3)) == []
+    assert routers.welcome("b", RouterLife("router", 4)) == [RouterLife("router", 3)]
+    assert routers.welcome("b", RouterLife("another", 1)) == [RouterLife("router", 4)]
+    assert routers.closed("b") == RouterLife("another", 1) and routers.closed("b") is None
+    assert routers.welcomed() == []
+
+
+# ---- conversions
+
+
+def generate(**changes: object) -> Generate:
+    fields = dict(
+        key=to_wire(KEY),
+        prompt_ids=[1, 2, 3],
+        output_ids=[[], [9]],
+        num_sequences=2,
+        sampling=to_wire(SAMPLING),
+        seed=11,
+        decode_node="d",
+        decode_epoch=1,
+        decode_endpoint="tcp://127.0.0.1:1",
+        remaining_ms=1500,
+        ended=[],
+        adapter="",
+    )
+    return Generate(**(fields | changes))
+
+
+@pytest.mark.rule("H18")
+def test_a_generate_becomes_one_request_per_sequence() -> None:
+    arrivals = iter((4, 5))
+    first, second = requests_of(generate(), lambda: next(arrivals), now=10.0)
+    assert (first.key, second.key) == (KEY, KEY.sibling(1))
+    assert (first.seed, second.seed) == (11, sequence_seed(11, 1))
+    assert (first.arrival, second.arrival) == (4, 5)
+    assert (first.output_ids, second.output_ids) == ([], [9])
+    assert first.prompt_ids.tolist() == [1, 2, 3] and first.sampling == SAMPLING
+    assert first.deadline == 11.5 and first.handoff_to == "tcp://127.0.0.1:1"
+    assert [req.adapter for req in requests_of(generate(adapter="x"), lambda: 4, now=10.0)] == ["x", "x"]
+
+
+def test_sequences_that_have_ended_are_not_run_again() -> None:
+    (second,) = requests_of(generate(ended=[0]), lambda: 4, now=10.0)
+    assert second.key == KEY.sibling(1) and second.seed == sequence_seed(11, 1) and second.output_ids == [9]
+
+
+def test_a_generate_without_decode_node_stays_here() -> None:
+    assert requests_of(generate(decode_node="", decode_endpoint=""), lambda: 0, 0.0)[0].handoff_to is None
+
+
+def test_an_offer_becomes_a_request() -> None:
+    fingerprint = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
+    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x")
+    req = request_of(offer, 8, now=1.0)
+    assert req.adapter == "x"
+    assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)
+    assert req.all_ids().tolist() == [1, 2, 3] and req.handoff_to is None
+
+
+def test_events_survive_the_wire() -> None:
+    logprobs = (TokenLogprob(-0.5, (4, 5), (-0.1, -0.2)),)
+    run = run_of(Emitted(KEY, 3, (8,), logprobs))
+    assert (run.key, run.first_pos, run.ids) == (to_wire(KEY), 3, [8])
+    assert logprobs_of_wire(run.logprobs) == logprobs
+    end = end_of(Ended(KEY, FinishReason.ERROR, 4, 2, "node_lost", "gone"))
+    assert (end.reason, end.num_output_tokens, end.cached_tokens) == ("error", 4, 2)
+    assert (end.error_code, end.error_message) == ("node_lost", "gone")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float32])
+def test_draft_state_survives_the_wire(dtype: torch.dtype) -> None:
+    state = {"topk_index": torch.arange(2), "hidden_states": torch.arange(6).to(dtype)}
+    req = Request(KEY, np.asarray([1, 2], np.int64), SAMPLING, 0, 0)
+    record = decode(encode(prebuilt_of(PrefillDone(req, 9, 2, (), state), lease=4)))
+    specs = (RelaySpec("topk_index", (2,), torch.int64), RelaySpec("hidden_states", (6,), dtype))
+    here = draft_state_of_bytes(record.draft_state, FutureMap(2, 8, specs), peer_drafts=True)
+    assert here.keys() == state.keys() and all(torch.equal(here[name], state[name]) for name in state)
+    assert (record.token, record.committed, record.lease) == (9, 2, 4)
+
+
+def test_draft_state_crosses_by_name_in_whatever_order_it_was_made() -> None:
+    specs = (RelaySpec("topk_index", (1,), torch.int64), RelaySpec("hidden_states", (2,), torch.float32))
+    state = {"hidden_states": torch.tensor([0.5, 2.0]), "topk_index": torch.tensor([7])}
+    here = draft_state_of_bytes(draft_state_to_bytes(state), FutureMap(2, 8, specs), peer_drafts=True)
+    assert {name: value.tolist() for name, value in here.items()} == {"hidden_states": [0.5, 2.0], "topk_index": [7]}
+
+
+def test_draft_state_of_another_size_is_refused() -> None:
+    future_map = FutureMap(2, 8, (RelaySpec("hidden_states", (6,), torch.int64),))
+    for data in (b"", b"1234", draft_state_to_bytes({"hidden_states": torch.zeros(7, dtype=torch.int64)})):
+        with pytest.raises(HandoffFailed, match="48 are needed"):
+            draft_state_of_bytes(data, future_map, peer_drafts=True)
+
+
+def test_a_peer_without_a_head_leaves_zeros() -> None:
+    future_map = FutureMap(
+        2, 8, (RelaySpec("topk_p", (1,), torch.float32), RelaySpec("hidden_states", (2,), torch.int64))
+    )
+    state = draft_state_of_bytes(b"", future_map, peer_drafts=False)
+    assert {name: value.tolist() for name, value in state.items()} == {"topk_p": [0.0], "hidden_states": [0, 0]}
+    with pytest.raises(HandoffFailed, match="are needed"):
+        draft_state_of_bytes(b"123", future_map, peer_drafts=False)
+
+
+def planes_and(*drafts: str) -> tuple[PlaneSpec, ...]:
+    return (*PLANES, *(PlaneSpec(name, (16, 4), torch.int64) for name in drafts))
+
+
+class Named:
+    def __init__(self, state_name: str) -> None:
+        self.state_name = state_name
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "apart"),
+    [
+        ("none", "none", None),
+        ("eagle", "eagle", None),
+        ("none", "eagle", None),  # its planes are our first ones
+        ("eagle", "none", "page_layout"),
+        ("eagle", "mtp", "page_layout"),
+        ("eagle", "eagle of other weights", "spec"),
+    ],
+)
+def test_which_drafters_make_a_pair(prefill: str, decode: str, apart: str | None) -> None:
+    def fingerprint(name: str) -> Fingerprint:
+        planes = planes_and() if name == "none" else planes_and(name.split()[0])
+        return make_fingerprint(SPEC, planes, 16, None if name == "none" else Named(name), "1.0")  # type: ignore[arg-type]
+
+    assert misfit(fingerprint(prefill), fingerprint(decode)) == apart
+
+
+def test_a_prefill_node_without_a_head_must_have_our_first_planes() -> None:
+    other = (PlaneSpec("kv", (4, 8), torch.int64),)
+    ours = make_fingerprint(SPEC, planes_and("eagle"), 16, Named("eagle"), "1.0")  # type: ignore[arg-type]
+    assert misfit(make_fingerprint(SPEC, other, 16, None, "1.0"), ours) == "page_layout"
+
+
+def test_draft_state_that_nobody_expects_is_refused() -> None:
+    assert draft_state_of_bytes(b"", FutureMap(2, 8), peer_drafts=True) == {}
+    assert draft_state_to_bytes({}) == b""
+    specs = (RelaySpec("hidden_states", (2,), torch.int64),)
+    for future_map, peer_drafts in ((FutureMap(2, 8), True), (FutureMap(2, 8, specs), False)):
+        with pytest.raises(HandoffFailed, match="0 are needed"):
+            draft_state_of_bytes(bytes(16), future_map, peer_drafts=peer_drafts)
+
+
+# ---- jobs on the transfer stream
+
+
+def test_a_job_that_raises_fails_alone() -> None:
+    core = make_core(CoreKnobs())
+    jobs: TransferJobs[str, int] = TransferJobs(core.engine)
+
+    def fail() -> int:
+        raise ValueError("broken")
+
+    def refuse() -> int:
+        raise HandoffFailed("refused")
+
+    for tag, job in (("a", lambda: 1), ("b", fail), ("c", refuse), ("d", lambda: 4)):
+        jobs.launch(tag, job, tag)
+    done = {job.tag: job for job in jobs.take_done()}
+    assert (done["a"].value, done["d"].value) == (1, 4) and not len(jobs)
+    assert "broken" in str(done["b"].error) and "refused" in str(done["c"].error)
+
+
+def test_a_stopped_stream_answers_too() -> None:
+    core = make_core(CoreKnobs())
+    jobs: TransferJobs[str, int] = TransferJobs(core.engine)
+    core.streams.stop()
+    jobs.launch("late", lambda: 1, "late")
+    (done,) = jobs.take_done()
+    assert done.value is None and isinstance(done.error, HandoffFailed)
+
+
+# ---- load
+
+
+def test_load_partitions_pages_and_rows() -> None:
+    core = make_core(CoreKnobs(num_pages=20, max_running=4))
+    req = Request(KEY, np.asarray([1] * 40, np.int64), SAMPLING, 0, 0)
+    core.scheduler.grant(req)
+    load = node_load(core, NodeMetrics(), [req], {})
+    assert sum(load.pages.values()) == load.pages_total == 19
+    assert sum(load.rows.values()) == load.rows_total == 4
+    assert load.pages["granted"] == 3 and load.rows["granted"] == 1
+    assert (load.waiting, load.waiting_tokens) == (1, 40)

@@ -1,0 +1,251 @@
+"""The rules that keep a full pool moving, one by one (the livelocks: simulation/test_scripts_liveness)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.node.assemble import NodeCore
+from shared.sched.events import GrantRevoked
+from shared.sched.page_budget import pick_victim
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
+
+
+def job(rid: int, num_prompt: int, max_tokens: int = 60) -> Job:
+    rng = random.Random(rid)
+    prompt = tuple(rng.randrange(95) for _ in range(num_prompt))
+    return Job(rid, prompt, SamplingParams(max_tokens=max_tokens, temperature=0.8), rid)
+
+
+def core_with(num_free_pages: int, **knobs: object) -> NodeCore:
+    """Page size 1 makes every token a page; no cache, so that what is free is all there is."""
+    return make_core(CoreKnobs(page_size=1, num_pages=num_free_pages + 1, prefix_cache=False, **knobs))  # type: ignore[arg-type]
+
+
+def submit(core: NodeCore, *jobs: Job) -> list[Request]:
+    requests = [one.request() for one in jobs]
+    for req in requests:
+        core.scheduler.submit(req)
+    return requests
+
+
+def states(*requests: Request) -> list[str]:
+    return [req.state.value for req in requests]
+
+
+def test_rule_a_running_rows_reserve_before_anyone_is_admitted() -> None:
+    """20 pages: the old row has 11; the new prompt wants the last 9, and the old row's next token wants one."""
+    core = core_with(20)
+    (old,) = submit(core, job(0, 8, 9))
+    for _ in range(3):
+        core.loop.step()
+    pages = int(core.kv.rows.num_pages[old.row])
+    (new,) = submit(core, job(1, 20 - pages - 1, 2))
+    core.loop.step()
+    assert int(core.kv.rows.num_pages[old.row]) == pages + 1 and states(old, new) == ["running", "waiting"]
+    assert new.incarnation == 0, "it was never let in"
+    core.close()
+
+
+def test_rule_a_admission_leaves_one_reservation_per_decoding_row() -> None:
+    core = core_with(30)
+    submit(core, job(0, 5, 20), job(1, 5, 20))
+    for _ in range(3):
+        core.loop.step()
+    free_next = core.kv.num_available - 2  # both rows take a page before anyone is admitted
+    (tight,) = submit(core, job(2, free_next - 2, 2))
+    core.loop.step()
+    assert tight.state.value == "waiting", "it fits with its own first token, but not with a page for both old rows"
+    core.scheduler.abort(tight.key)
+    free_next = core.kv.num_available - 2
+    (fits,) = submit(core, job(3, free_next - 3, 2))
+    core.loop.step()
+    assert fits.state.value != "waiting" and core.kv.num_available == 2
+    core.close()
+
+
+def test_rule_b_a_prompt_reserves_all_its_pages_at_once() -> None:
+    core = core_with(40, chunk_size=4)
+    (req,) = submit(core, job(0, 30, 5))
+    core.loop.step()
+    assert int(core.kv.rows.num_pages[req.row]) == 31 and req.computed <= 4
+    core.close()
+
+
+def test_rule_b_holders_go_before_a_retracted_head() -> None:
+    """The head of the queue is older than all, and still whoever holds pages gets the next one first."""
+    core = core_with(28, chunk_size=64)
+    head, holder = submit(core, job(0, 9, 15), job(1, 9, 6))
+    core.loop.step()
+    core.loop.step()
+    assert states(head, holder) == ["running", "running"]
+    core.scheduler.retract(head)
+    core.scheduler.waiting[0].arrival = -1
+    before = int(core.kv.rows.num_pages[holder.row])
+    available = core.kv.num_available
+    core.scheduler.plan()
+    assert int(core.kv.rows.num_pages[holder.row]) > before and available > core.kv.num_available
+    core.close()
+
+
+@given(st.lists(st.integers(0, 50), unique=True, max_size=8))
+def test_rule_c_the_youngest_arrival_goes_and_the_oldest_never(arrivals: list[int]) -> None:
+    holders = [job(arrival, 3).request() for arrival in arrivals]
+    victim = pick_victim(holders)
+    if len(arrivals) < 2:
+        assert victim is None
+    else:
+        assert victim is not None and victim.arrival == max(arrivals)
+
+
+@pytest.mark.parametrize("youngest", ["running", "prefilling", "granted"])
+def test_rule_c_all_holders_are_victims(youngest: str) -> None:
+    core = core_with(30, chunk_size=64 if youngest == "running" else 3)
+    old, victim = job(0, 6, 20).request(), job(1, 12, 12).request()
+    core.scheduler.submit(old)
+    while old.state.value != "running":
+        core.loop.step()
+    if youngest == "granted":
+        assert core.scheduler.grant(victim) == 0
+    else:
+        core.scheduler.submit(victim)
+        core.loop.step()
+        core.loop.step() if youngest == "running" else None
+    assert states(old, victim) == ["running", youngest]
+    core.kv.alloc_row("stuffing")
+    core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
+    for _ in range(3):
+        core.loop.step()
+    assert states(old, victim) == ["running", "waiting"]
+    revoked = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
+    assert bool(revoked) == (youngest == "granted")
+    core.close()
+
+
+def test_rule_c_seniority_survives_retraction() -> None:
+    core = core_with(60)
+    first, second, third = submit(core, job(0, 5, 20), job(1, 5, 20), job(2, 5, 20))
+    core.loop.step()
+    core.loop.step()
+    assert states(first, second, third) == ["running"] * 3
+    for req in (second, third, first):
+        core.scheduler.retract(req)
+    assert core.scheduler.waiting == [first, second, third]
+    assert [req.arrival for req in core.scheduler.waiting] == [0, 1, 2]
+    core.close()
+
+
+@pytest.mark.rule("H25")
+def test_rule_c_hand_offs_are_no_victims() -> None:
+    """Their pages are promised to a peer."""
+    core = core_with(30)
+    handed = job(1, 10, 15).request(handoff_to="decode")
+    (old,) = submit(core, job(0, 6, 20))
+    core.loop.step()
+    core.scheduler.submit(handed)
+    for _ in range(4):
+        core.loop.step()
+    assert handed.state.value == "handed_off"
+    core.kv.alloc_row("stuffing")
+    core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
+    before = int(core.kv.rows.num_pages[handed.row])
+    for _ in range(4):
+        core.loop.step()
+    assert handed.state.value == "handed_off" and int(core.kv.rows.num_pages[handed.row]) == before
+    assert old.incarnation == 0, "it waits for a page, it is not retracted for nothing"
+    core.close()
+
+
+def test_rule_d_while_pages_are_on_their_way_back_a_short_row_skips() -> None:
+    """One grant is revoked for the row that needs a page; until its pull is over nobody else is retracted."""
+    core = core_with(44)
+    old, young = submit(core, job(0, 6, 30), job(1, 6, 30))
+    while states(old, young) != ["running", "running"]:
+        core.loop.step()
+    granted = job(2, 20).request()
+    assert core.scheduler.grant(granted) == 0
+    core.kv.alloc_row("stuffing")
+    core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
+    for _ in range(5):
+        core.loop.step()
+    assert states(old, young, granted) == ["running", "running", "waiting"]
+    (revoked,) = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
+    tokens = (len(old.output_ids), len(young.output_ids))
+    core.loop.step()
+    assert (len(old.output_ids), len(young.output_ids)) == tokens, "both skip"
+    core.scheduler.release_held(revoked.row)
+    for _ in range(3):
+        core.loop.step()
+    assert len(old.output_ids) > tokens[0] and len(young.output_ids) > tokens[1] and young.incarnation == 0
+    core.close()
+
+
+@pytest.mark.rule("H43")
+def test_rule_e_a_held_row_comes_back_by_its_event_and_is_counted_until_then() -> None:
+    core = core_with(30)
+    granted = job(0, 8).request()
+    core.scheduler.grant(granted)
+    core.scheduler.abort(granted.key)
+    (revoked,) = [event for event in core.scheduler.take_events() if isinstance(event, GrantRevoked)]
+    assert core.scheduler.budget.num_held == 9 and core.kv.num_available == 21
+    core.kv.check_integrity()
+    core.scheduler.release_held(revoked.row)
+    assert core.kv.num_available == 30
+    assert_whole(core)
+    core.close()
+
+
+@pytest.mark.rule("H23")
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_pool_that_holds_one_request_serves_many(width: int, page_size: int) -> None:
+    """The smallest pool that `submit` accepts them in."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        jobs = draw_jobs(rng, 8, max_prompt=60)
+        most = max(len(one.prompt) + one.sampling.max_tokens + 3 * width for one in jobs)
+        knobs = CoreKnobs(width=width, page_size=page_size, num_pages=-(-most // page_size) + 1, chunk_size=16)
+        core = make_core(knobs)
+        outcome = run_local(core, jobs, budget=1500)
+        assert_streams(jobs, outcome)
+        assert_whole(core)
+        core.close()
+
+
+@pytest.mark.rule("H13", "I6")
+def test_lengths_never_pass_what_was_reserved() -> None:
+    """I6: for every launched row committed + q_len <= pages x page size, with up to two windows in flight."""
+    core = make_core(CoreKnobs("simulated", width=4, page_size=4, num_pages=90, chunk_size=16, seed=9))
+    launch = core.engine.launch
+
+    def check(plan):  # noqa: ANN001, ANN202
+        pages = (plan.page_table != 0).sum(axis=1)
+        running = core.scheduler.running
+        for b, row in enumerate(plan.req_pool_indices.tolist()):
+            if b >= plan.num_prefill:
+                hi = int(running.seq_lens.hi[running.req_pool_indices.tolist().index(row)])
+                assert hi <= pages[b] * 4, "after this step the upper bound still lies in the row's pages"
+        return launch(plan)
+
+    core.engine.launch = check  # type: ignore[method-assign]
+    jobs = draw_jobs(random.Random(4), 10)
+    assert_streams(jobs, run_local(core, jobs))
+    core.close()
+
+
+def test_a_lone_row_whose_lock_pins_foreign_copies_of_its_pages_begins_again() -> None:
+    """Both compute the same beginning side by side; the short one is faster, so the cache has its pages, and the long
+    one's lock pins them beside its own copies. In a pool that holds it exactly once it would never get its last."""
+    long = job(0, 48, 60)
+    short = Job(1, long.prompt[:40], SamplingParams(max_tokens=2), 1)
+    core = make_core(CoreKnobs(page_size=8, num_pages=15, chunk_size=40))
+    submit(core, long, short)
+    outcome = run_local(core, [], budget=400)
+    assert_streams([long, short], outcome)
+    assert_whole(core)
+    core.close()
