@@ -17,7 +17,7 @@ import torch
 from decode_node.handoff_in import HandoffIn
 from shared.core.errors import HandoffFailed
 from shared.node.context import NodeContext
-from shared.node.group_table import Pair, PairTable
+from shared.node.group_table import GroupEntry, GroupTable
 from shared.transfer.interface import PageReceiver
 from shared.transfer.staged import StagedReceiver
 from shared.transfer.torch_groups import RECEIVER
@@ -43,17 +43,17 @@ class Fetched:
     error: str = ""
 
 
-class PairsIn:
+class GroupsIn:
     """Owner of the groups in which this node receives, and of pages until they are in staging."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
         self._waiting: dict[str, deque[Fetch]] = {}  # by peer: announced, not asked for
-        self._asked: dict[Pair, deque[Fetch]] = {}  # in the order of the group
+        self._asked: dict[GroupEntry, deque[Fetch]] = {}  # in the order of the group
         self._out: list[Fetched] = []
         self._num_groups = 0
-        self.table = PairTable(ctx, RECEIVER)
+        self.table = GroupTable(ctx, RECEIVER)
 
     @property
     def num_under_way(self) -> int:
@@ -87,52 +87,52 @@ class PairsIn:
         self._waiting[handoff.source] = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
 
     def _ask(self, peer: str) -> None:
-        pair, waiting = self.table.get(peer), self._waiting.get(peer)
-        while pair is not None and waiting and pair.has_room:
+        entry, waiting = self.table.get(peer), self._waiting.get(peer)
+        while entry is not None and waiting and entry.has_room:
             fetch = waiting.popleft()
             ready = fetch.ready
-            take = Take(pair.number, pair.num_agreed, ready.pages, ready.first_layer, ready.num_layers)
-            pair.num_agreed += 1
+            take = Take(entry.number, entry.num_agreed, ready.pages, ready.first_layer, ready.num_layers)
+            entry.num_agreed += 1
             self._ctx.outbox.send(peer, take)
-            pair.group.post(fetch.receiver.make_staging(ready))
-            self._asked[pair].append(fetch)
+            entry.group.post(fetch.receiver.make_staging(ready))
+            self._asked[entry].append(fetch)
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:
         if isinstance(message, StoreEntry):
             self.table.deliver(peer, message)
-        elif (pair := self.table.get(peer, message.group)) is not None:
-            self._end(pair, f"{peer}: {message.reason}")
+        elif (entry := self.table.get(peer, message.group)) is not None:
+            self._end(entry, f"{peer}: {message.reason}")
 
     def poll(self) -> list[Fetched]:
         """What has come, or will not any more."""
-        for pair in self.table:
-            self._collect(pair)
-            self._ask(pair.peer)
-        for pair in self.table.take_broken():
-            self._fail(pair, pair.group.error)
+        for entry in self.table:
+            self._collect(entry)
+            self._ask(entry.peer)
+        for entry in self.table.take_broken():
+            self._fail(entry, entry.group.error)
         self.table.tell_peers()
         out, self._out = self._out, []
         return out
 
-    def _collect(self, pair: Pair) -> None:
-        for staging in pair.group.take_finished():
+    def _collect(self, entry: GroupEntry) -> None:
+        for staging in entry.group.take_finished():
             assert isinstance(staging, torch.Tensor)
-            fetch = self._asked[pair].popleft()
-            pair.num_over += 1
+            fetch = self._asked[entry].popleft()
+            entry.num_over += 1
             fetch.handoff.num_fetching -= 1
             self._out.append(Fetched(fetch.handoff, fetch.ready, staging))
 
     def peer_closed(self, peer: str) -> None:
         """What is in staging already needs nobody."""
-        pair = self.table.get(peer)
-        if pair is not None:
-            self._end(pair, f"{peer} is gone")
+        entry = self.table.get(peer)
+        if entry is not None:
+            self._end(entry, f"{peer} is gone")
 
-    def _end(self, pair: Pair, reason: str) -> None:
-        self._collect(pair)
-        self.table.end(pair, reason, tell=False)
-        self._fail(pair, reason)
+    def _end(self, entry: GroupEntry, reason: str) -> None:
+        self._collect(entry)
+        self.table.end(entry, reason, tell=False)
+        self._fail(entry, reason)
 
-    def _fail(self, pair: Pair, reason: str) -> None:
-        lost = [*self._asked.pop(pair), *self._waiting.pop(pair.peer, ())]
+    def _fail(self, entry: GroupEntry, reason: str) -> None:
+        lost = [*self._asked.pop(entry), *self._waiting.pop(entry.peer, ())]
         self._out += [Fetched(fetch.handoff, fetch.ready, None, reason) for fetch in lost]

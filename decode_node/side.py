@@ -63,7 +63,7 @@ class DecodeSide:
         elif isinstance(message, Abort):
             self._given_up(received.peer, message, now)
         elif isinstance(message, StoreEntry | Broken):
-            self.transfers.pairs.receive(received.peer, message)
+            self.transfers.groups.receive(received.peer, message)
         else:
             self._ctx.drop(received.peer, f"{type(message).__name__} at a decode node")
 
@@ -147,7 +147,7 @@ class DecodeSide:
         """A prefill node died. What has arrived completely goes on; the rest fails."""
         for waiting in self.prealloc.take_of_source(peer):
             self._ctx.end(waiting.request.key, NodeLost(f"{peer} is gone"))
-        self.transfers.pairs.peer_closed(peer)
+        self.transfers.groups.peer_closed(peer)
         for handoff in self.transfers.of_source(peer):
             if handoff.needs_source:
                 self._fail(handoff, NodeLost(f"{peer} is gone"))
@@ -157,7 +157,7 @@ class DecodeSide:
         return {}
 
     def close(self) -> None:
-        self.transfers.pairs.table.close()
+        self.transfers.groups.table.close()
 
     def _give_back(self, handoff: HandoffIn, error: BatonError) -> None:
         """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and

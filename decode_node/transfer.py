@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decode_node.groups_in import PairsIn
+from decode_node.groups_in import GroupsIn
 from decode_node.handoff_in import HandoffIn, WaitingOffer
 from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
@@ -37,7 +37,7 @@ class Transfers:
         self._tidying: TransferJobs[str, None] = TransferJobs(ctx.core.engine)
         self._num_leases = 0
         self._num_layers = num_layers(ctx.core.pool.planes)
-        self.pairs = PairsIn(ctx, receivers)
+        self.groups = GroupsIn(ctx, receivers)
         self.open: dict[RequestKey, HandoffIn] = {}
         self.held: list[tuple[HandoffIn, float]] = []
 
@@ -56,8 +56,8 @@ class Transfers:
         )
         self.open[req.key] = handoff
         grant = Grant(to_wire(req.key), cached_prefix_len, handoff.lease, waiting.transport)
-        if self.pairs.carries(waiting.transport):
-            self.pairs.meet(waiting.source, waiting.transport)
+        if self.groups.carries(waiting.transport):
+            self.groups.meet(waiting.source, waiting.transport)
         self._ctx.outbox.send(waiting.source, grant)
         return handoff
 
@@ -80,8 +80,8 @@ class Transfers:
         count = len(ready.pages)
         if not count or not handoff.ranges.claim(ready.first_page, count, part_of(ready, self._ctx.core.pool)):
             return
-        if self.pairs.carries(handoff.transport):
-            self.pairs.fetch(handoff, ready)
+        if self.groups.carries(handoff.transport):
+            self.groups.fetch(handoff, ready)
         else:
             self._pull(handoff, ready, received.frames)
 
@@ -111,7 +111,7 @@ class Transfers:
     def poll(self, now: float) -> list[tuple[HandoffIn, BatonError]]:
         """Book finished pulls and give back rows that waited for them; gives hand-offs whose pull failed."""
         failed: list[tuple[HandoffIn, BatonError]] = []
-        for fetched in self.pairs.poll():
+        for fetched in self.groups.poll():
             handoff = fetched.handoff
             if self.open.get(handoff.key) is not handoff:
                 continue
@@ -154,7 +154,7 @@ class Transfers:
         """The scheduler took the reservation away. The row is free once no pull writes into its pages."""
         handoff = self.open.pop(key, None)
         if handoff is not None:
-            self.pairs.forget(handoff)
+            self.groups.forget(handoff)
         if handoff is None or not handoff.num_pulling:
             self._ctx.core.scheduler.release_held(row)
             return handoff

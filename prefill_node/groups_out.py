@@ -13,32 +13,32 @@ from collections.abc import Mapping
 
 from shared.core.errors import HandoffFailed
 from shared.node.context import NodeContext
-from shared.node.group_table import WINDOW, PairTable
+from shared.node.group_table import WINDOW, GroupTable
 from shared.transfer.interface import PageSender
 from shared.transfer.staged import StagedSender
 from shared.transfer.torch_groups import SENDER
 from shared.wire.messages import Broken, Join, StoreEntry, Take
 
-PairMessage = Join | StoreEntry | Take | Broken
+GroupMessage = Join | StoreEntry | Take | Broken
 
 
-class PairsOut:
+class GroupsOut:
     """Owner of the groups in which this node sends."""
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
         self._senders = {name: sender for name, sender in senders.items() if isinstance(sender, StagedSender)}
-        self.table = PairTable(ctx, SENDER)
+        self.table = GroupTable(ctx, SENDER)
 
-    def receive(self, peer: str, message: PairMessage) -> None:
+    def receive(self, peer: str, message: GroupMessage) -> None:
         if isinstance(message, Join):
             self._join(peer, message)
         elif isinstance(message, StoreEntry):
             self.table.deliver(peer, message)
         elif isinstance(message, Take):
             self._take(peer, message)
-        elif (pair := self.table.get(peer, message.group)) is not None:
-            self.table.end(pair, f"{peer}: {message.reason}", tell=False)
+        elif (entry := self.table.get(peer, message.group)) is not None:
+            self.table.end(entry, f"{peer}: {message.reason}", tell=False)
 
     def _join(self, peer: str, join: Join) -> None:
         older = self.table.get(peer)
@@ -52,34 +52,34 @@ class PairsOut:
         self.table.open(peer, join.transport, join.group)
 
     def _take(self, peer: str, take: Take) -> None:
-        pair = self.table.get(peer, take.group)
-        if pair is None:  # it is over here, and the peer has not heard so, or never will
+        entry = self.table.get(peer, take.group)
+        if entry is None:  # it is over here, and the peer has not heard so, or never will
             self._ctx.outbox.send(peer, Broken(take.group, "the group is over"))
             return
-        if take.order < pair.num_agreed:
+        if take.order < entry.num_agreed:
             return  # heard before
-        sender = self._senders[pair.transport]
+        sender = self._senders[entry.transport]
         try:
             sender.check(take)
-            if take.order > pair.num_agreed:
-                raise HandoffFailed(f"transfer {take.order} asked for, after {pair.num_agreed}")
-            if len(pair.unposted) == WINDOW:  # the peer has none of them, and asks for no more before it has one
+            if take.order > entry.num_agreed:
+                raise HandoffFailed(f"transfer {take.order} asked for, after {entry.num_agreed}")
+            if len(entry.unposted) == WINDOW:  # the peer has none of them, and asks for no more before it has one
                 raise HandoffFailed(f"{WINDOW + 1} transfers asked for that have not begun")
         except HandoffFailed as error:
-            self.table.end(pair, error.message, tell=True)
+            self.table.end(entry, error.message, tell=True)
             return
-        pair.num_agreed += 1
-        pair.unposted.append(sender.views(take))
-        pair.post()
+        entry.num_agreed += 1
+        entry.unposted.append(sender.views(take))
+        entry.post()
 
     def poll(self) -> None:
-        for pair in self.table:
-            pair.num_over += len(pair.group.take_finished())
-            pair.post()
+        for entry in self.table:
+            entry.num_over += len(entry.group.take_finished())
+            entry.post()
         self.table.take_broken()
         self.table.tell_peers()
 
     def peer_closed(self, peer: str) -> None:
-        pair = self.table.get(peer)
-        if pair is not None:
-            self.table.end(pair, f"{peer} is gone", tell=False)
+        entry = self.table.get(peer)
+        if entry is not None:
+            self.table.end(entry, f"{peer} is gone", tell=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prefill_node.bootstrap import Bootstrap
-from prefill_node.groups_out import PairMessage, PairsOut
+from prefill_node.groups_out import GroupMessage, GroupsOut
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
 from prefill_node.transport_choice import TransportChoice
@@ -33,7 +33,7 @@ class PrefillSide:
         self.choice = TransportChoice(ctx.facts.transports, ctx.log)
         self.bootstrap = Bootstrap(ctx, self.choice)
         self.inflight = Inflight(ctx, senders)
-        self.pairs = PairsOut(ctx, senders)
+        self.groups = GroupsOut(ctx, senders)
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
         self.bootstrap.add(generate, requests, now)
@@ -55,8 +55,8 @@ class PrefillSide:
             self._installed(received.peer, message, now)
         elif isinstance(message, Wait | Refuse | Failed):
             self._answered(received.peer, message, now)
-        elif isinstance(message, PairMessage):
-            self.pairs.receive(received.peer, message)
+        elif isinstance(message, GroupMessage):
+            self.groups.receive(received.peer, message)
         else:
             self._ctx.drop(received.peer, f"{type(message).__name__} at a prefill node")
 
@@ -159,7 +159,7 @@ class PrefillSide:
     # ---- time and death
 
     def poll(self, now: float) -> None:
-        self.pairs.poll()
+        self.groups.poll()
         for key, error in self.inflight.poll(now):
             self._fail(key, error)
         lease_s = self._ctx.facts.lease_s
@@ -173,12 +173,12 @@ class PrefillSide:
             self.inflight.granted.pop(handoff.key, None)
         for handoff in lost:
             self._fail(handoff.key, NodeLost(f"{peer} is gone"))
-        self.pairs.peer_closed(peer)
+        self.groups.peer_closed(peer)
         self.choice.forget(peer)
         self._ctx.outbox.hang_up(peer)
 
     def close(self) -> None:
-        self.pairs.table.close()
+        self.groups.table.close()
 
     def hands_over(self) -> dict[str, str]:
         return self.choice.reasons()

@@ -10,7 +10,7 @@ MAX_REMEMBERED = 4096
 REPEAT_S = 1.0  # an Abort may have met a full queue, or have come before what it should stop
 
 
-class ToldToStop:
+class AbortLog:
     """(peer, key of the first sequence) -> time of the last Abort."""
 
     def __init__(self) -> None:

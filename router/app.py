@@ -42,7 +42,7 @@ RID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class RouterKeys:
     """What must be sent to use the API, and to move nodes. Empty: nothing."""
 
     api: str
@@ -53,7 +53,7 @@ def run(config: RouterProcessConfig) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
     log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
-    keys = Keys(
+    keys = RouterKeys(
         api=read_key(config.router.api_key_file, "--api-key-file"),
         admin=read_key(config.router.admin_key_file, "--admin-key-file"),
     )
@@ -72,7 +72,12 @@ def run(config: RouterProcessConfig) -> int:
 
 
 async def serve_all(
-    config: RouterProcessConfig, listener: socket.socket, link: RouterLink, text: TextModel, log: Logger, keys: Keys
+    config: RouterProcessConfig,
+    listener: socket.socket,
+    link: RouterLink,
+    text: TextModel,
+    log: Logger,
+    keys: RouterKeys,
 ) -> int:
     """Builds everything that lives in the event loop, and runs it."""
     prometheus = CollectorRegistry()

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from router.abort_log import ToldToStop
+from router.abort_log import AbortLog
 from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, error_of_end, given_up, is_node_fault
 from router.journal import Journal, OpenRequest, SequenceJournal
 from router.occupancy import occupy, prompt_done, release
 from router.placement import NODES_AWAY_S, Placer
-from router.registry import Node, Registry
+from router.registry import RegisteredNode, Registry
 from shared.core.errors import (
     BatonError,
     DeadlineExceeded,
@@ -67,7 +67,7 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        self._told = ToldToStop()
+        self._told = AbortLog()
         self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
@@ -117,7 +117,7 @@ class Dispatcher:
             self._take_end(node, end, now, effects)
         return effects
 
-    def node_lost(self, node: Node, reason: str, now: float) -> Effects:
+    def node_lost(self, node: RegisteredNode, reason: str, now: float) -> Effects:
         """Its connection closed, it fell silent, or it restarted."""
         effects = Effects(now)
         node.breaker.failed(now)
@@ -128,7 +128,7 @@ class Dispatcher:
         """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
         self._excused_until = excused_until
 
-    def drain(self, node: Node, drain: Drain, move_after_s: float, now: float) -> Effects:
+    def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
         """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
         effects = Effects(now)
         node.is_draining, node.drain = True, drain
@@ -224,7 +224,7 @@ class Dispatcher:
             adapter=request.adapter,
         )
 
-    def _leave(self, node: Node, error: BatonError, effects: Effects) -> None:
+    def _leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         for request in self._journal.served_by(node):
             if node is request.prefill and request.decode is not None and self._is_handed_over(request):
                 continue  # the decode node has everything
@@ -270,7 +270,7 @@ class Dispatcher:
                 end = SequenceEnd(to_wire(self._key(request, index)), reason.value, len(sequence.ids), 0, "", "")
                 effects.news.append(Update(request.rid, index, (), (), end))
 
-    def _avoid(self, request: OpenRequest, *nodes: Node | None) -> None:
+    def _avoid(self, request: OpenRequest, *nodes: RegisteredNode | None) -> None:
         request.avoid.update(node.peer for node in nodes if node is not None)
 
     def _fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
@@ -297,13 +297,13 @@ class Dispatcher:
         for node in request.nodes:
             self._stop(node, key, effects, all_sequences=True)
 
-    def _stop(self, node: Node, key: Key, effects: Effects, *, all_sequences: bool) -> None:
+    def _stop(self, node: RegisteredNode, key: Key, effects: Effects, *, all_sequences: bool) -> None:
         effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
         self._told.remember(node.peer, key, effects.now)
 
     # ---- what comes back
 
-    def _take_run(self, node: Node, run: TokenRun, effects: Effects) -> None:
+    def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
         request = self._find(node, run.key, effects)
         if request is None:
             return
@@ -325,7 +325,7 @@ class Dispatcher:
             sequence.is_closed = True
         self._after_progress(request, effects)
 
-    def _take_end(self, node: Node, end: SequenceEnd, now: float, effects: Effects) -> None:
+    def _take_end(self, node: RegisteredNode, end: SequenceEnd, now: float, effects: Effects) -> None:
         request = self._find(node, end.key, effects)
         if request is None:
             return
@@ -344,7 +344,7 @@ class Dispatcher:
             self._after_progress(request, effects)
 
     def _ended_badly(
-        self, request: OpenRequest, node: Node, end: SequenceEnd, error: BatonError, effects: Effects
+        self, request: OpenRequest, node: RegisteredNode, end: SequenceEnd, error: BatonError, effects: Effects
     ) -> None:
         """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
         partner calls lost or full."""
@@ -375,7 +375,7 @@ class Dispatcher:
             sequence.is_closed or index in request.begun_by_decode for index, sequence in enumerate(request.sequences)
         )
 
-    def _find(self, node: Node, wire_key: Key, effects: Effects) -> OpenRequest | None:
+    def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
         """The open request a key belongs to; who works on anything else is told to stop, now and then."""
         request = self._journal.find(wire_key.rid)
         if (
@@ -389,7 +389,7 @@ class Dispatcher:
             self._stop_stray(node, to_wire(key_of(wire_key).sibling(0)), effects)
         return None
 
-    def _stop_stray(self, node: Node, whole: Key, effects: Effects) -> None:
+    def _stop_stray(self, node: RegisteredNode, whole: Key, effects: Effects) -> None:
         if not self._told.knows(node.peer, whole):
             effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
         if self._told.is_due(node.peer, whole, effects.now):

@@ -14,7 +14,7 @@ from typing import Protocol
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
-from router.registry import ROLES, Node, Registry
+from router.registry import ROLES, RegisteredNode, Registry
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -96,7 +96,7 @@ class Gateway:
     def fail_all(self, error: BatonError) -> None:
         self._apply(self._dispatcher.fail_all(error, self._clock()))
 
-    def drain(self, node: Node, drain: Drain, move_after_s: float) -> None:
+    def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float) -> None:
         self._log.info("node is drained", node=node.node_id, then=drain.then, move_after_s=move_after_s)
         self._apply(self._dispatcher.drain(node, drain, move_after_s, self._clock()))
 
@@ -198,7 +198,7 @@ class Gateway:
             self._metrics.forget(node.node_id)
             self._lose(node, reason, now)
 
-    def _lose(self, node: Node, reason: str, now: float) -> None:
+    def _lose(self, node: RegisteredNode, reason: str, now: float) -> None:
         self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)
         effects = self._dispatcher.node_lost(node, reason, now)
         if effects.num_resumed:
@@ -218,7 +218,7 @@ class Gateway:
                 self._apply(self._dispatcher.send_refused(peer, message, self._clock()))
 
 
-def report_of(node: Node, beat: Heartbeat) -> NodeReport:
+def report_of(node: RegisteredNode, beat: Heartbeat) -> NodeReport:
     load = beat.load
     return NodeReport(
         node=node.node_id,

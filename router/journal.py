@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router.registry import Node
+from router.registry import RegisteredNode
 from shared.core.errors import IntegrityError
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
@@ -98,21 +98,21 @@ class OpenRequest:
     num_failed: int = 0  # attempts; those that left a draining node do not count
     avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
     parked_until: float | None = None  # no node could take the next attempt
-    prefill: Node | None = None
-    decode: Node | None = None
+    prefill: RegisteredNode | None = None
+    decode: RegisteredNode | None = None
     waits_for_prefill: bool = False  # whether its prompt counts as work before `prefiller`
     begun_by_decode: set[int] = field(default_factory=set)  # sequences the decode node has begun
 
     @property
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[RegisteredNode, ...]:
         return tuple(node for node in (self.prefill, self.decode) if node is not None)
 
     @property
-    def prefiller(self) -> Node | None:
+    def prefiller(self) -> RegisteredNode | None:
         return self.prefill or self.decode
 
     @property
-    def runner(self) -> Node | None:
+    def runner(self) -> RegisteredNode | None:
         return self.decode or self.prefill
 
     @property
@@ -150,7 +150,7 @@ class Journal:
     def remove(self, rid: str) -> None:
         self._open.pop(rid, None)
 
-    def served_by(self, node: Node) -> list[OpenRequest]:
+    def served_by(self, node: RegisteredNode) -> list[OpenRequest]:
         return [request for request in self._open.values() if node in request.nodes]
 
     def overdue(self, now: float) -> list[OpenRequest]:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from router.policy.interface import Policy
-from router.registry import Node, Registry, fitting
+from router.registry import RegisteredNode, Registry, fitting
 from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0
@@ -19,8 +19,8 @@ NODES_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    prefill: Node | None
-    decode: Node | None
+    prefill: RegisteredNode | None
+    decode: RegisteredNode | None
 
 
 class Placer:

@@ -19,7 +19,7 @@ def age(hello: Hello) -> tuple[int, int]:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class RegisteredNode:
     """One node of one epoch. The open_* counts are of this router's own requests."""
 
     peer: str  # the name its connection goes by
@@ -60,25 +60,25 @@ class Registry:
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, RegisteredNode] = {}
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def find(self, node_id: str, epoch: int) -> Node | None:
+    def find(self, node_id: str, epoch: int) -> RegisteredNode | None:
         node = self._nodes.get(node_id)
         return node if node is not None and node.hello.epoch == epoch else None
 
-    def named(self, node_id: str) -> Node | None:
+    def named(self, node_id: str) -> RegisteredNode | None:
         return self._nodes.get(node_id)
 
-    def by_peer(self, peer: str) -> Node | None:
+    def by_peer(self, peer: str) -> RegisteredNode | None:
         return next((node for node in self._nodes.values() if node.peer == peer), None)
 
-    def hello(self, peer: str, hello: Hello, now: float) -> tuple[Node | None, Node | None]:
+    def hello(self, peer: str, hello: Hello, now: float) -> tuple[RegisteredNode | None, RegisteredNode | None]:
         """(the node, the one it replaces). (None, None) for an older life or connection than known, or a role we don't
         have. What has fallen silent keeps nobody out: a clock that went back makes the next life look like an older
         one.
@@ -95,11 +95,11 @@ class Registry:
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
             return known, known if is_new else None
-        node = Node(peer=peer, hello=hello, known_since=now, last_seen=now)
+        node = RegisteredNode(peer=peer, hello=hello, known_since=now, last_seen=now)
         self._nodes[hello.node_id] = node
         return node, known
 
-    def heartbeat(self, beat: Heartbeat, now: float) -> Node | None:
+    def heartbeat(self, beat: Heartbeat, now: float) -> RegisteredNode | None:
         """None when the sender never said Hello. A silent node that speaks again is back."""
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
@@ -108,22 +108,22 @@ class Registry:
             self.seen(node, now)
         return node
 
-    def seen(self, node: Node, now: float) -> None:
+    def seen(self, node: RegisteredNode, now: float) -> None:
         node.last_seen = now
         node.is_silent = False
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: RegisteredNode) -> None:
         if self._nodes.get(node.node_id) is node:
             del self._nodes[node.node_id]
 
-    def newly_silent(self, now: float) -> list[Node]:
+    def newly_silent(self, now: float) -> list[RegisteredNode]:
         """Nodes that have just crossed the limit; each is told once."""
         late = [n for n in self._nodes.values() if not n.is_silent and now - n.last_seen > self.silence_s]
         for node in late:
             node.is_silent = True
         return late
 
-    def usable(self, now: float) -> list[Node]:
+    def usable(self, now: float) -> list[RegisteredNode]:
         """Nodes that may get a request. Where every breaker is open, all that are there: an answer that may fail is
         better than none."""
         there = [node for node in self._nodes.values() if node.is_there]
@@ -160,7 +160,7 @@ class Registry:
         return [(a, b, name) for a, b, name in found if name is not None]
 
 
-def _apart(a: Node, b: Node) -> str | None:
+def _apart(a: RegisteredNode, b: RegisteredNode) -> str | None:
     first, second = (a, b) if a.hello.role == ROLES[0] else (b, a)
     name = misfit(first.hello.fingerprint, second.hello.fingerprint)
     if name is None or a.hello.role != b.hello.role:
@@ -168,6 +168,6 @@ def _apart(a: Node, b: Node) -> str | None:
     return misfit(second.hello.fingerprint, first.hello.fingerprint) and name
 
 
-def fitting(prefills: Sequence[Node], decode: Node) -> list[Node]:
+def fitting(prefills: Sequence[RegisteredNode], decode: RegisteredNode) -> list[RegisteredNode]:
     """Those whose pages the decode node can use."""
     return [node for node in prefills if misfit(node.hello.fingerprint, decode.hello.fingerprint) is None]

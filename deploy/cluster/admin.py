@@ -33,7 +33,7 @@ finish in time goes on elsewhere, token for token.
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeStatus:
     """A row of /admin/status."""
 
     name: str
@@ -62,9 +62,9 @@ class AdminClient:
     def status(self) -> dict[str, Any]:
         return self.call("GET", "/admin/status")
 
-    def nodes(self) -> dict[str, Node]:
+    def nodes(self) -> dict[str, NodeStatus]:
         rows = self.status()["nodes"]
-        return {row["node"]: Node(row["node"], row["role"], row["epoch"], row["state"]) for row in rows}
+        return {row["node"]: NodeStatus(row["node"], row["role"], row["epoch"], row["state"]) for row in rows}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +148,7 @@ def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
     return True
 
 
-def has_moved(node: Node | None, old_epoch: str, stays_down: bool) -> bool:
+def has_moved(node: NodeStatus | None, old_epoch: str, stays_down: bool) -> bool:
     if stays_down:
         return node is None or node.epoch != old_epoch
     return node is not None and node.epoch != old_epoch and node.state == "ready"

@@ -22,7 +22,7 @@ from deploy.cluster import local
 from deploy.cluster.child import describe_end
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
-from deploy.ray.report import RUNNING, Order, Place, Report, Start, role_of
+from deploy.ray.report import RUNNING, ActorReport, Order, Place, StartOrder, role_of
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig, RayClusterConfig
 
@@ -43,27 +43,27 @@ class DaemonActor:
             lambda status: end_actor(f"its daemon did, {describe_end(status)}"),
             stop_timeout_s,
         )
-        self._started: Start | None = None
+        self._started: StartOrder | None = None
 
-    def tend(self, order: Order | None) -> Report:
+    def tend(self, order: Order | None) -> ActorReport:
         """Takes an order, if there is one, and says how things are."""
-        if isinstance(order, Start):
+        if isinstance(order, StartOrder):
             self._start(order)
         elif order is not None:
             self._keeper.stop()
         return self._report()
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: StartOrder) -> None:
         """The daemon's own guard is told this process's id: it ends with it."""
         if self._keeper.state != RUNNING:
             self._started = order
             self._keeper.start(local.spec(self._name, role_of(self._name), order.config, os.getpid()))
 
-    def _report(self) -> Report:
+    def _report(self) -> ActorReport:
         state = self._keeper.state
         config = self._started.config if self._started is not None and state == RUNNING else None
         routers = config.node.router if isinstance(config, NodeProcessConfig) else ()
-        return Report(
+        return ActorReport(
             name=self._name,
             life=self._life,
             place=place(),

@@ -18,12 +18,12 @@ from deploy.ray.report import (
     ROUTER,
     RUNNING,
     STOPPED,
+    ActorReport,
     Order,
     Place,
-    Report,
-    Row,
-    Start,
-    Stop,
+    StartOrder,
+    StatusRow,
+    StopOrder,
     index_of,
     role_of,
 )
@@ -43,7 +43,7 @@ class Member:
     name: str
     policy: RestartPolicy
     away_since: float
-    report: Report | None = None
+    report: ActorReport | None = None
     here: bool = False  # its newest call was answered
     place: Place | None = None
     ran: bool = False  # its daemon was started in this life, seen running or not
@@ -119,7 +119,7 @@ class Fleet:
 
     # ---- what is heard
 
-    def hear(self, report: Report, now: float) -> None:
+    def hear(self, report: ActorReport, now: float) -> None:
         member = self.members[report.name]
         if member.report is not None and member.report.life != report.life:
             self._begin_life(member, now)
@@ -169,9 +169,9 @@ class Fleet:
     def _order(self, member: Member, routers: tuple[str, ...], now: float) -> Order | None:
         state = member.state
         if member.leaving:
-            return Stop() if state == RUNNING else None
+            return StopOrder() if state == RUNNING else None
         if state == RUNNING and self._must_move(member, routers, now):
-            return Stop()
+            return StopOrder()
         if state not in (IDLE, STOPPED) or member.start_at is None or now < member.start_at:
             return None
         return self._start(member, routers)
@@ -192,7 +192,7 @@ class Fleet:
     def _is_out(member: Member, now: float) -> bool:
         return member.state in (DRAINED, FAILED) or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
 
-    def _start(self, member: Member, routers: tuple[str, ...]) -> Start | None:
+    def _start(self, member: Member, routers: tuple[str, ...]) -> StartOrder | None:
         place = member.place
         assert place is not None
         role = role_of(member.name)
@@ -202,8 +202,8 @@ class Fleet:
         member.cores = cores.cpus
         member.ran = True  # it may be dead before it is heard of
         if role == ROUTER:
-            return Start(plan.router_config(self.config, member.name, place, cores))
-        return Start(plan.node_config(self.config, member.name, place, routers, cores))
+            return StartOrder(plan.router_config(self.config, member.name, place, cores))
+        return StartOrder(plan.node_config(self.config, member.name, place, routers, cores))
 
     def _taken(self, member: Member) -> set[int]:
         """Cores of the others on its machine: those dealt a moment ago too, which no report names yet."""
@@ -220,17 +220,17 @@ class Fleet:
             return ""
         return f"is on {member.place.ip}, and routers on {', '.join(sorted(addresses))}: that needs [security] keys"
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StatusRow]:
         return [self._row(member) for member in self.members.values()]
 
-    def _row(self, member: Member) -> Row:
+    def _row(self, member: Member) -> StatusRow:
         report, place = member.report, member.place
         if report is None or place is None:
-            return Row(member.name, member.state, words=self._absence(member))
+            return StatusRow(member.name, member.state, words=self._absence(member))
         state = "leaving" if member.leaving else member.state
         known = self.problem(member) or report.words or gave_up(member, place)
         words = known if member.here else self._absence(member)
-        return Row(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
+        return StatusRow(member.name, state, place.ip, place.ray_node, report.pid, report.cores, member.restarts, words)
 
     def _absence(self, member: Member) -> str:
         """Why nobody answers, as far as it is known."""

@@ -21,7 +21,7 @@ from deploy.metrics_page import Page, parse_page
 from deploy.ray import launch_plan as plan
 from deploy.ray.actors import end_actor, find, find_group, find_or_make, log, names_here
 from deploy.ray.fleet import Fleet
-from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, Order, Report, Row, role_of
+from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, RUNNING, ActorReport, Order, StatusRow, role_of
 from deploy.ray.scaling import RoleScaler
 from deploy.ray.signals import load_of
 from shared.config.processes import RayClusterConfig
@@ -45,12 +45,12 @@ class Manager:
         self._asked: dict[str, Any] = {}  # name -> the answer that is awaited
         self._pages: dict[str, Page] = {}
         self._pages_at = now
-        self._rows: list[Row] = self._fleet.rows()
+        self._rows: list[StatusRow] = self._fleet.rows()
         self._resting = threading.Event()
         self._thread = threading.Thread(target=self._work, name="manager", daemon=True)
         self._thread.start()
 
-    def status(self) -> list[Row]:
+    def status(self) -> list[StatusRow]:
         return self._rows
 
     def rest(self) -> None:
@@ -106,7 +106,7 @@ class Manager:
 
     def _take(self, name: str, answer: Any, now: float) -> None:
         try:
-            report: Report = ray.get(answer)
+            report: ActorReport = ray.get(answer)
         except RayError as error:
             self._miss(name, error, now)
             return

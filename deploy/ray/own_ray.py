@@ -27,7 +27,7 @@ SHOWN_LOG_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RayRecord:
     """`head_pid`: of the Ray that was started for it, 0 for none; `head_born` tells it from a later process."""
 
     address: str
@@ -49,14 +49,14 @@ def record_path() -> Path:
     return Path.home() / ".baton" / "ray.json"
 
 
-def read_record() -> Record | None:
+def read_record() -> RayRecord | None:
     try:
-        return Record(**json.loads(record_path().read_text("utf-8")))
+        return RayRecord(**json.loads(record_path().read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def write_record(record: Record) -> None:
+def write_record(record: RayRecord) -> None:
     path = record_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(record)), "utf-8")
@@ -66,7 +66,7 @@ def forget_record() -> None:
     record_path().unlink(missing_ok=True)
 
 
-def start(cluster: str, num_cpus: float) -> Record:
+def start(cluster: str, num_cpus: float) -> RayRecord:
     """Ray's head in a session of its own, so that Ctrl-C leaves it alone. It reserves cores by number only: with more
     wanted than there are, nodes take turns on them, as with `baton up`."""
     port = free_port(LOOPBACK)
@@ -84,7 +84,7 @@ def start(cluster: str, num_cpus: float) -> Record:
             start_new_session=True,
             env=ray_settings.inherited() | ray_settings.environment(""),
         )
-    record = Record(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
+    record = RayRecord(f"{LOOPBACK}:{port}", cluster, process.pid, psutil.Process(process.pid).create_time())
     try:
         wait_for_start(process, log)
     except BaseException:  # Ctrl-C too
@@ -101,7 +101,7 @@ def wait_for_start(process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(POLL_S)
 
 
-def stop(record: Record) -> None:
+def stop(record: RayRecord) -> None:
     """Ends the Ray that was started here and all its processes, and nobody else's."""
     head = record.head
     if head is None:

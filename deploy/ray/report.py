@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ActorReport:
     """One actor's. `life` differs after each restart of the actor; `words`: its daemon's last lines, when it failed;
     `routers` and `cores` are what the running daemon was started with."""
 
@@ -48,22 +48,22 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartOrder:
     """An actor whose daemon runs already takes no notice."""
 
     config: RouterProcessConfig | NodeProcessConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopOrder:
     """SIGTERM: the daemon takes nothing new, finishes or hands over what it has, and ends."""
 
 
-Order = Start | Stop
+Order = StartOrder | StopOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StatusRow:
     """One line of `baton ray status`."""
 
     name: str

@@ -21,7 +21,7 @@ REMEMBERED_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RoleLoad:
     """Of one role, over all its nodes. `busy`: share of request rows or KV pages in use, the larger; `latency`: over
     its objective, 0 without one or without traffic."""
 
@@ -44,7 +44,7 @@ class RoleScaler:
     _full_level: float = 1.0
     _level_until: float = field(default=-float("inf"))
 
-    def decide(self, now: float, load: Load | None) -> int:
+    def decide(self, now: float, load: RoleLoad | None) -> int:
         """`load` is None while it says nothing: no figures, or a node of the role is starting or leaving."""
         if load is None or load.nodes == 0:
             self._full_since = self._spare_since = None
@@ -60,21 +60,21 @@ class RoleScaler:
             return self._change(now, -1)
         return 0
 
-    def _is_full(self, load: Load) -> bool:
+    def _is_full(self, load: RoleLoad) -> bool:
         pressure = self.pressure(load, load.nodes)
         return pressure >= 1.0 or (load.latency > 1.0 and pressure >= SOME_LOAD)
 
-    def _is_spare(self, load: Load, now: float) -> bool:
+    def _is_spare(self, load: RoleLoad, now: float) -> bool:
         """Whether a node less would do, with room."""
         full = self._full_level if now < self._level_until else 1.0
         return load.nodes > 1 and load.latency <= 1.0 and self.pressure(load, load.nodes - 1) < SPARE * full
 
-    def pressure(self, load: Load, nodes: int) -> float:
+    def pressure(self, load: RoleLoad, nodes: int) -> float:
         """The same work on so many nodes."""
         busy = load.busy * load.nodes / nodes / self.settings.busy_rows
         return max(busy, load.waiting / nodes / self.settings.busy_waiting)
 
-    def _learn(self, load: Load, now: float) -> None:
+    def _learn(self, load: RoleLoad, now: float) -> None:
         self._full_level = min(1.0, self.pressure(load, load.nodes))
         self._level_until = now + REMEMBERED_S
 

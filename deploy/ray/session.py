@@ -23,8 +23,8 @@ from deploy.ray import launch_plan as plan
 from deploy.ray import own_ray as head
 from deploy.ray.actors import BASE_GROUP, find, find_group, names_here
 from deploy.ray.manager import MANAGER, answers, find_manager, make_manager, remove
-from deploy.ray.own_ray import Record
-from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, Report, Row, Stop, role_of
+from deploy.ray.own_ray import RayRecord
+from deploy.ray.report import FAILED, IDLE, ROLES, ROUTER, RUNNING, ActorReport, StatusRow, StopOrder, role_of
 from shared.config.model_path import resolve_model
 from shared.config.processes import RayClusterConfig
 from shared.core.errors import ConfigError
@@ -87,10 +87,10 @@ def up(config: RayClusterConfig) -> int:
     return 0
 
 
-def reach(config: RayClusterConfig) -> Record:
+def reach(config: RayClusterConfig) -> RayRecord:
     """The Ray cluster that is meant: given, or a fresh one."""
     if config.ray.address:
-        return Record(config.ray.address, config.ray.cluster)
+        return RayRecord(config.ray.address, config.ray.cluster)
     resolve_model(config.model.model)
     before = head.read_record()
     if before is not None and before.head is not None:
@@ -101,7 +101,7 @@ def reach(config: RayClusterConfig) -> Record:
     return record
 
 
-def launch(config: RayClusterConfig, record: Record) -> list[Row]:
+def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
     """Returns when everything is ready, and leaves nothing behind when it does not get so far."""
     runs_already = ConfigError(f"cluster {record.cluster!r} runs already; `baton ray down` ends it")
     if find_manager() is not None:
@@ -180,10 +180,12 @@ def wait_ready(config: RayClusterConfig, deadline: float) -> None:
         time.sleep(POLL_S)
 
 
-def rows_of_manager() -> list[Row]:
+def rows_of_manager() -> list[StatusRow]:
     """Nothing while it is being placed."""
     manager = find_manager()
-    found: list[Row] = answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
+    found: list[StatusRow] = (
+        answers(lambda name: manager.status.remote(), [MANAGER]).get(MANAGER, []) if manager else []
+    )
     return found
 
 
@@ -195,7 +197,7 @@ def routers_ready(config: RayClusterConfig) -> bool:
     return len(pages) == len(routers) and all(local.count_ready(page.encode()) >= wanted for page in pages.values())
 
 
-def announcement(config: RayClusterConfig, rows: Sequence[Row]) -> str:
+def announcement(config: RayClusterConfig, rows: Sequence[StatusRow]) -> str:
     """What a person, or a script that waits for it, does next. The API is on the loopback of the routers' machines."""
     routers = [row for row in rows if role_of(row.name) == ROUTER]
     lines = [f"  {row.name:<12} {local.url(*plan.http_address(config, row.name))}  on {row.machine}" for row in routers]
@@ -207,17 +209,17 @@ def announcement(config: RayClusterConfig, rows: Sequence[Row]) -> str:
 # ---- status and down
 
 
-def chosen(address: str, cluster: str) -> Record:
+def chosen(address: str, cluster: str) -> RayRecord:
     """The cluster of the file that was named, else the last one that was started here."""
     record = head.read_record()
     if address:
-        return Record(address, cluster)
+        return RayRecord(address, cluster)
     if record is None or (cluster and record.cluster != cluster):
         raise ConfigError("no cluster was started from here; name its file, which says its address")
     return record
 
 
-def status(record: Record, as_json: bool) -> int:
+def status(record: RayRecord, as_json: bool) -> int:
     """Exit status 0 when everyone runs."""
     with connected(record.address, record.cluster):
         rows = rows_of_manager()
@@ -231,11 +233,11 @@ def status(record: Record, as_json: bool) -> int:
     return 0 if rows and all(row.state == RUNNING for row in rows) else 1
 
 
-def row_fields(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__slots__}
+def row_fields(row: StatusRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in StatusRow.__slots__}
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[StatusRow]) -> str:
     cells = [("name", "state", "machine", "pid", "cores", "restarts")]
     cells += [
         (row.name, row.state, row.machine, str(row.pid or ""), ",".join(map(str, row.cores)), str(row.restarts))
@@ -246,7 +248,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *(f"\n{row.name}: {row.words}" for row in rows if row.words)])
 
 
-def down(record: Record) -> int:
+def down(record: RayRecord) -> int:
     if record.head_pid and record.head is None:
         head.forget_record()
         raise ConfigError("the Ray that was started here is gone, and its nodes with it")
@@ -259,7 +261,7 @@ def down(record: Record) -> int:
     return 0
 
 
-def forget(record: Record) -> None:
+def forget(record: RayRecord) -> None:
     """With the Ray that was started for it, if one was."""
     if record.head is not None:
         say("stopping Ray")
@@ -289,7 +291,7 @@ def stop_all(names: Sequence[str]) -> None:
     handles = {name: handle for name in names if (handle := find(name)) is not None}
     heard = dict.fromkeys(handles, time.monotonic())
     while heard:
-        reports: dict[str, Report] = answers(lambda name: handles[name].tend.remote(Stop()), heard)
+        reports: dict[str, ActorReport] = answers(lambda name: handles[name].tend.remote(StopOrder()), heard)
         now = time.monotonic()
         running = {name for name in heard if name in reports and reports[name].state == RUNNING}
         late = {name for name in heard if name not in reports and now - heard[name] < CALL_TIMEOUT_S}

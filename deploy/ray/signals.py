@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from deploy.metrics_page import RESTING_PAGES, Page, Sample
 from deploy.ray.report import PREFILL
-from deploy.ray.scaling import Load
+from deploy.ray.scaling import RoleLoad
 from shared.config.ray_settings import ScalingConfig
 
 
-def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> Load | None:
+def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> RoleLoad | None:
     """`before` and `now`: the pages of the same routers, in the same order. Every router shows all nodes' gauges, so
     one page tells those; requests are each router's own. None without any figures."""
     nodes = number(now[0], role) if now else 0
@@ -23,7 +23,7 @@ def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: Sc
     )
     metric, objective = ("ttft", settings.slo_ttft_ms) if role == PREFILL else ("itl", settings.slo_itl_ms)
     mean_ms = 1000 * mean_over(before, now, f"baton_{metric}_seconds")
-    return Load(nodes, waiting, busy, mean_ms / objective if objective else 0.0)
+    return RoleLoad(nodes, waiting, busy, mean_ms / objective if objective else 0.0)
 
 
 def of_role(page: Page, name: str, role: str) -> list[Sample]:

@@ -14,7 +14,7 @@ from router.api.errors import AdminIsOff, Conflict, NotFound, UnknownNode
 from router.api.parse import BodyParser
 from router.api.schemas import Body
 from router.gateway import Gateway
-from router.registry import Node, Registry
+from router.registry import RegisteredNode, Registry
 from shared.core.errors import Aborted, InvalidRequest
 from shared.wire.messages import Drain
 
@@ -92,7 +92,7 @@ class AdminHandlers:
         if not self._is_on:
             raise AdminIsOff("admin is off: start the router with --admin-key-file")
 
-    def _node(self, name: str, force: bool) -> Node:
+    def _node(self, name: str, force: bool) -> RegisteredNode:
         node = self._registry.named(name)
         if node is None:
             known = ", ".join(sorted(other.node_id for other in self._registry)) or "none"
@@ -102,14 +102,16 @@ class AdminHandlers:
             raise Conflict(f"{name} is the last node that serves; with force it leaves all the same", param="node")
         return node
 
-    async def _leave(self, connection: Connection, node: Node, then: Then, move_after_s: float | None) -> None:
+    async def _leave(
+        self, connection: Connection, node: RegisteredNode, then: Then, move_after_s: float | None
+    ) -> None:
         limit_s = self._move_after_s if move_after_s is None else move_after_s
         self._gateway.drain(node, Drain(node.node_id, then), limit_s)
         answer = {"node": node.node_id, "epoch": f"{node.hello.epoch:x}", "then": then}
         await connection.answer(202, msgspec.json.encode(answer))
 
 
-def node_status(node: Node, now: float) -> dict[str, object]:
+def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
     load = node.load
     return {
         "node": node.node_id,
@@ -129,7 +131,7 @@ def node_status(node: Node, now: float) -> dict[str, object]:
     }
 
 
-def state_of(node: Node, now: float) -> str:
+def state_of(node: RegisteredNode, now: float) -> str:
     if node.is_silent:
         return "silent"
     if node.is_draining:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.registry import Node
+from router.registry import RegisteredNode
 
 
 class Policy(Protocol):
-    def pick(self, nodes: Sequence[Node]) -> Node:
+    def pick(self, nodes: Sequence[RegisteredNode]) -> RegisteredNode:
         """One of `nodes`, which are of one role and never empty."""
         ...

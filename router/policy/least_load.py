@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.registry import Node
+from router.registry import RegisteredNode
 
 
 class LeastLoad:
@@ -14,11 +14,11 @@ class LeastLoad:
     once. So the larger of both counts. Ties go to the node that was picked least often.
     """
 
-    def pick(self, nodes: Sequence[Node]) -> Node:
+    def pick(self, nodes: Sequence[RegisteredNode]) -> RegisteredNode:
         return min(nodes, key=lambda node: (*work_before(node), node.dispatched, node.node_id))
 
 
-def work_before(node: Node) -> tuple[int, int]:
+def work_before(node: RegisteredNode) -> tuple[int, int]:
     rows = node.load.rows if node.load else {}
     running = sum(rows.get(state, 0) for state in ("running", "prefilling", "granted", "held"))
     waiting = node.load.waiting if node.load else 0

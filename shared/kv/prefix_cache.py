@@ -28,16 +28,16 @@ KEY_BYTES = 8
 HEAP_SLACK = 64
 
 
-class Node:
+class CachedPage:
     """One cached page. `stamp` is the logical time at which it was last unlocked; `identity` is made when asked for."""
 
     __slots__ = ("children", "identity", "key", "page", "parent", "refs", "stamp")
 
-    def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
+    def __init__(self, key: bytes, page: int, parent: CachedPage | None) -> None:
         self.key = key
         self.page = page
         self.parent = parent
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, CachedPage] = {}
         self.refs = 0
         self.stamp = 0
         self.identity = b""
@@ -48,7 +48,7 @@ class Lock:
     """Pins the path of num_pages pages from the root. node None (no match): pins nothing, still unlocked once. In a
     WindowCache it pins `pages`, by their place in the request."""
 
-    node: Node | None
+    node: CachedPage | None
     num_pages: int
     owner: str
     held: bool = True
@@ -72,16 +72,16 @@ class PrefixCache:
     def __init__(self, page_size: int, enabled: bool = True) -> None:
         self.page_size = page_size
         self.enabled = enabled
-        self._root = Node(b"", 0, None)
-        self._nodes: dict[int, Node] = {}  # by page id
+        self._root = CachedPage(b"", 0, None)
+        self._nodes: dict[int, CachedPage] = {}  # by page id
         self._root.identity = ROOT
         self._locks: set[Lock] = set()
         self._num_evictable = 0
         self._clock = itertools.count(1)
         # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
-        self._leaves: list[tuple[int, int, Node]] = []
+        self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
-        self._cold: dict[Node, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
+        self._cold: dict[CachedPage, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
 
     @property
     def num_cached(self) -> int:
@@ -100,10 +100,10 @@ class PrefixCache:
         node = self._nodes.get(page)
         return node is not None and node.refs > 0
 
-    def take_cold(self, most: int) -> list[Node]:
+    def take_cold(self, most: int) -> list[CachedPage]:
         """The node that has been unlocked for longest, of those not given before since their unlocking, and up to
         `most` such nodes on the way from it to the root."""
-        nodes: list[Node] = []
+        nodes: list[CachedPage] = []
         node = next(iter(self._cold), None)
         while node is not None and node in self._cold and len(nodes) < most:
             del self._cold[node]
@@ -111,7 +111,7 @@ class PrefixCache:
             node = node.parent
         return nodes
 
-    def identity_of(self, node: Node) -> bytes:
+    def identity_of(self, node: CachedPage) -> bytes:
         """See `shared.kv.page_identity`."""
         path = []
         while not node.identity:
@@ -123,7 +123,7 @@ class PrefixCache:
             node = child
         return node.identity
 
-    def pin(self, node: Node, owner: str) -> Lock:
+    def pin(self, node: CachedPage, owner: str) -> Lock:
         """A lock on the path down to a node of this tree, to copy pages of it: to `take_cold` that is no use of them,
         or a tier that is smaller than the cache would never come to rest."""
         depth, walk = 1, node.parent
@@ -223,10 +223,10 @@ class PrefixCache:
         data = np.ascontiguousarray(keys[: num_pages * self.page_size], dtype=np.int64).tobytes()
         return (data[start : start + width] for start in range(0, len(data), width))
 
-    def _lock(self, node: Node, num_pages: int, owner: str, is_copy: bool = False) -> Lock:
+    def _lock(self, node: CachedPage, num_pages: int, owner: str, is_copy: bool = False) -> Lock:
         lock = Lock(node if num_pages else None, num_pages, owner, is_copy=is_copy)
         self._locks.add(lock)
-        walk: Node | None = lock.node
+        walk: CachedPage | None = lock.node
         while walk is not None and walk is not self._root:
             walk.refs += 1
             if walk.refs > 1:
@@ -247,17 +247,17 @@ class PrefixCache:
         if len(set(ids)) != len(ids):
             raise IntegrityError(f"insert for {lock.owner!r}: a page is listed twice in {ids}")
 
-    def _extend(self, node: Node, keys: Iterator[bytes], ids: list[int]) -> Node:
+    def _extend(self, node: CachedPage, keys: Iterator[bytes], ids: list[int]) -> CachedPage:
         """A chain below `node`; counted as evictable until the lock that `insert` takes next pins it."""
         for key, page in zip(keys, ids, strict=True):
-            child = Node(key, page, node)
+            child = CachedPage(key, page, node)
             node.children[key] = child
             self._nodes[page] = child
             node = child
         self._num_evictable += len(ids)
         return node
 
-    def _remove(self, node: Node) -> int:
+    def _remove(self, node: CachedPage) -> int:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
         del parent.children[node.key]
@@ -268,7 +268,7 @@ class PrefixCache:
             self._push_leaf(parent)
         return node.page
 
-    def _push_leaf(self, node: Node) -> None:
+    def _push_leaf(self, node: CachedPage) -> None:
         heapq.heappush(self._leaves, (node.stamp, next(self._pushes), node))
         if len(self._leaves) > 2 * len(self._nodes) + HEAP_SLACK:
             self._leaves = [entry for entry in self._leaves if _is_current(entry[0], entry[2])]
@@ -301,7 +301,7 @@ class PrefixCache:
         lost = [n.page for n in nodes if n.refs == 0 and not n.children and id(n) not in on_heap]
         return found + [f"page {page} is an unlocked leaf that eviction would never find" for page in lost]
 
-    def _ref_problems(self, nodes: list[Node]) -> list[str]:
+    def _ref_problems(self, nodes: list[CachedPage]) -> list[str]:
         direct: dict[int, list[str]] = {}
         for lock in self._locks:
             if lock.node is not None:
@@ -315,8 +315,8 @@ class PrefixCache:
         gone = [owner for owners in direct.values() for owner in owners]
         return found + [f"lock of {owner!r} pins a page that left the cache" for owner in gone]
 
-    def _walk(self) -> list[Node]:
-        nodes: list[Node] = []
+    def _walk(self) -> list[CachedPage]:
+        nodes: list[CachedPage] = []
         todo = list(self._root.children.values())
         while todo:
             node = todo.pop()
@@ -325,7 +325,7 @@ class PrefixCache:
         return nodes
 
 
-def _is_current(stamp: int, node: Node) -> bool:
+def _is_current(stamp: int, node: CachedPage) -> bool:
     """Whether a heap entry still stands for an unlocked leaf of the tree.
 
     A leaf gets a child only in `insert`, under a lock: its stamp is another one when it is unlocked again. So a

@@ -46,7 +46,7 @@ Index = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ProgramLayout:
     """Which task is where. Arrays have one index per layer."""
 
     norm: Index
@@ -67,7 +67,7 @@ class Layout:
     aux: Index  # one per captured layer
 
 
-def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> Layout:
+def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) -> ProgramLayout:
     """`captured`: counted from the span's first layer, as everything here."""
     num_layers, taken = span.end - span.first, TAKEN * span.is_last
     names = GEMMA_BACK if has_posts else BACK
@@ -77,7 +77,7 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
     back[-1] += taken
     end = int(back[-1])
     tasks = {name: back + n for n, name in enumerate(names)}
-    return Layout(
+    return ProgramLayout(
         *(front + n for n in range(BEFORE)),
         *(tasks[name] for name in BACK),
         out_post=tasks.get("out_post"),

@@ -24,7 +24,7 @@ FUSED = {"q": QKV, "k": QKV, "v": QKV, "o": OUT, "gate": GATE_UP, "up": GATE_UP,
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class LoraDelta:
     """Added to the columns [start, start + up.out_features) of a fused product."""
 
     down: Linear  # in -> r
@@ -32,7 +32,7 @@ class Delta:
     start: int
 
 
-Adapter = dict[tuple[int, str], tuple[Delta, ...]]  # by layer and fused product
+Adapter = dict[tuple[int, str], tuple[LoraDelta, ...]]  # by layer and fused product
 
 
 def load_adapter(
@@ -45,7 +45,7 @@ def load_adapter(
         down = make(pair.down.to(device, dtype), None)
         up = make((pair.up.to(device, torch.float32) * pair.scale).to(dtype), None)
         key = (pair.layer, FUSED[pair.target])
-        adapter[key] = (*adapter.get(key, ()), Delta(down, up, starts.get(pair.target, 0)))
+        adapter[key] = (*adapter.get(key, ()), LoraDelta(down, up, starts.get(pair.target, 0)))
     return adapter
 
 

@@ -48,7 +48,7 @@ from shared.ranks.leader import RankProcesses
 from shared.sched.draft_length import make_width_choice
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
-from shared.transfer.transports import available_transports, host_id, make_pair_group
+from shared.transfer.transports import available_transports, host_id, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
@@ -264,7 +264,7 @@ def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log:
         clock=time.monotonic,
         wire_counts=links.counts,
         wake=links.wakeup.set,
-        make_group=partial(make_pair_group, host=config.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
+        make_group=partial(open_group, host=config.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))
 

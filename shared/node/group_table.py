@@ -1,5 +1,5 @@
-"""Process groups of this node, one per peer, and what both sides of a pair do with them: entries of the store go to the
-peer, a group that is over is told to it. Knows nothing of pages."""
+"""The process groups of this node, one per peer. Entries of a group's store go to the peer, which also hears when the
+group is over. Knows nothing of pages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
 
 WINDOW = 6  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
 MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver
-MAX_PAIRS = 64
+MAX_GROUPS = 64
 END_S = 2.0  # a thread that was told to end has so long, at the end of its process
 
 
 @dataclass(slots=True, eq=False)
-class Pair:
+class GroupEntry:
     """`number` is the receiver's for the group; `num_agreed` transfers were agreed upon, `num_over` are over."""
 
     peer: str
@@ -41,64 +41,64 @@ class Pair:
             self.group.post(self.unposted.popleft())
 
 
-class PairTable:
+class GroupTable:
     """Owned by the node's loop."""
 
     def __init__(self, ctx: NodeContext, rank: int) -> None:
         self._ctx = ctx
         self._rank = rank
-        self._pairs: dict[str, Pair] = {}
+        self._entries: dict[str, GroupEntry] = {}
         self._ended: list[Group] = []
 
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(list(self._pairs.values()))
+    def __iter__(self) -> Iterator[GroupEntry]:
+        return iter(list(self._entries.values()))
 
-    def get(self, peer: str, number: int | None = None) -> Pair | None:
-        """The pair with this peer, unless it is in another group by now."""
-        pair = self._pairs.get(peer)
-        return pair if pair is None or number in (None, pair.number) else None
+    def get(self, peer: str, number: int | None = None) -> GroupEntry | None:
+        """The group with this peer, unless it is another one by now."""
+        entry = self._entries.get(peer)
+        return entry if entry is None or number in (None, entry.number) else None
 
     @property
     def is_full(self) -> bool:
-        return len(self._pairs) >= MAX_PAIRS
+        return len(self._entries) >= MAX_GROUPS
 
-    def open(self, peer: str, transport: str, number: int) -> Pair:
+    def open(self, peer: str, transport: str, number: int) -> GroupEntry:
         """Starts connecting; the peer is doing so, too."""
-        pair = Pair(peer, number, transport, self._ctx.make_group(transport, self._rank))
-        self._pairs[peer] = pair
-        return pair
+        entry = GroupEntry(peer, number, transport, self._ctx.make_group(transport, self._rank))
+        self._entries[peer] = entry
+        return entry
 
-    def deliver(self, peer: str, entry: StoreEntry) -> None:
-        pair = self.get(peer, entry.group)
-        if pair is not None:
-            pair.group.deliver(entry.name, entry.value)
+    def deliver(self, peer: str, stored: StoreEntry) -> None:
+        entry = self.get(peer, stored.group)
+        if entry is not None:
+            entry.group.deliver(stored.name, stored.value)
 
     def tell_peers(self) -> None:
-        for pair in self:
-            for name, value in pair.group.take_entries():
-                self._ctx.outbox.send(pair.peer, StoreEntry(pair.number, name, value))
+        for entry in self:
+            for name, value in entry.group.take_entries():
+                self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
-    def take_broken(self) -> list[Pair]:
+    def take_broken(self) -> list[GroupEntry]:
         """Groups that ended by themselves; their peers hear it."""
-        broken = [pair for pair in self if pair.group.error]
-        for pair in broken:
-            self.end(pair, pair.group.error, tell=True)
+        broken = [entry for entry in self if entry.group.error]
+        for entry in broken:
+            self.end(entry, entry.group.error, tell=True)
         return broken
 
-    def end(self, pair: Pair, reason: str, *, tell: bool) -> None:
+    def end(self, entry: GroupEntry, reason: str, *, tell: bool) -> None:
         """Nothing that was posted is waited for: its peer is gone, or will not take part any more."""
-        if self._pairs.get(pair.peer) is not pair:
+        if self._entries.get(entry.peer) is not entry:
             return
-        del self._pairs[pair.peer]
-        pair.group.abort(reason)
-        self._ended = [group for group in self._ended if not group.join(0.0)] + [pair.group]
-        self._ctx.log.warning((pair.peer, reason), "process group over", peer=pair.peer, why=reason)
+        del self._entries[entry.peer]
+        entry.group.abort(reason)
+        self._ended = [group for group in self._ended if not group.join(0.0)] + [entry.group]
+        self._ctx.log.warning((entry.peer, reason), "process group over", peer=entry.peer, why=reason)
         if tell:
-            self._ctx.outbox.send(pair.peer, Broken(pair.number, reason[:MAX_TEXT]))
+            self._ctx.outbox.send(entry.peer, Broken(entry.number, reason[:MAX_TEXT]))
 
     def close(self) -> None:
         """At the node's end: threads are given a moment, none is left in a transfer if it can be helped."""
-        for pair in self:
-            self.end(pair, "the node ends", tell=False)
+        for entry in self:
+            self.end(entry, "the node ends", tell=False)
         for group in self._ended:
             group.join(END_S)

@@ -25,7 +25,7 @@ from shared.ranks.orders import Forward, hear, tell
 from shared.ranks.tp import inputs_of, order_of, out_of_step
 
 
-class RowRanks:
+class DPRanks:
     """Ranks: rank 0's side."""
 
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
@@ -59,7 +59,7 @@ class RowRanks:
         return output
 
 
-def follow_rows(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
+def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
     """A follower's life beside RowRanks. Returns when rank 0 is through, or gone between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:

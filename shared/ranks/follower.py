@@ -15,9 +15,9 @@ from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.shard import load_shard
-from shared.ranks.dp import follow_rows
+from shared.ranks.dp import follow_dp
 from shared.ranks.orders import Done, Pages, Start, hear, tell
-from shared.ranks.tp import follow
+from shared.ranks.tp import follow_tp
 
 
 def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None:
@@ -33,7 +33,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     pool = map_pages(orders, pages, model)
     group.be_patient(start.silence_s)
     tell(orders, Done())
-    (follow_rows if start.shares_rows else follow)(orders, group, model, pool)
+    (follow_dp if start.shares_rows else follow_tp)(orders, group, model, pool)
 
 
 def load(start: Start, group: RankGroup, threads: int) -> Model:

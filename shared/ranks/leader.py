@@ -25,9 +25,9 @@ from shared.config.settings import CorePlan
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup, file_store
 from shared.kv.pool import KVPool
-from shared.ranks.dp import RowRanks
+from shared.ranks.dp import DPRanks
 from shared.ranks.orders import Done, Pages, Start, hear, tell
-from shared.ranks.tp import ModelRanks, Ranks
+from shared.ranks.tp import Ranks, TPRanks
 
 LOAD_S = 300.0  # ranks load at their own speeds
 FAREWELL_S = 2.0
@@ -69,7 +69,7 @@ class RankProcesses:
             follower.wait_done()
         self._group = RankGroup(file_store(store, size), 0, size, LOAD_S)
         orders = [follower.orders for follower in self._followers]
-        self.ranks = RowRanks(self._group, orders) if shares_rows else ModelRanks(self._group, orders)
+        self.ranks = DPRanks(self._group, orders) if shares_rows else TPRanks(self._group, orders)
         self.model_group = None if shares_rows else self._group
 
     def _start_one(self, rank: int, store: str) -> Follower:

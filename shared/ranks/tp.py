@@ -31,7 +31,7 @@ class Ranks(Protocol):
         ...
 
 
-class ModelRanks:
+class TPRanks:
     """Each rank has a part of the model (shared/model/shard.py) and runs it on all of the inputs."""
 
     def __init__(self, group: RankGroup, followers: Sequence[socket.socket]) -> None:
@@ -50,7 +50,7 @@ class ModelRanks:
             raise out_of_step(error) from error
 
 
-def follow(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
+def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
     """A follower's life beside ModelRanks. Returns when rank 0 is through, or gone between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:

@@ -11,12 +11,12 @@ from shared.sched.events import HandoffUnpinned
 from shared.sched.page_budget import pick_victim
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
-from shared.sched.ungranted import Pins, waits_for_sibling
+from shared.sched.ungranted import UngrantedPins, waits_for_sibling
 
 S = RequestState
 
 
-class Room:
+class Capacity:
     """Asked in each round of planning: first for the running rows, then for those who wait."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, queues: Queues) -> None:
@@ -64,7 +64,7 @@ class Room:
         """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory, but for those
         whose decode node has not answered: who has a grant goes before them."""
         queues = self._queues
-        pins = Pins(self._kv, self.settings, (queues.requests[key] for key in queues.ungranted))
+        pins = UngrantedPins(self._kv, self.settings, (queues.requests[key] for key in queues.ungranted))
         for req in list(queues.waiting):
             if oldest_offer is not None and req.arrival > oldest_offer:
                 return  # an Offer is older: it gets memory first

@@ -22,7 +22,7 @@ from shared.kv.integrity import raise_problems
 from shared.kv.manager import KVManager
 from shared.kv.page_identity import identities
 from shared.kv.pool import KVPool
-from shared.kv.prefix_cache import Lock, Node, PrefixCache
+from shared.kv.prefix_cache import CachedPage, Lock, PrefixCache
 from shared.sched.events import SchedCounters
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
@@ -31,7 +31,7 @@ MOST_SAVED_AT_ONCE = 32  # pages: the next copy waits no longer than for so many
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class Save:
     """Cached pages on their way out. `lock` pins them; `num_pinned` of them would be evictable without it."""
 
     lock: Lock
@@ -39,7 +39,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Parking:
+class Park:
     """A held row whose pages are on their way out; `keys` are those of the tokens whose KV they are."""
 
     row: int
@@ -47,7 +47,7 @@ class Parking:
 
 
 @dataclass(slots=True, eq=False)
-class Coming:
+class Restore:
     """Pages on their way into the row of a request. Then it has the KV of `num_tokens`, or of `num_cached` if they are
     not what was stored. `revoked`: it was retracted or ended meanwhile, and the row is held until the copy is over."""
 
@@ -65,10 +65,10 @@ class ColdTier:
 
     store: ColdStore
     pool: KVPool
-    jobs: TransferJobs[Saving | Parking | Coming, None]
+    jobs: TransferJobs[Save | Park | Restore, None]
 
     def save(
-        self, tag: Saving | Parking, filings: Sequence[tuple[Filing, int]], label: str, after_newest_step: bool
+        self, tag: Save | Park, filings: Sequence[tuple[Filing, int]], label: str, after_newest_step: bool
     ) -> None:
         def run() -> None:
             for filing, page in filings:
@@ -76,7 +76,7 @@ class ColdTier:
 
         self.jobs.launch(tag, run, label, after_newest_step)
 
-    def load(self, tag: Coming, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
+    def load(self, tag: Restore, loads: Sequence[tuple[ColdPage, int, int]]) -> None:
         """(page of the tier, its place now, page of the pool); a launched step may still write the latter."""
 
         def run() -> None:
@@ -100,7 +100,7 @@ class Offload:
         assert isinstance(kv.cache, PrefixCache)  # pools of windows have no cold tier
         self._cache = kv.cache
         self._is_saving = False
-        self.restoring: dict[RequestKey, Coming] = {}
+        self.restoring: dict[RequestKey, Restore] = {}
 
     @property
     def num_jobs(self) -> int:
@@ -125,7 +125,7 @@ class Offload:
         if not missing or len(missing) > store.num_host + store.num_disk:
             return False
         filings = [(store.add(identity), page) for identity, page in missing.items()]
-        tag = Parking(self._budget.hold(req), keys)
+        tag = Park(self._budget.hold(req), keys)
         self._tier.save(tag, filings, "park", after_newest_step=True)
         self._counters.offloaded_pages += len(filings)
         return True
@@ -141,7 +141,7 @@ class Offload:
             if unsaved:
                 self._save(unsaved)
 
-    def _save(self, nodes: Sequence[Node]) -> None:
+    def _save(self, nodes: Sequence[CachedPage]) -> None:
         cache, store = self._cache, self._tier.store
         before = cache.num_evictable
         lock = cache.pin(nodes[0], "offload")
@@ -149,7 +149,7 @@ class Offload:
         filings = [(store.add(cache.identity_of(node)), node.page) for node in nodes]
         self._is_saving = True
         self._budget.num_saving += num_pinned
-        self._tier.save(Saving(lock, num_pinned), filings, "save", after_newest_step=False)
+        self._tier.save(Save(lock, num_pinned), filings, "save", after_newest_step=False)
         self._counters.offloaded_pages += len(filings)
 
     # ---- back
@@ -170,11 +170,11 @@ class Offload:
             found.append((identity, cold))
         if not found:
             return False
-        coming = Coming(req, req.row, num_cached, min(most, (first + len(found)) * page_size), found)
+        restore = Restore(req, req.row, num_cached, min(most, (first + len(found)) * page_size), found)
         pages = self._kv.rows.pages_of(req.row)[first:].tolist()
-        self.restoring[req.key] = coming
+        self.restoring[req.key] = restore
         self._kv.set_tag(req.row, "granted")
-        self._tier.load(coming, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=False)])
+        self._tier.load(restore, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=False)])
         return True
 
     def revoke(self, req: Request) -> None:
@@ -184,36 +184,36 @@ class Offload:
 
     # ---- ends
 
-    def take_done(self) -> list[Coming]:
+    def take_done(self) -> list[Restore]:
         """Restored requests, no longer in `restoring`: the caller brings each into its next state."""
-        return [coming for done in self._tier.jobs.take_done() for coming in self._ended(done)]
+        return [restore for done in self._tier.jobs.take_done() for restore in self._ended(done)]
 
-    def _ended(self, done: JobDone[Saving | Parking | Coming, None]) -> list[Coming]:
+    def _ended(self, done: JobDone[Save | Park | Restore, None]) -> list[Restore]:
         tag = done.tag
-        if isinstance(tag, Saving):
+        if isinstance(tag, Save):
             self._is_saving = False
             self._budget.num_saving -= tag.num_pinned
             self._cache.unlock(tag.lock)
-        elif isinstance(tag, Parking):
+        elif isinstance(tag, Park):
             self._kv.insert_prefix(tag.row, tag.keys, len(tag.keys))
             self._budget.release_held(tag.row)
         else:
             return self._came(tag, failed=done.error is not None)
         return []
 
-    def _came(self, coming: Coming, failed: bool) -> list[Coming]:
+    def _came(self, restore: Restore, failed: bool) -> list[Restore]:
         if failed:
-            coming.num_tokens = coming.num_cached
+            restore.num_tokens = restore.num_cached
             self._counters.offload_failures += 1
-            for identity, cold in coming.pages:
+            for identity, cold in restore.pages:
                 self._tier.store.drop(identity, cold)
-        if coming.revoked:
-            self._budget.release_held(coming.row)
+        if restore.revoked:
+            self._budget.release_held(restore.row)
             return []
-        self._counters.restored_pages += 0 if failed else len(coming.pages)
-        del self.restoring[coming.request.key]
-        self._kv.set_tag(coming.row, "active")
-        return [coming]
+        self._counters.restored_pages += 0 if failed else len(restore.pages)
+        del self.restoring[restore.request.key]
+        self._kv.set_tag(restore.row, "active")
+        return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:
         """The store adds up; idle: no copy is under way and nobody waits for one."""

@@ -47,7 +47,7 @@ class Queues:
 
     @property
     def restoring(self) -> list[Request]:
-        return [] if self.offload is None else [coming.request for coming in self.offload.restoring.values()]
+        return [] if self.offload is None else [restore.request for restore in self.offload.restoring.values()]
 
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
         """Row and pages are reserved, and the KV of the first `computed` tokens is there."""

@@ -25,13 +25,13 @@ from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager
-from shared.sched.capacity import Room
+from shared.sched.capacity import Capacity
 from shared.sched.chunking import share_budget, share_whole
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.mirror import concat_lengths
-from shared.sched.offload import ColdTier, Coming
+from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
 from shared.sched.queues import Queues
@@ -60,7 +60,7 @@ class Scheduler:
         self._new_step = new_step
         self._freezer = PlanFreezer(kv, settings)
         self.queues = queues = Queues(kv, settings, schedule, tier)
-        self.room = Room(kv, settings, queues)
+        self.capacity = Capacity(kv, settings, queues)
         self._results = Results(settings, queues)
         self.budget = queues.budget
         self.requests = queues.requests
@@ -118,7 +118,7 @@ class Scheduler:
     def grant(self, req: Request) -> int | None:
         """Reserve row and pages for a request whose KV will come, all or nothing (rule a applies). Returns the
         cached prefix in tokens, page aligned, or None: not now. What no window will reach counts as cached."""
-        ids, headroom = req.all_ids(), self.room.headroom()
+        ids, headroom = req.all_ids(), self.capacity.headroom()
         first_needed = self.kv.cache.first_needed(len(ids))
         cached = self.budget.reserve(req, ids, self.settings.width, headroom, "granted", first_needed)
         if cached is None:
@@ -176,7 +176,7 @@ class Scheduler:
         offload = self.queues.offload
         if offload is None:
             return None
-        whole = [coming.request for coming in offload.take_done() if self._came_back(coming)]
+        whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
         if not whole:
             return None
@@ -186,10 +186,10 @@ class Scheduler:
         self.queues.join(whole, admission.committed.tolist(), admission.step, 0)
         return admission
 
-    def _came_back(self, coming: Coming) -> bool:
+    def _came_back(self, restore: Restore) -> bool:
         """Whether there is nothing left to compute before its next token."""
-        req = coming.request
-        req.computed = coming.num_tokens
+        req = restore.request
+        req.computed = restore.num_tokens
         self.queues.remember(req)
         if req.computed < req.num_tokens - 1 or not req.output_ids or self.settings.relays_drafts:
             self.queues.begin_prefill(req, req.all_ids(), req.computed)
@@ -204,9 +204,9 @@ class Scheduler:
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
-        stepping = self.room.reserve_running(width)
+        stepping = self.capacity.reserve_running(width)
         self._drop_left_rows()
-        self.room.admit_waiting(self.oldest_offer)
+        self.capacity.admit_waiting(self.oldest_offer)
         rows = self._choose_rows(stepping, unsampled)
         if not self.settings.mix and self.prefilling and not self._last_was_prefill:
             rows = rows[:0]  # steps alternate

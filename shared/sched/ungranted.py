@@ -25,7 +25,7 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
     return leader is not None and leader.incarnation == 0 and leader.computed < len(leader.prompt_ids)
 
 
-class Pins:
+class UngrantedPins:
     """Ungranted hand-offs that hold memory, in one round of admission."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:

@@ -17,7 +17,7 @@ from shared.core.errors import HandoffFailed
 from shared.kv.pool import KVPool
 
 
-class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What torch needs to open a storage of another process, and what we need to know of the pool in it."""
 
     pid: int
@@ -45,7 +45,7 @@ class CudaIpc:
     def export(self) -> bytes:
         pool = self._pool
         shared: Any = pool.pages_bytes.untyped_storage()._share_cuda_()
-        handle = Handle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, *shared)
+        handle = IpcHandle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, *shared)
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> OpenIpc:
@@ -58,10 +58,10 @@ class CudaIpc:
         return OpenIpc(self._pool, found, flat.view(found.num_pages, found.page_bytes))
 
 
-def decode_handle(handle: bytes) -> Handle:
+def decode_handle(handle: bytes) -> IpcHandle:
     """HandoffFailed for what is none, or does not add up."""
     try:
-        found = msgspec.msgpack.decode(handle, type=Handle)
+        found = msgspec.msgpack.decode(handle, type=IpcHandle)
     except msgspec.MsgspecError as error:
         raise HandoffFailed(f"cuda_ipc: no handle: {error}") from None
     fits = found.num_pages > 1 and found.page_bytes > 0 and found.pid > 0
@@ -73,7 +73,7 @@ def decode_handle(handle: bytes) -> Handle:
 class OpenIpc:
     """pages: (num_pages, page_bytes) uint8, the peer's memory; only read."""
 
-    def __init__(self, own: KVPool, handle: Handle, pages: torch.Tensor) -> None:
+    def __init__(self, own: KVPool, handle: IpcHandle, pages: torch.Tensor) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
         self._own = own
         self._pid = handle.pid

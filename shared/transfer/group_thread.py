@@ -49,7 +49,7 @@ class Group(Protocol):
         ...
 
 
-class PairGroup:
+class GroupThread:
     """A Group over torch.distributed. `wake` is called on its thread when there is something to take."""
 
     def __init__(self, wire: TorchGroup, rank: int, wake: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ POLL_S = 0.0001
 MODULE = "nixl._api"
 
 
-class Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class NixlHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The agent's own description of itself, and where its pool lies."""
 
     metadata: bytes
@@ -58,11 +58,13 @@ class Nixl:
         pool = self._pool
         address = pool.pages_bytes.data_ptr()
         metadata, device = self._agent.get_agent_metadata(), pool.device.index or 0
-        return msgspec.msgpack.encode(Handle(metadata, address, pool.num_pages, pool.page_bytes, device, pool.nonce))
+        return msgspec.msgpack.encode(
+            NixlHandle(metadata, address, pool.num_pages, pool.page_bytes, device, pool.nonce)
+        )
 
     def open(self, handle: bytes) -> OpenNixl:
         try:
-            found = msgspec.msgpack.decode(handle, type=Handle)
+            found = msgspec.msgpack.decode(handle, type=NixlHandle)
         except msgspec.MsgspecError as error:
             raise HandoffFailed(f"nixl: no handle: {error}") from None
         if found.num_pages < 2 or found.page_bytes < 1 or found.address < 1:
@@ -71,7 +73,7 @@ class Nixl:
 
 
 class OpenNixl:
-    def __init__(self, own: KVPool, agent: Any, handle: Handle) -> None:
+    def __init__(self, own: KVPool, agent: Any, handle: NixlHandle) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
         self._own, self._agent, self._remote = own, agent, handle
         self._peer = agent.add_remote_agent(handle.metadata)

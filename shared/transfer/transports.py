@@ -17,7 +17,7 @@ from shared.kv.pool import KVPool
 from shared.transfer import nixl
 from shared.transfer.cuda_ipc import CudaIpc
 from shared.transfer.frames import FrameReceiver, FrameSender
-from shared.transfer.group_thread import PairGroup
+from shared.transfer.group_thread import GroupThread
 from shared.transfer.interface import PageReceiver, PageSender
 from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.shm import ShmReceiver, ShmSender
@@ -107,6 +107,6 @@ def open_library(name: str, pool: KVPool) -> CudaIpc | nixl.Nixl:
     return CudaIpc(pool) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
-def make_pair_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> PairGroup:
+def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:
     """Starts connecting at once, on a thread of its own. host: the address that gloo listens on and dials from."""
-    return PairGroup(make_torch_group(name, host, device), rank, wake)
+    return GroupThread(make_torch_group(name, host, device), rank, wake)

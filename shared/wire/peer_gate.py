@@ -10,7 +10,7 @@ from shared.wire.keyring import KeyRing
 from shared.wire.peers import Refused, parse_peer
 
 
-class Admission:
+class PeerGate:
     """Of the lives of one node that are connected, the newest is listened to. When its connections are gone, an older
     one may speak again: a clock that went back makes the next life look like an older one."""
 

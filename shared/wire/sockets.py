@@ -20,7 +20,7 @@ from shared.wire.connections import Connections
 from shared.wire.key_files import ROUTER, KeyPair
 from shared.wire.keyring import KeyRing
 from shared.wire.messages import AnyMessage, Message, Welcome
-from shared.wire.peer_gate import Admission
+from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
 from shared.wire.zap import DOMAIN
 
@@ -168,7 +168,7 @@ class RouterSocket:
         self._options = options
         self._ring = options.ring
         self._keys = options.ring.now if options.ring is not None else None
-        self._admission = Admission(options.ring)
+        self._admission = PeerGate(options.ring)
         self._routes: dict[str, bytes] = {}  # peer -> routing id of its newest connection
         self._key_of: dict[str, bytes] = {}  # peer -> its key, with keys
         self._bind_tries = 0

@@ -19,12 +19,12 @@ import msgspec
 
 from deploy.tools.load.summary import Summary
 from deploy.tools.plan import profile as profiles
-from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.measure import measure
 from deploy.tools.plan.profile import Profile
 from deploy.tools.plan.router_load import load_plan, put_load
 from deploy.tools.plan.simulate import forecast
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.prove.own_cluster import own_cluster
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
@@ -35,14 +35,14 @@ from tests.bench.pd_study import FIELDS, SIDES, Figures, Row, Study, misses
 from tests.bench.pd_workloads import MIXES, Mix
 
 
-def layouts(profile: Profile) -> dict[str, Layout]:
+def layouts(profile: Profile) -> dict[str, ClusterLayout]:
     """Settings as `baton up` has them."""
     sched, local = SchedConfig(), RouterConfig().local_prefill_tokens
     half = profile.cores // 2
     common = (sched.chunk_size, sched.mixed_chunk_size, local)
     return {
-        "aggregated": Layout(0, 1, profile.cores, 1, *common),
-        "disaggregated": Layout(1, 1, half, 2, *common),
+        "aggregated": ClusterLayout(0, 1, profile.cores, 1, *common),
+        "disaggregated": ClusterLayout(1, 1, half, 2, *common),
     }
 
 
@@ -59,7 +59,7 @@ def figures_of(summary: Summary) -> Figures:
     )
 
 
-def measured(mix: Mix, layout: Layout, folder: Path, seconds: float) -> Figures:
+def measured(mix: Mix, layout: ClusterLayout, folder: Path, seconds: float) -> Figures:
     """On a cluster of its own: nothing is cached from another run. What compiles late does so before."""
     flags = ["--prefill", str(layout.prefill), "--decode", str(layout.decode)]
     with own_cluster(flags, folder / "cluster.log") as url:
@@ -74,7 +74,7 @@ def run_both(mix: Mix, profile: Profile, folder: Path, seconds: float) -> dict[s
 
 def study(mixes: Sequence[Mix], profile: Profile, seconds: float, known: Mapping[str, Row]) -> Study:
     """`known`: rows whose measured figures are taken as they are."""
-    tokens = Tokens(load_text_model(profile.model))
+    tokens = SimTokens(load_text_model(profile.model))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
         folder = Path(name)

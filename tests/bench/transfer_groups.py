@@ -24,12 +24,12 @@ import torch
 
 from shared.device.malloc import keep_freed_memory
 from shared.node.group_table import END_S, WINDOW
-from shared.transfer.group_thread import PairGroup
+from shared.transfer.group_thread import GroupThread
 from shared.transfer.interface import PageSet
 from shared.transfer.link_store import LinkStore
 from shared.transfer.staged import StagedReceiver, StagedSender
 from shared.transfer.torch_groups import RECEIVER, SENDER, GlooGroup
-from shared.transfer.transports import make_pair_group
+from shared.transfer.transports import open_group
 from shared.wire.link import NodeLinks
 from shared.wire.messages import Broken, Ready, StoreEntry, Take
 from shared.wire.peers import Inbound, PeerUp, Received
@@ -47,7 +47,7 @@ class Ends:
 
     def __init__(self, links: NodeLinks, peer: str, rank: int, early: Sequence[Inbound] = ()) -> None:
         self.links, self.peer = links, peer
-        self.staged = make_pair_group("gloo", rank, HOST, torch.device("cpu"), links.wakeup.set)
+        self.staged = open_group("gloo", rank, HOST, torch.device("cpu"), links.wakeup.set)
         self.bare = GlooGroup(HOST)
         self._told: deque[tuple[str, bytes]] = deque()
         self._store = LinkStore(lambda *entry: self._told.append(entry))
@@ -166,7 +166,7 @@ def wait_for_hello(links: NodeLinks) -> list[Inbound]:
     return batch
 
 
-def start(num_pages: int) -> tuple[subprocess.Popen[bytes], Receiver, PairGroup]:
+def start(num_pages: int) -> tuple[subprocess.Popen[bytes], Receiver, GroupThread]:
     links = NodeLinks("d", 1)
     command = [
         sys.executable,

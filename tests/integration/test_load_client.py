@@ -16,7 +16,7 @@ from deploy.tools.load.client import Client
 from deploy.tools.load.connection import Address
 from deploy.tools.load.driver import Driver, HangUps, Limits
 from deploy.tools.load.record import UNFINISHED
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.runner import Runner, Storm
 from deploy.tools.load.target import Target, parse_url, resolve
 from deploy.tools.load.workload import Session, Turn
@@ -35,7 +35,9 @@ def load(behaviour, sessions=None, *, count=5, api="chat", until_s=60.0, timeout
                 address = Address(address.family, address.sockaddr, "localhost", tls[1])
             driver = Driver(sessions or single_turns(6), iter([0.0] * count), 0, Limits(), more.pop("hang_ups", None))
             client = Client(address, timeout_s)
-            runner = Runner(driver, client, Asking(Target(url, "mock", behaviour.ours), api), until_s=until_s, **more)
+            runner = Runner(
+                driver, client, RequestBuilder(Target(url, "mock", behaviour.ours), api), until_s=until_s, **more
+            )
             records = await runner.run()
             client.close()
             while mock.num_open:  # until the server has noticed all that left
@@ -103,7 +105,7 @@ def test_nobody_there():
         runner = Runner(
             Driver(single_turns(), iter([0.0]), 0, Limits()),
             Client(resolve(url), 5.0),
-            Asking(Target(url, "m", False)),
+            RequestBuilder(Target(url, "m", False)),
             until_s=60.0,
         )
         return await runner.run()

@@ -138,7 +138,7 @@ def test_a_retraction_finds_rows_in_the_batch_that_have_ended() -> None:
     script.core.scheduler.abort(second.key)
     assert second in script.core.scheduler.running.reqs and second.row == 0
     assert [req.key.rid for req in script.core.scheduler.queues.holders()] == ["r1"]
-    assert not script.core.scheduler.room.make_room(first, 80), "there are not so many pages"
+    assert not script.core.scheduler.capacity.make_room(first, 80), "there are not so many pages"
     assert first.incarnation == 1 and second.incarnation == 0, "it begins again itself"
     script.core.kv.check_integrity()
     assert_streams([old], script.finish())

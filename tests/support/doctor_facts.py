@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from deploy.metrics_page import Page, parse_page
-from deploy.tools.doctor.facts import Cluster, Daemon, Disk, Machine, NodeFacts, Ready, Status
+from deploy.tools.doctor.facts import Cluster, DaemonFacts, Disk, MachineFacts, ReadyFacts, SeenNode, Status
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.wire.messages import Fingerprint, Hello
 
@@ -21,7 +21,7 @@ FINGERPRINT = Fingerprint(3, 1, "m", "w", "bfloat16", 16, "k;v", "none", "0.1.0"
 
 def node(
     name: str, *, state: str = "ready", last_seen_s: float = 0.2, known_s: float = 100.0, **hello: Any
-) -> NodeFacts:
+) -> SeenNode:
     """Fields of the fingerprint may stand among those of the Hello. It started 5 s before it said Hello."""
     own = {key: hello.pop(key) for key in list(hello) if key in Fingerprint.__struct_fields__}
     given = {
@@ -37,10 +37,10 @@ def node(
         "connection": 1,
         "adapters": [],
     }
-    return NodeFacts(state, last_seen_s, known_s, Hello(**(given | hello)))
+    return SeenNode(state, last_seen_s, known_s, Hello(**(given | hello)))
 
 
-def status(*nodes: NodeFacts, **changes: Any) -> Status:
+def status(*nodes: SeenNode, **changes: Any) -> Status:
     """Of a router that is an hour old, asked by a machine whose clock is the same."""
     epoch = int((NOW - 3600.0) * 1000) << 16
     return replace(Status(NOW, epoch, "tcp://127.0.0.1:7001", nodes, NOW - 0.01, NOW + 0.01), **changes)
@@ -76,14 +76,14 @@ def page(
     return parse_page(render(registry).decode())
 
 
-def cluster(*nodes: NodeFacts, **changes: Any) -> Cluster:
+def cluster(*nodes: SeenNode, **changes: Any) -> Cluster:
     nodes = nodes or PAIR
-    given = Cluster("http://r", Ready(True, True, len(nodes), ()), page(), page(), 3.0, status(*nodes), "")
+    given = Cluster("http://r", ReadyFacts(True, True, len(nodes), ()), page(), page(), 3.0, status(*nodes), "")
     return replace(given, **changes)
 
 
-def machine(*daemons: Daemon, **changes: Any) -> Machine:
-    given = Machine(
+def machine(*daemons: DaemonFacts, **changes: Any) -> MachineFacts:
+    given = MachineFacts(
         cores=(0, 1, 2, 3),
         num_cpus=4,
         load=1.0,

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.plan.layout import Layout
-from deploy.tools.plan.profile import NodeProfile, PathProfile, Profile, StepCosts
+from deploy.tools.plan.layout import ClusterLayout
+from deploy.tools.plan.profile import NodeProfile, PathProfile, Profile, ProfiledCosts
 from deploy.tools.plan.router_load import load_plan
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 
 STEP_S, TOKEN_S = 0.010, 0.001
-LINEAR = StepCosts((1, 1001), (STEP_S + TOKEN_S, STEP_S + 1001 * TOKEN_S), 0.0, 0.0, 0.0)  # 10 ms + 1 ms a token
+LINEAR = ProfiledCosts((1, 1001), (STEP_S + TOKEN_S, STEP_S + 1001 * TOKEN_S), 0.0, 0.0, 0.0)  # 10 ms + 1 ms a token
 HALF_AS_FAST = replace(LINEAR, rise=(2 * LINEAR.rise[0], 2 * LINEAR.rise[1]))
 FAST = replace(LINEAR, rise=(LINEAR.rise[0] / 2, LINEAR.rise[1] / 2))
 
@@ -39,17 +39,17 @@ def profile(num_pages: int = 1000, max_running: int = 32, path: PathProfile | No
     )
 
 
-def layout(prefill: int = 1, decode: int = 1, cores: int = 1, per_host: int = 1, **settings: int) -> Layout:
+def layout(prefill: int = 1, decode: int = 1, cores: int = 1, per_host: int = 1, **settings: int) -> ClusterLayout:
     chosen = {"chunk_size": 256, "mixed_chunk_size": 64, "local_tokens": 0} | settings
-    return Layout(prefill, decode, cores, per_host, **chosen)
+    return ClusterLayout(prefill, decode, cores, per_host, **chosen)
 
 
 def plan(*flags: str) -> LoadPlan:
     return load_plan(["--golden", "0", *flags])
 
 
-def tokens() -> Tokens:
-    return Tokens(load_text_model("hashlm"))
+def tokens() -> SimTokens:
+    return SimTokens(load_text_model("hashlm"))
 
 
 def one_request(prompt: str = "20", answer: int = 4, more: Sequence[str] = ()) -> LoadPlan:

@@ -26,7 +26,7 @@ from shared.model.load import load_model
 from shared.model.shard import load_shard
 from shared.node.node import Node
 from shared.speculation.drafters import make_drafter
-from shared.transfer.transports import make_pair_group
+from shared.transfer.transports import open_group
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
 from tests.support.draft_head import head_config, head_tensors, save_head
 from tests.support.node_pair import Net, make_node
@@ -197,7 +197,7 @@ def node_of(kind: Kind, cell: RankCell, role: str, size: int) -> Iterator[Node]:
             model=model,  # type: ignore[arg-type]
             ranks=None if team is None else team.ranks,
         )
-        make_group = partial(make_pair_group, host="127.0.0.1", device=torch.device("cpu"), wake=lambda: None)
+        make_group = partial(open_group, host="127.0.0.1", device=torch.device("cpu"), wake=lambda: None)
         node = make_node(role, f"{role}-0", knobs, transport=cell.transport, core=core, make_group=make_group)
         try:
             if isinstance(team, Team):

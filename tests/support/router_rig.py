@@ -9,7 +9,7 @@ from router.effects import Effects, Failure, Update
 from router.journal import Journal
 from router.placement import Placer
 from router.policy.least_load import LeastLoad
-from router.registry import Node, Registry
+from router.registry import RegisteredNode, Registry
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import (
     Abort,
@@ -56,7 +56,7 @@ class RouterRig:
         self.dispatcher = Dispatcher(("r", 9), self.registry, placer, self.journal, limits)
         self.now = 0.0
 
-    def join(self, role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT) -> Node:
+    def join(self, role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT) -> RegisteredNode:
         node, _ = self.registry.hello(peer_name(node_id, epoch), hello(role, node_id, epoch, fingerprint), self.now)
         assert node is not None
         return node
@@ -70,12 +70,12 @@ class RouterRig:
         return generates(effects)
 
     def run(
-        self, node: Node, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprobs] = ()
+        self, node: RegisteredNode, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprobs] = ()
     ) -> Effects:
         run = TokenRun(key, first, list(ids), list(logprobs))
         return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], []), self.now)
 
-    def end(self, node: Node, key: Key, count: int, reason: str = "stop", code: str = "") -> Effects:
+    def end(self, node: RegisteredNode, key: Key, count: int, reason: str = "stop", code: str = "") -> Effects:
         end = SequenceEnd(key, reason, count, 0, code, "")
         return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [], [end]), self.now)
 

@@ -16,8 +16,8 @@ from shared.core.errors import RankLost
 from shared.device.group import RankGroup
 from shared.kv.pool import KVPool
 from shared.model.interface import Model
-from shared.ranks.dp import RowRanks, follow_rows
-from shared.ranks.tp import ModelRanks, Ranks, follow
+from shared.ranks.dp import DPRanks, follow_dp
+from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
 PATIENCE_S = 20.0  # only a bound
@@ -32,7 +32,7 @@ class Team:
         pairs = [socket.socketpair() for _ in range(1, size)]
         self.sockets = [ours for ours, _ in pairs]
         self.errors: list[BaseException] = []
-        self._follow = follow_rows if by_rows else follow
+        self._follow = follow_dp if by_rows else follow_tp
         self._pool: Future[KVPool] = Future()
         self.threads = [
             threading.Thread(target=self._main, args=(store, rank, size, load, theirs), daemon=True)
@@ -42,7 +42,7 @@ class Team:
             thread.start()
         self.group = RankGroup(store, 0, size, PATIENCE_S)
         self.model = load(self.group)
-        self.ranks: Ranks = (RowRanks if by_rows else ModelRanks)(self.group, self.sockets)
+        self.ranks: Ranks = (DPRanks if by_rows else TPRanks)(self.group, self.sockets)
 
     def share(self, pool: KVPool) -> None:
         self._pool.set_result(pool)

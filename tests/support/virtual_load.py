@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.tools.load.driver import Driver, Request
-from deploy.tools.load.record import Record
+from deploy.tools.load.driver import Driver, LoadRequest
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.workload import Session, Turn
 
 
@@ -21,13 +21,13 @@ class Script:
     error: str = ""
 
 
-def always(script: Script) -> Callable[[Request], Script]:
+def always(script: Script) -> Callable[[LoadRequest], Script]:
     return lambda request: script
 
 
-def answer(request: Request, script: Script, now: float) -> Record:
+def answer(request: LoadRequest, script: Script, now: float) -> RequestRecord:
     """`now`: when it was sent."""
-    record = Record(
+    record = RequestRecord(
         request.number, request.session, request.turn, request.due, request.max_tokens, request.probe, sent=now
     )
     if script.error:
@@ -42,9 +42,9 @@ def answer(request: Request, script: Script, now: float) -> Record:
     return record
 
 
-def play(driver: Driver, script: Callable[[Request], Script], most: int = 10_000) -> list[Record]:
+def play(driver: Driver, script: Callable[[LoadRequest], Script], most: int = 10_000) -> list[RequestRecord]:
     """All records, by number. Time goes from event to event."""
-    records: list[Record] = []
+    records: list[RequestRecord] = []
     ends: list[tuple[float, int, str]] = []
     while not driver.is_done and len(records) < most:
         now = min(at for at in (driver.next_at(), ends[0][0] if ends else None) if at is not None)

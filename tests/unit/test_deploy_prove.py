@@ -14,7 +14,7 @@ from deploy import cli
 from deploy.tools.prove import client as prove_client
 from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, chosen_cells
-from deploy.tools.prove.compare import Choice, Row, differences, first_difference, table
+from deploy.tools.prove.compare import AnswerChoice, ComparedRow, differences, first_difference, table
 from deploy.tools.prove.own_cluster import num_nodes
 from shared.core.errors import ConfigError
 
@@ -120,15 +120,20 @@ def test_something_else_answers(server: Server, capsys: pytest.CaptureFixture[st
 def test_where_two_streams_part() -> None:
     assert first_difference([1, 2], [1, 2]) is None
     assert first_difference([1, 2], [1, 2, 3]) == 2
-    wanted, got = [(Choice((1, 2)), Choice((3, 4), (5.0, 0.5)))], [(Choice((1, 2)), Choice((3, 9)))]
+    wanted, got = (
+        [(AnswerChoice((1, 2)), AnswerChoice((3, 4), (5.0, 0.5)))],
+        [(AnswerChoice((1, 2)), AnswerChoice((3, 9)))],
+    )
     (one,) = differences(["a"], wanted, got)
     assert (one.choice, one.position, one.margin) == (1, 1, 0.5) and "no tie" in str(one)
-    (cut,) = differences(["a"], [(Choice((1, 2)),)], [(Choice((1,)),)])
+    (cut,) = differences(["a"], [(AnswerChoice((1, 2)),)], [(AnswerChoice((1,)),)])
     assert cut.position == 1 and cut.got == () and cut.margin is None
 
 
 def test_the_table_lines_up() -> None:
-    lines = table(["p"], [Row("short", "x", ("1/1",), 0, 5), Row("a longer one", "y", ("0/1",), 12, 0)]).splitlines()
+    lines = table(
+        ["p"], [ComparedRow("short", "x", ("1/1",), 0, 5), ComparedRow("a longer one", "y", ("0/1",), 12, 0)]
+    ).splitlines()
     assert len({line.index("/") for line in lines[1:]}) == 1 and lines[1].endswith("x")
 
 

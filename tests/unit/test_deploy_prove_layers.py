@@ -15,7 +15,7 @@ import transformers
 from deploy import cli
 from deploy.tools.prove import client as prove_client
 from deploy.tools.prove import command, layers
-from deploy.tools.prove.layers import PLAIN, Row, Way, name_layer, replay, way_of
+from deploy.tools.prove.layers import PLAIN, LayerRow, Way, name_layer, replay, way_of
 from shared.core.errors import ConfigError
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model
@@ -44,10 +44,10 @@ def test_where_nothing_is_wrong_no_layer_differs(folder: Path, way: Way, answer:
     assert f"no layer of {NUM_LAYERS} differs" in said
 
 
-def damaging(layer: int) -> Callable[[Row], None]:
-    move = Row.move
+def damaging(layer: int) -> Callable[[LayerRow], None]:
+    move = LayerRow.move
 
-    def damaged(self: Row) -> None:
+    def damaged(self: LayerRow) -> None:
         move(self)
         self.pool.plane("kv")[self._first + 1, layer, 1] += 0.01  # values of the second page
 
@@ -56,7 +56,7 @@ def damaging(layer: int) -> Callable[[Row], None]:
 
 @pytest.mark.parametrize("layer", range(NUM_LAYERS))
 def test_a_damaged_page_is_blamed_on_its_layer(folder: Path, layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Row, "move", damaging(layer))
+    monkeypatch.setattr(LayerRow, "move", damaging(layer))
     said = name_layer(str(folder), "float32", PROMPT, ANSWER, Way(16, 256, True))
     assert f"layer {layer} of {NUM_LAYERS}" in said and "is the first whose output differs, by 0.0" in said
 

@@ -14,7 +14,7 @@ from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import ADVICE, check_nodes, differs
 from deploy.tools.doctor.check_pages import check_pages
 from deploy.tools.doctor.examine import examine
-from deploy.tools.doctor.facts import Daemon, Dial, Disk, Facts, KeysFolder, Misfit, Ready, Secret
+from deploy.tools.doctor.facts import DaemonFacts, DialFacts, Disk, Facts, KeysFolder, Misfit, ReadyFacts, Secret
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
@@ -36,7 +36,7 @@ def facts(**changes: object) -> Facts:
 
 
 def test_where_all_is_well_each_check_says_so() -> None:
-    found = examine(facts(dials=(Dial("router", "tcp://127.0.0.1:7001", 0.001, ""),)))
+    found = examine(facts(dials=(DialFacts("router", "tcp://127.0.0.1:7001", 0.001, ""),)))
     assert bad(found) == []
     checks = {finding.check for finding in found}
     assert checks == {"nodes", "pairs", "transports", "leaks", "counters", "hand-offs", "clocks", "ports", "cpu",
@@ -46,12 +46,12 @@ def test_where_all_is_well_each_check_says_so() -> None:
 @pytest.mark.parametrize(
     ("ready", "expected"),
     [
-        (Ready(False, False, 0, ()), (BROKEN, "no node has dialled in")),
-        (Ready(False, False, 2, ()), (BROKEN, "no node takes requests")),
-        (Ready(True, False, 2, ()), (LOOK, "one role only")),
+        (ReadyFacts(False, False, 0, ()), (BROKEN, "no node has dialled in")),
+        (ReadyFacts(False, False, 2, ()), (BROKEN, "no node takes requests")),
+        (ReadyFacts(True, False, 2, ()), (LOOK, "one role only")),
     ],
 )
-def test_who_is_there(ready: Ready, expected: tuple[str, str]) -> None:
+def test_who_is_there(ready: ReadyFacts, expected: tuple[str, str]) -> None:
     found = check_nodes(cluster(ready=ready))
     assert bad(found) == [(expected[0], "http://r")] and expected[1] in found[0].what
 
@@ -62,7 +62,7 @@ def test_states(state: str, level: str) -> None:
 
 
 def test_without_the_admin_key_the_first_field_is_known() -> None:
-    ready = Ready(True, True, 2, (Misfit("decode-0", "prefill-0", "page_size"),))
+    ready = ReadyFacts(True, True, 2, (Misfit("decode-0", "prefill-0", "page_size"),))
     found = check_nodes(cluster(ready=ready, status=None, no_status="/admin/status answers 401: no"))
     assert bad(found) == [(LOOK, "http://r"), (BROKEN, "decode-0, prefill-0")]
     assert "answers 401" in found[1].what and "page_size" in found[2].what and "--page-size" in found[2].advice
@@ -192,12 +192,12 @@ def test_names_under_other_keys_are_bad_whenever_they_came() -> None:
 @pytest.mark.parametrize(
     ("dial", "level"),
     [
-        (Dial("p", "tcp://10.0.0.1:1", 0.001, ""), OK),
-        (Dial("p", "tcp://10.0.0.1:1", 0.2, ""), LOOK),
-        (Dial("p", "tcp://10.0.0.1:1", 3.0, "timed out"), BROKEN),
+        (DialFacts("p", "tcp://10.0.0.1:1", 0.001, ""), OK),
+        (DialFacts("p", "tcp://10.0.0.1:1", 0.2, ""), LOOK),
+        (DialFacts("p", "tcp://10.0.0.1:1", 3.0, "timed out"), BROKEN),
     ],
 )
-def test_ports(dial: Dial, level: str) -> None:
+def test_ports(dial: DialFacts, level: str) -> None:
     assert worst(check_dials([dial])) == level
 
 
@@ -270,8 +270,8 @@ def test_a_node_s_clock_by_its_epoch(epoch_s: float, known_s: float, level: str)
 
 def daemon(
     pid: int, cores: tuple[int, ...], threads: int = 0, *, command: str = "decode", spins: bool = False
-) -> Daemon:
-    return Daemon(pid, command, 1000, cores, threads, spins)
+) -> DaemonFacts:
+    return DaemonFacts(pid, command, 1000, cores, threads, spins)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def daemon(
         ((daemon(1, (0,), spins=True),), []),
     ],
 )
-def test_cores_that_are_fought_over(daemons: tuple[Daemon, ...], expected: list[str]) -> None:
+def test_cores_that_are_fought_over(daemons: tuple[DaemonFacts, ...], expected: list[str]) -> None:
     assert [level for level, _ in bad(check_machine(machine(*daemons)))] == expected
 
 

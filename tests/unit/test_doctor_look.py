@@ -19,7 +19,7 @@ import pytest
 from deploy import cli
 from deploy.router_http import RouterHttp
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.facts import Daemon, KeysFolder
+from deploy.tools.doctor.facts import DaemonFacts, KeysFolder
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from deploy.tools.doctor.look_daemons import command_of, find_daemons, read_daemon
 from deploy.tools.doctor.look_here import (
@@ -160,7 +160,7 @@ def test_daemons_are_known_by_their_command_line(argv: list[str], command: str) 
     assert command_of(argv) == command
 
 
-def told(argv: list[str], folder: Path | None = Path("/")) -> Daemon:
+def told(argv: list[str], folder: Path | None = Path("/")) -> DaemonFacts:
     return read_daemon(7, "decode", argv, 1000, (0, 1, 2), folder)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from deploy.tools.head.network import HeadNet
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 from deploy.tools.head.target import TargetNet
 from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
@@ -37,7 +37,7 @@ def test_chains_of_training_are_drafts_of_serving(tmp_path: Path) -> None:
     traced = learned.features([ids.tolist()])
     layer = HeadFolder(folder, target.config).config.layer
     net = HeadNet(layer, learned.embed, rope_of_head(layer.rope.theta, layer.head_dim), torch.float32)
-    outputs = net.unroll(head_tensors(), [Trace(ids, PROMPT, True, traced.aux, traced.final)], STEPS)
+    outputs = net.unroll(head_tensors(), [FeatureTrace(ids, PROMPT, True, traced.aux, traced.final)], STEPS)
 
     pool = KVPool(target.kv_planes(16) + head.kv_planes(16), 4, 16)
     with torch.inference_mode():

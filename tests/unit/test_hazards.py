@@ -278,7 +278,7 @@ def break_and_run(change: Callable[..., None]) -> str:
 @pytest.mark.rule("I2")
 def test_a_row_of_somebody_else_in_a_plan() -> None:
     def change(core) -> None:  # noqa: ANN001
-        admit = core.scheduler.room.admit_waiting
+        admit = core.scheduler.capacity.admit_waiting
 
         def swapped(oldest_offer: int | None) -> None:
             admit(oldest_offer)
@@ -286,7 +286,7 @@ def test_a_row_of_somebody_else_in_a_plan() -> None:
             if len(reqs) == 2:
                 reqs[0].row, reqs[1].row = reqs[1].row, reqs[0].row
 
-        core.scheduler.room.admit_waiting = swapped
+        core.scheduler.capacity.admit_waiting = swapped
 
     text = break_and_run(change)
     assert "'s, not " in text and "r0" in text and "r1" in text

@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from deploy.tools.head.data import Answer, frequent_ids
+from deploy.tools.head.data import TrainingAnswer, frequent_ids
 from deploy.tools.head.evaluate import acceptance, chains, walk
 from deploy.tools.head.learner import Learner, goal_of, steps_at
 from deploy.tools.head.loss import make_goal, soft_cross_entropy
 from deploy.tools.head.network import HeadNet
 from deploy.tools.head.settings import Recipe
 from deploy.tools.head.start import first_weights, head_config
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 from deploy.tools.head.target import TargetNet
 from deploy.tools.head.train import channel_scale, draft_words, head_net
 from shared.model.load import open_model
@@ -37,14 +37,14 @@ class Small:
         self.target = TargetNet(self.source, torch.float32, torch.device("cpu"), 64)
         draw = torch.Generator().manual_seed(3)
         self.answers = [
-            Answer(tuple(ids[:p].tolist()), tuple(ids[p:].tolist()), 0.0)
+            TrainingAnswer(tuple(ids[:p].tolist()), tuple(ids[p:].tolist()), 0.0)
             for p, a in LENGTHS
             for ids in [torch.randint(0, VOCAB, (p + a,), generator=draw)]
         ]
         features = self.target.features([one.ids for one in self.answers])
         lengths = [len(one.ids) for one in self.answers]
         self.traces = [
-            Trace(torch.tensor(one.ids), len(one.prompt), True, aux, final)
+            FeatureTrace(torch.tensor(one.ids), len(one.prompt), True, aux, final)
             for one, aux, final in zip(
                 self.answers, features.aux.split(lengths), features.final.split(lengths), strict=True
             )
@@ -184,6 +184,6 @@ def test_drafts_are_compared_with_the_tokens_that_came(small: Small) -> None:
 
 
 def test_the_draft_vocabulary_is_what_answers_use() -> None:
-    answers = [Answer((1,), (7, 7, 9, 4, 4, 4), 0.0)]
+    answers = [TrainingAnswer((1,), (7, 7, 9, 4, 4, 4), 0.0)]
     assert frequent_ids(answers, 3, [2]) == [2, 4, 7]
     assert frequent_ids(answers, 6, [2]) == [0, 1, 2, 4, 7, 9]

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from deploy.tools.head import chart, work
-from deploy.tools.head.answers import Wish, answer, invent, mend, prompt_ids, read_prompts, user_turn
+from deploy.tools.head.answers import InventedPrompt, answer, invent, mend, prompt_ids, read_prompts, user_turn
 from deploy.tools.head.command import WORDS
-from deploy.tools.head.data import Answer, is_held_out, read_answers, split
+from deploy.tools.head.data import TrainingAnswer, is_held_out, read_answers, split
 from deploy.tools.head.generate import Generator, Task
 from deploy.tools.head.measure import OWN_PROMPTS, read_kinds
 from deploy.tools.head.settings import (
@@ -25,10 +25,10 @@ from deploy.tools.head.settings import (
     ExportSettings,
     ImportConfig,
     ImportSettings,
-    Machine,
     Recipe,
     RunSettings,
     TrainConfig,
+    TrainingMachine,
 )
 from deploy.tools.head.target import TargetNet
 from deploy.tools.head.train import CHAIN, Progress, Run
@@ -51,17 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def made_answers(count: int) -> list[Answer]:
+def made_answers(count: int) -> list[TrainingAnswer]:
     draw = torch.Generator().manual_seed(1)
 
     def ids(low: int, high: int) -> tuple[int, ...]:
         length = int(torch.randint(low, high, (), generator=draw))
         return tuple(torch.randint(0, VOCAB, (length,), generator=draw).tolist())
 
-    return [Answer(ids(2, 8), ids(8, 20), float(n % 2)) for n in range(count)]
+    return [TrainingAnswer(ids(2, 8), ids(8, 20), float(n % 2)) for n in range(count)]
 
 
-def write(path: Path, answers: Sequence[Answer]) -> Path:
+def write(path: Path, answers: Sequence[TrainingAnswer]) -> Path:
     lines = [json.dumps({"p": one.prompt, "a": one.answer, "t": one.temperature}) for one in answers]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
@@ -120,7 +120,7 @@ def test_the_word_takes_several_files_and_draws(
 ) -> None:
     answers = made_answers(60)
     files = tuple(str(write(tmp_path / name, part)) for name, part in (("a", answers[:25]), ("b", answers[25:])))
-    machine = Machine(model=str(folder), dtype="float32")
+    machine = TrainingMachine(model=str(folder), dtype="float32")
     work.train(TrainConfig(RunSettings(files, str(tmp_path / "work"), 60.0, 2), replace(RECIPE, epochs=1.0), machine))
     total = sum(len(one.answer) - 1 for one in split(answers, 0, 1024).training)
     said = capsys.readouterr()
@@ -155,7 +155,11 @@ def test_training_takes_from_the_training_side_only(folder: Path, tmp_path: Path
 
 
 def test_sequences_are_cut_and_short_answers_left_out() -> None:
-    answers = [Answer((1, 2), tuple(range(30)), 0.0), Answer((3,), (1, 2, 3), 0.0), Answer((4,) * 20, (5,) * 30, 0.0)]
+    answers = [
+        TrainingAnswer((1, 2), tuple(range(30)), 0.0),
+        TrainingAnswer((3,), (1, 2, 3), 0.0),
+        TrainingAnswer((4,) * 20, (5,) * 30, 0.0),
+    ]
     kept = [*(parts := split(answers, 0, 24)).training, *parts.held_out]
     assert [len(one.ids) for one in kept] == [24]
 
@@ -172,13 +176,15 @@ def export(folder: Path, tmp_path: Path) -> Path:
     with pytest.raises(Stopped):
         start(folder, tmp_path).go(stop_after(3))  # type: ignore[arg-type]
     out = tmp_path / "head"
-    machine = Machine(model=str(folder), dtype="float32")
+    machine = TrainingMachine(model=str(folder), dtype="float32")
     work.export(ExportConfig(ExportSettings(str(tmp_path / "work"), str(out)), machine))
     return out
 
 
 def bring_in(folder: Path, source: Path, out: Path) -> Path:
-    work.import_(ImportConfig(ImportSettings(str(source), str(out)), Machine(model=str(folder), dtype="float32")))
+    work.import_(
+        ImportConfig(ImportSettings(str(source), str(out)), TrainingMachine(model=str(folder), dtype="float32"))
+    )
     return out
 
 
@@ -242,7 +248,7 @@ def test_rows_of_any_company_say_what_one_alone_says(folder: Path) -> None:
 def test_answers_go_on_where_they_stopped(tmp_path: Path) -> None:
     text, out = hash_text_model(), tmp_path / "answers.jsonl"
     prompts = [prompt_ids(text, f"question {n}") for n in range(6)]
-    wish = Wish((0.0, 0.8), 12)
+    wish = InventedPrompt((0.0, 0.8), 12)
     generator = Generator(HashLM(max_context=128), 3, 96, 0, CPU)
     told: list[tuple[int, int]] = []
     answer(generator, prompts[:4], wish, out, lambda done, total: told.append((done, total)))

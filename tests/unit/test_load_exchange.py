@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.tools.load.exchange import Exchange, refusal_text
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
@@ -37,7 +37,7 @@ ANSWER = chunked(
 
 
 def exchange(hang_up_after=None):
-    return Exchange(Record(0, 0, 0, 0.0, 8, sent=0.0), hang_up_after)
+    return Exchange(RequestRecord(0, 0, 0, 0.0, 8, sent=0.0), hang_up_after)
 
 
 def fed(data, cuts=(10**9,), **options):

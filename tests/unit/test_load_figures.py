@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from deploy.tools.load import figures
 from deploy.tools.load.driver import Driver, HangUps, Limits
-from deploy.tools.load.figures import NOTHING, Bootstrap, Pooled, draw_times, one_each, quantile
-from deploy.tools.load.record import Record
+from deploy.tools.load.figures import NOTHING, Pooled, Resampling, draw_times, one_each, quantile
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.slo import Slo, parse_slo
 from deploy.tools.load.summary import Reader, Window, rate, summarize, worth
 from shared.core.errors import ConfigError
@@ -40,7 +40,7 @@ def test_a_weight_counts_as_so_many_values(pairs):
 def test_only_intervals_are_made_of_fewer_values(monkeypatch):
     monkeypatch.setattr(figures, "MAX_POOLED", 10)
     pooled = Pooled([float(i) for i in range(99, -1, -1)], range(100), [1] * 100)
-    median, top = Bootstrap(100, resamples=60).quantiles(pooled, [0.5, 1.0])
+    median, top = Resampling(100, resamples=60).quantiles(pooled, [0.5, 1.0])
     assert (median.value, top.value, pooled.values[-1], pooled.mean()) == (49.0, 99.0, 99.0, 49.5)
     assert median.low < 49.0 < median.high and len(pooled.thinned().values) == 10
 
@@ -56,7 +56,7 @@ def coverage(draw, truth, runs=150):
     hits = 0
     for run in range(runs):
         values = draw(np.random.default_rng(run))
-        estimate = Bootstrap(len(values), seed=run, resamples=200).total(list(values), len(values))
+        estimate = Resampling(len(values), seed=run, resamples=200).total(list(values), len(values))
         hits += estimate.low <= truth <= estimate.high
     return hits / runs
 
@@ -77,10 +77,10 @@ def test_blocks_know_that_neighbours_are_alike():
 
 
 def test_nothing_measured_is_nothing_said():
-    boot = Bootstrap(0)
+    boot = Resampling(0)
     assert boot.total([], 5.0) == NOTHING
     assert all(math.isnan(one.value) for one in boot.quantiles(one_each([]), [0.5]))
-    assert Bootstrap(3).total([1.0, 1.0, 1.0], 0.0) == NOTHING
+    assert Resampling(3).total([1.0, 1.0, 1.0], 0.0) == NOTHING
 
 
 def run(script=None, seconds=20.0, rate=5.0, tokens=11, hang_ups=None):
@@ -185,12 +185,12 @@ def test_who_hangs_up_is_no_failure_of_the_server():
 def test_a_share_and_its_interval_stay_shares(pairs):
     judged = [float(judged) for judged, _ in pairs]
     good = [float(judged and good) for judged, good in pairs]
-    share = Bootstrap(len(pairs), resamples=50).share(good, judged)
+    share = Resampling(len(pairs), resamples=50).share(good, judged)
     assert math.isnan(share.value) if not sum(judged) else 0 <= share.low <= share.value <= share.high <= 1
 
 
 def record(*times, counts=None, sent=0.0, end=None):
-    made = Record(0, 0, 0, sent, 100, sent=sent, finish_reason="length")
+    made = RequestRecord(0, 0, 0, sent, 100, sent=sent, finish_reason="length")
     for position, at in enumerate(times):
         made.token(at, 0.0, counts[position] if counts else 1)
     made.end = end if end is not None else times[-1] if times else sent

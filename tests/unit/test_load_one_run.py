@@ -1,4 +1,4 @@
-"""What is asked of the server when the load is over: scripted /metrics, no load; and a real loop's pulse."""
+"""What is asked of the server when the load is over: scripted /metrics, no load; and a real loop's loop_lag."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 import pytest
 
 from deploy.tools.load import one_run as play
-from deploy.tools.load.loop_lag import BEAT_S, beating
+from deploy.tools.load.loop_lag import BEAT_S, watching_lag
 from deploy.tools.load.summary import Lag
 from shared.core.errors import ConfigError
 
@@ -38,8 +38,8 @@ class Server:
 
 
 def stage_of(*answers):
-    asking = types.SimpleNamespace(target=types.SimpleNamespace(is_ours=True))
-    return types.SimpleNamespace(server=Server(*answers), asking=asking)
+    builder = types.SimpleNamespace(target=types.SimpleNamespace(is_ours=True))
+    return types.SimpleNamespace(server=Server(*answers), builder=builder)
 
 
 def own_checks(rest_s, *answers):
@@ -86,12 +86,12 @@ def test_a_server_that_comes_back_while_it_is_asked_is_believed():
 def test_a_loop_that_was_blocked_shows_in_its_pulse():
     async def blocked():
         loop = asyncio.get_running_loop()
-        with beating(loop.time) as pulse:
-            while not pulse.at:
+        with watching_lag(loop.time) as loop_lag:
+            while not loop_lag.at:
                 await asyncio.sleep(BEAT_S)
             begin = loop.time()
             time.sleep(5 * BEAT_S)
             await asyncio.sleep(2 * BEAT_S)
-            return pulse.worst_between(begin, loop.time())
+            return loop_lag.worst_between(begin, loop.time())
 
     assert asyncio.run(blocked()) >= 3.9 * BEAT_S

@@ -20,7 +20,7 @@ from deploy.tools.load.harness import failed_elsewhere
 from deploy.tools.load.live import glance_at
 from deploy.tools.load.load_plan import golden_prompts, plan_of
 from deploy.tools.load.options import add_arguments
-from deploy.tools.load.outcome import Report, encode, is_open, read_report, row_of, series_of
+from deploy.tools.load.outcome import LoadReport, encode, is_open, read_report, row_of, series_of
 from deploy.tools.load.page import page_of
 from deploy.tools.load.slo import Slo
 from deploy.tools.load.summary import Reader, Window, rate, summarize
@@ -48,7 +48,7 @@ def report(script=None, **changes):
         "series": series_of(made, 11.0),
         "rows": [row_of(one) for one in made],
     }
-    return Report(**(fields | changes))
+    return LoadReport(**(fields | changes))
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path):

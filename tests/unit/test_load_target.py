@@ -10,7 +10,7 @@ import pytest
 from deploy.tools.load import drills
 from deploy.tools.load.drills import Planned, ready_nodes, take_away
 from deploy.tools.load.golden_run import ask, margin, margins_of
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.target import Target, look_at, parse_url, resolve
 from deploy.tools.load.workload import Session, Turn
 from shared.core.errors import ConfigError
@@ -82,29 +82,31 @@ def test_a_server_that_names_no_model(answer):
 MESSAGES = (("system", "Be brief."), ("user", "Why?"))
 
 
-def body_of(asking, more=None):
-    return json.loads(asking.body(MESSAGES, 8, more))
+def body_of(builder, more=None):
+    return json.loads(builder.body(MESSAGES, 8, more))
 
 
 def test_bodies():
     ours, other = (Target(parse_url("http://h:1/x"), "m", is_ours) for is_ours in (True, False))
-    chat = body_of(Asking(ours))
+    chat = body_of(RequestBuilder(ours))
     assert chat["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
     assert chat["ignore_eos"] and chat["return_token_ids"] and chat["stream_options"] == {"include_usage": True}
-    plain = body_of(Asking(other, "completions", temperature=0.5))
+    plain = body_of(RequestBuilder(other, "completions", temperature=0.5))
     assert (plain["prompt"], plain["temperature"]) == ("Be brief.\nWhy?", 0.5)
     assert "ignore_eos" not in plain and "messages" not in plain
 
 
 def test_extra_fields_go_over_all_else_and_null_takes_away():
-    asking = Asking(Target(parse_url("http://h:1"), "m", True), extra={"stream_options": None, "max_tokens": 3, "k": 1})
-    body = body_of(asking, {"stream": None})
+    builder = RequestBuilder(
+        Target(parse_url("http://h:1"), "m", True), extra={"stream_options": None, "max_tokens": 3, "k": 1}
+    )
+    body = body_of(builder, {"stream": None})
     assert (body["max_tokens"], body["k"]) == (3, 1) and not {"stream", "stream_options"} & set(body)
 
 
 def test_a_request_as_bytes():
-    asking = Asking(Target(parse_url("http://h:1/x/v1"), "m", False), api_key="secret")
-    head, body = asking.message(MESSAGES, 8).split(b"\r\n\r\n")
+    builder = RequestBuilder(Target(parse_url("http://h:1/x/v1"), "m", False), api_key="secret")
+    head, body = builder.message(MESSAGES, 8).split(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /x/v1/chat/completions HTTP/1.1" and "Host: h:1" in lines
     assert f"Content-Length: {len(body)}" in lines and "Authorization: Bearer secret" in lines
@@ -123,7 +125,7 @@ def test_golden_answers(api, is_ours):
         entries = [{"top_logprobs": [{"logprob": value} for value in row.values()]} for row in rows]
         choice["logprobs"] = {"content": entries} if api == "chat" else {"top_logprobs": rows}
     server = Server((200, json.dumps({"choices": [choice]}).encode()))
-    golden = ask(server, Asking(Target(server.url, "m", is_ours), api), PROBE, 5.0)
+    golden = ask(server, RequestBuilder(Target(server.url, "m", is_ours), api), PROBE, 5.0)
     assert (golden.text, golden.ids) == ("ab", (1, 2) if is_ours else ())
     assert golden.margins == ((1.5, 0.0) if is_ours else ())
     assert golden.as_session(0) == PROBE
@@ -135,7 +137,7 @@ def test_golden_answers(api, is_ours):
 def test_no_golden_answer(answer):
     server = Server(answer)
     with pytest.raises(ConfigError, match="--golden 0"):
-        ask(server, Asking(Target(server.url, "m", False)), PROBE, 5.0)
+        ask(server, RequestBuilder(Target(server.url, "m", False)), PROBE, 5.0)
 
 
 def test_margins():

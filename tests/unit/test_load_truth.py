@@ -15,8 +15,8 @@ from deploy.metrics_page import parse_page, unrest
 from deploy.tools.load import golden
 from deploy.tools.load.drills import find_process, has_node_id, is_node, parse_drill
 from deploy.tools.load.golden import Golden, check_tokens, first_difference, parting
-from deploy.tools.load.loop_lag import Pulse
-from deploy.tools.load.record import Record
+from deploy.tools.load.loop_lag import LoopLag
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.summary import Lag
 from deploy.tools.load.sweep import Sweep
 from deploy.tools.load.truth import (
@@ -33,7 +33,7 @@ from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, r
 
 
 def record(number=0, times=(1.0, 1.1, 1.2), *, ids=(), probe=None, error="", hung_up=False, sent=0.0):
-    made = Record(number, number, 0, sent, 8, probe, sent=sent, status=200, error=error, hung_up=hung_up)
+    made = RequestRecord(number, number, 0, sent, 8, probe, sent=sent, status=200, error=error, hung_up=hung_up)
     for at in times:
         made.token(at, 0.0, 1)
     made.ids = list(ids)
@@ -120,7 +120,7 @@ def test_golden_files(tmp_path):
         golden.read(path, "m")
 
 
-ON_TIME = Pulse(0.0)
+ON_TIME = LoopLag(0.0)
 
 
 def test_stalls():
@@ -140,20 +140,25 @@ def test_a_stream_that_stands_still_to_its_end_is_a_stall(how):
 
 
 def pulse_of(*beats):
-    pulse = Pulse(0.01)
+    loop_lag = LoopLag(0.01)
     for at in beats:
-        pulse.beat(at)
-    return pulse
+        loop_lag.beat(at)
+    return loop_lag
 
 
 def test_a_pause_of_our_own_loop_is_met_by_whoever_comes_within_it():
-    pulse = pulse_of(0.01, 0.02, 0.53, 0.54)
-    assert [round(late, 3) for late in pulse.late] == [0.0, 0.0, 0.5, 0.0]
-    samples = pulse.samples()
+    loop_lag = pulse_of(0.01, 0.02, 0.53, 0.54)
+    assert [round(late, 3) for late in loop_lag.late] == [0.0, 0.0, 0.5, 0.0]
+    samples = loop_lag.samples()
     assert len(samples) in (53, 54) and max(samples) == pytest.approx(0.5)
     assert sum(late > 0.24 for late in samples) == pytest.approx(26, abs=1)
     within, before, after, ends_in_it = ((0.0, 1.0), (0.0, 0.02), (0.53, 0.9), (0.0, 0.1))
-    assert [round(pulse.worst_between(*one), 3) for one in (within, before, after, ends_in_it)] == [0.5, 0.0, 0.0, 0.5]
+    assert [round(loop_lag.worst_between(*one), 3) for one in (within, before, after, ends_in_it)] == [
+        0.5,
+        0.0,
+        0.0,
+        0.5,
+    ]
 
 
 def test_a_stall_that_may_be_our_own_pause_is_doubtful():

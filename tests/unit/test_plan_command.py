@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import plan_cases as made
 import pytest
 
 from deploy import cli
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan import search
-from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
 from deploy.tools.plan.router_load import load_plan_of
 from deploy.tools.plan.run import verdict
 from deploy.tools.plan.simulate import Forecast, forecast
 from shared.core.errors import ConfigError
+from tests.support import plan_cases as made
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_load_that_fits_no_node_says_so(saved: Path, capsys: pytest.CaptureFix
 def verdict_of(profile: Profile, *flags: str) -> str:
     tokens = made.tokens()
 
-    def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
+    def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
         return forecast(layout, profile, tokens, load)
 
     args = cli.make_parser().parse_args(["plan", "find", "--requests", "5", *flags])

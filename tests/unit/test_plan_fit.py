@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from deploy.tools.plan.fit import fit, non_negative
-from deploy.tools.plan.profile import StepCosts, StepShape
+from deploy.tools.plan.profile import ProfiledCosts, StepShape
 
-TRUE = StepCosts((1, 8, 64, 512), (0.008, 0.011, 0.04, 0.25), 2e-4, 3e-7, 1e-6)
+TRUE = ProfiledCosts((1, 8, 64, 512), (0.008, 0.011, 0.04, 0.25), 2e-4, 3e-7, 1e-6)
 
 
 def shapes(num: int, seed: int = 1) -> list[StepShape]:
@@ -25,7 +25,7 @@ def shapes(num: int, seed: int = 1) -> list[StepShape]:
     return found
 
 
-def worst_error(costs: StepCosts, over: list[StepShape]) -> float:
+def worst_error(costs: ProfiledCosts, over: list[StepShape]) -> float:
     return max(abs(costs.seconds(shape) / TRUE.seconds(shape) - 1) for shape in over)
 
 
@@ -64,6 +64,6 @@ def test_too_few_steps_are_refused() -> None:
 
 
 def test_between_and_beyond_the_knots_lines_go_on() -> None:
-    costs = StepCosts((1, 9), (1.0, 3.0), 0.0, 0.0, 0.0)
+    costs = ProfiledCosts((1, 9), (1.0, 3.0), 0.0, 0.0, 0.0)
     assert costs.seconds(StepShape(5, 0)) == 2.0
     assert costs.seconds(StepShape(17, 0)) == 5.0

@@ -3,22 +3,22 @@ never be served is refused as the router refuses it."""
 
 from __future__ import annotations
 
-import plan_cases as made
 import pytest
 
-from deploy.tools.load.record import UNFINISHED, Record
-from deploy.tools.plan.layout import Layout
+from deploy.tools.load.record import UNFINISHED, RequestRecord
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
-from deploy.tools.plan.sim_cluster import World
+from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.simulate import play_virtual
 from deploy.tools.plan.timed_node import TimedNode
+from tests.support import plan_cases as made
 
 TURNS_OF_A_RUN = 20_000  # some 5,000 are needed
 
 
 def played_to_the_end(
-    layout: Layout, profile: Profile, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> tuple[list[Record], World]:
+    layout: ClusterLayout, profile: Profile, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[RequestRecord], SimCluster]:
     turn, num_turns = TimedNode.turn, 0
 
     def counted(node: TimedNode) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import plan_cases as made
 import pytest
 
 from deploy.tools.load.figures import Estimate
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.load.summary import Lag, Summary
-from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.search import fewest_machines, find, find_fewest, in_small, mean_lengths, splits
 from deploy.tools.plan.simulate import Forecast, rank
+from tests.support import plan_cases as made
 
 PLAN = made.plan("--rate", "4", "--prompt-tokens", "200", "--output-tokens", "50")
 
@@ -25,7 +25,7 @@ def exact(value: float) -> Estimate:
     return Estimate(value, value, value)
 
 
-def made_up(layout: Layout, share: float, ttft: float = 0.5) -> Forecast:
+def made_up(layout: ClusterLayout, share: float, ttft: float = 0.5) -> Forecast:
     levels = {level: exact(ttft) for level in ("mean", "p50", "p90", "p95", "p99", "max")}
     summary = Summary(
         seconds=10.0,
@@ -48,7 +48,7 @@ def made_up(layout: Layout, share: float, ttft: float = 0.5) -> Forecast:
     return Forecast(layout, summary, {})
 
 
-def forecaster(share: Callable[[Layout], float]) -> Callable[[Layout, LoadPlan], Forecast]:
+def forecaster(share: Callable[[ClusterLayout], float]) -> Callable[[ClusterLayout, LoadPlan], Forecast]:
     return lambda layout, load: made_up(layout, share(layout))
 
 
@@ -75,7 +75,7 @@ def test_all_nodes_of_a_split_are_used_and_both_kinds_are_there() -> None:
 
 
 def test_settings_are_tuned_one_at_a_time() -> None:
-    def share(layout: Layout) -> float:
+    def share(layout: ClusterLayout) -> float:
         return 0.5 + 0.1 * (layout.mixed_chunk_size == 128) + 0.1 * (layout.chunk_size == 512)
 
     found = find(made.profile(), PLAN, 1, forecaster(share))
@@ -84,9 +84,9 @@ def test_settings_are_tuned_one_at_a_time() -> None:
 
 
 def test_no_layout_is_simulated_twice() -> None:
-    seen: list[Layout] = []
+    seen: list[ClusterLayout] = []
 
-    def once(layout: Layout, load: LoadPlan) -> Forecast:
+    def once(layout: ClusterLayout, load: LoadPlan) -> Forecast:
         seen.append(layout)
         return made_up(layout, 0.9)
 
@@ -95,7 +95,7 @@ def test_no_layout_is_simulated_twice() -> None:
 
 
 def test_the_fewest_machines_are_found_and_too_few_said() -> None:
-    def needs_13(layout: Layout, load: LoadPlan) -> Forecast:
+    def needs_13(layout: ClusterLayout, load: LoadPlan) -> Forecast:
         assert load.load.arrivals is not None
         return made_up(layout, float(layout.num_nodes * layout.cores / load.load.arrivals.rate >= 2 * 13 / 4))
 
@@ -106,7 +106,7 @@ def test_the_fewest_machines_are_found_and_too_few_said() -> None:
 def test_many_machines_are_searched_in_small_and_found_in_full() -> None:
     seen: list[tuple[int, float]] = []
 
-    def share(layout: Layout, load: LoadPlan) -> Forecast:
+    def share(layout: ClusterLayout, load: LoadPlan) -> Forecast:
         assert load.load.arrivals is not None
         seen.append((layout.num_nodes * layout.cores, load.load.arrivals.rate))
         wanted = abs(layout.prefill / layout.num_nodes - 0.25)
@@ -170,7 +170,7 @@ def test_a_closed_loop_in_small_has_fewer_users() -> None:
 
 
 def test_fewest_holds_in_full_and_steps_up_where_it_does_not() -> None:
-    def full_needs_more(layout: Layout, load: LoadPlan) -> Forecast:
+    def full_needs_more(layout: ClusterLayout, load: LoadPlan) -> Forecast:
         assert load.load.arrivals is not None
         cores, is_full = layout.num_nodes * layout.cores, load.load.arrivals.rate == 400
         return made_up(layout, float(cores / load.load.arrivals.rate >= (0.33 if is_full and cores > 16 else 0.3)))
@@ -183,7 +183,7 @@ def test_fewest_holds_in_full_and_steps_up_where_it_does_not() -> None:
 
 def test_answers_of_one_token_are_ranked_by_what_they_have() -> None:
     def without_tpot(ttft: float) -> Forecast:
-        found = made_up(Layout(0, 1, 1, 1, 1, 1, 1), 0.9, ttft)
+        found = made_up(ClusterLayout(0, 1, 1, 1, 1, 1, 1), 0.9, ttft)
         latencies = found.summary.latencies | {"tpot": dict.fromkeys(found.summary.latencies["ttft"], exact(math.nan))}
         return replace(found, summary=replace(found.summary, latencies=latencies))
 

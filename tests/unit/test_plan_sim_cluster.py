@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import plan_cases as made
 import pytest
 
 from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import Record
-from deploy.tools.plan.layout import Layout
+from deploy.tools.load.record import RequestRecord
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
-from deploy.tools.plan.sim_cluster import World
+from deploy.tools.plan.sim_cluster import SimCluster
 from deploy.tools.plan.simulate import forecast, play_virtual
 from shared.core.errors import ConfigError
+from tests.support import plan_cases as made
 
 
-def played(layout: Layout, plan: LoadPlan, profile: Profile | None = None) -> tuple[list[Record], World]:
+def played(
+    layout: ClusterLayout, plan: LoadPlan, profile: Profile | None = None
+) -> tuple[list[RequestRecord], SimCluster]:
     records, world = play_virtual(layout, profile or made.profile(), made.tokens(), plan)
     assert all(record.is_whole for record in records), [record.error for record in records]
     for node in world.nodes:

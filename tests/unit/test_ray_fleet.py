@@ -9,7 +9,19 @@ import pytest
 
 from deploy.ray import launch_plan as plan
 from deploy.ray.fleet import LOST_AFTER_S, PLACED_WITHIN_S, ROUTERS_WITHIN_S, Fleet
-from deploy.ray.report import AWAY, DRAINED, FAILED, IDLE, RUNNING, STOPPED, Place, Report, Row, Start, Stop
+from deploy.ray.report import (
+    AWAY,
+    DRAINED,
+    FAILED,
+    IDLE,
+    RUNNING,
+    STOPPED,
+    ActorReport,
+    Place,
+    StartOrder,
+    StatusRow,
+    StopOrder,
+)
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
@@ -40,10 +52,10 @@ class Story:
     def __init__(self, settings: RayClusterConfig) -> None:
         self.now = 0.0
         self.fleet = Fleet(settings, plan.names_at_start(settings), 0.0)
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, ActorReport] = {}
 
     def place(self, name: str, where: Place = HERE, life: str = "1") -> None:
-        self.reports[name] = Report(name, life, where, IDLE)
+        self.reports[name] = ActorReport(name, life, where, IDLE)
         self.fleet.hear(self.reports[name], self.now)
 
     def tick(self, step_s: float = 1.0) -> dict[str, object]:
@@ -57,8 +69,8 @@ class Story:
                 self.fleet.hear(report, self.now)
         return orders
 
-    def done(self, report: Report, order: object) -> Report:
-        if not isinstance(order, Start):
+    def done(self, report: ActorReport, order: object) -> ActorReport:
+        if not isinstance(order, StartOrder):
             return replace(report, state=STOPPED, pid=0, routers=(), cores=())
         routers = order.config.node.router if hasattr(order.config, "node") else ()
         return replace(report, state=RUNNING, pid=7, routers=routers, cores=order.config.cores.cpus)
@@ -202,7 +214,7 @@ def test_an_actor_that_is_made_again_starts_its_daemon_at_once():
     del story.reports["decode-0"]
     story.fleet.lose("decode-0", story.now, "killed by hand")
     story.place("decode-0", life="2")
-    assert isinstance(story.tick(0.25)["decode-0"], Start), "its death was counted, and waited for, once"
+    assert isinstance(story.tick(0.25)["decode-0"], StartOrder), "its death was counted, and waited for, once"
     assert row_of(story, "decode-0").words == "" and row_of(story, "decode-0").restarts == 1
 
 
@@ -217,7 +229,7 @@ def test_whoever_is_away_is_listed_with_what_it_needs_and_why():
     assert "4 CPU, 1 GPU" in words and "the machine is gone" in words, "the last error stays"
 
 
-def row_of(story: Story, name: str) -> Row:
+def row_of(story: Story, name: str) -> StatusRow:
     return next(row for row in story.fleet.rows() if row.name == name)
 
 
@@ -226,7 +238,7 @@ def test_when_the_only_router_moves_all_nodes_follow_at_once():
     nodes = ["prefill-0", "decode-0", "decode-1"]
     story.place("router-0", THERE, life="2")
     orders = story.tick(5.0)
-    assert isinstance(orders.pop("router-0"), Start) and orders == dict.fromkeys(nodes, Stop())
+    assert isinstance(orders.pop("router-0"), StartOrder) and orders == dict.fromkeys(nodes, StopOrder())
     assert list(story.tick()) == nodes
     assert {story.reports[name].routers for name in nodes} == {("tcp://10.0.0.2:7001",)}
 
@@ -297,7 +309,7 @@ def test_whoever_leaves_is_stopped_first():
     story = running(config(decode=2))
     story.fleet.leave(story.fleet.newest("decode"))
     assert story.fleet.gone(story.now) == [] and not story.fleet.is_steady("decode", 2)
-    assert story.tick() == {"decode-1": Stop()}
+    assert story.tick() == {"decode-1": StopOrder()}
     assert story.fleet.gone(story.now) == ["decode-1"]
     story.fleet.forget("decode-1")
     assert story.tick() == {}

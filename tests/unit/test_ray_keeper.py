@@ -19,7 +19,7 @@ from deploy.cluster.child import ChildSpec
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.ray import own_ray as head
 from deploy.ray.keeper import Keeper
-from deploy.ray.own_ray import Record
+from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from shared.config.processes import RayClusterConfig
 from shared.core.exit_codes import EXIT_DRAINED
@@ -167,10 +167,10 @@ def home(tmp_path, monkeypatch):
 
 def test_the_record_tells_a_process_from_a_later_one_with_its_number(home):
     own = psutil.Process()
-    record = Record("127.0.0.1:1", "baton", os.getpid(), own.create_time())
+    record = RayRecord("127.0.0.1:1", "baton", os.getpid(), own.create_time())
     head.write_record(record)
     assert head.read_record() == record and record.head == own
-    assert Record("a", "b", os.getpid(), own.create_time() - 5).head is None and Record("a", "b").head is None
+    assert RayRecord("a", "b", os.getpid(), own.create_time() - 5).head is None and RayRecord("a", "b").head is None
     head.forget_record()
     assert head.read_record() is None
     head.record_path().write_text("[1]")
@@ -226,7 +226,7 @@ def test_a_second_up_at_the_same_moment_leaves_the_first_alone(monkeypatch):
     downs: list[str] = []
     monkeypatch.setattr(session, "take_down", lambda: downs.append("down"))
     with pytest.raises(cli.ConfigError, match="'baton' runs already"):
-        session.launch(RayClusterConfig(), Record("10.0.0.1:6379", "baton"))
+        session.launch(RayClusterConfig(), RayRecord("10.0.0.1:6379", "baton"))
     assert downs == []
 
 

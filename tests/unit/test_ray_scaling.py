@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.metrics_page import parse_page
-from deploy.ray.scaling import REMEMBERED_S, Load, RoleScaler
+from deploy.ray.scaling import REMEMBERED_S, RoleLoad, RoleScaler
 from deploy.ray.signals import load_of
 from shared.config.ray_settings import ScalingConfig
 
@@ -26,10 +26,10 @@ class Plant:
     nodes: int
     base: float = 0.0
 
-    def load(self, work: float) -> Load:
+    def load(self, work: float) -> RoleLoad:
         each = work / self.nodes
         waiting = max(0.0, each - 1.0) * self.nodes * SETTINGS.busy_waiting
-        return Load(self.nodes, waiting, min(1.0, each * SETTINGS.busy_rows), self.base * each)
+        return RoleLoad(self.nodes, waiting, min(1.0, each * SETTINGS.busy_rows), self.base * each)
 
 
 def play(
@@ -80,16 +80,16 @@ def test_a_burst_shorter_than_the_wait_changes_nothing():
     assert play(lambda now: 9.0 if now % 60 < 10 else 1.0, 1200.0) == []
 
 
-@pytest.mark.parametrize("gap", [None, Load(0, 0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("gap", [None, RoleLoad(0, 0.0, 0.0, 0.0)])
 def test_without_figures_the_waits_begin_again(gap):
-    scaler, full = RoleScaler(1, 4, SETTINGS), Load(2, 20.0, 1.0, 0.0)
+    scaler, full = RoleScaler(1, 4, SETTINGS), RoleLoad(2, 20.0, 1.0, 0.0)
     assert [scaler.decide(now, full) for now in (0.0, 14.0)] == [0, 0]
     assert scaler.decide(14.5, gap) == 0
     assert [scaler.decide(now, full) for now in (15.0, 29.0, 30.0)] == [0, 0, 1]
 
 
 def test_a_missed_objective_counts_only_under_load():
-    idle, loaded = Load(2, 0.0, 0.1, 3.0), Load(2, 0.0, 0.4, 3.0)
+    idle, loaded = RoleLoad(2, 0.0, 0.1, 3.0), RoleLoad(2, 0.0, 0.4, 3.0)
     for load, wanted in ((idle, 0), (loaded, 1)):
         scaler = RoleScaler(1, 4, SETTINGS)
         assert [scaler.decide(now, load) for now in (0.0, 20.0)] == [0, wanted]
@@ -97,8 +97,8 @@ def test_a_missed_objective_counts_only_under_load():
 
 def test_the_pressure_at_which_latency_was_missed_counts_as_full_for_a_while():
     scaler = RoleScaler(1, 4, replace(SETTINGS, settle_s=0))
-    assert [scaler.decide(now, Load(2, 0.0, 0.4, 1.2)) for now in (0.0, 20.0)] == [0, 1]
-    calm = Load(3, 0.0, 0.8 / 3, 0.8)  # on two nodes 0.5 of full: room, if it had not been too slow there
+    assert [scaler.decide(now, RoleLoad(2, 0.0, 0.4, 1.2)) for now in (0.0, 20.0)] == [0, 1]
+    calm = RoleLoad(3, 0.0, 0.8 / 3, 0.8)  # on two nodes 0.5 of full: room, if it had not been too slow there
     assert [scaler.decide(now, calm) for now in (30.0, 300.0, 3000.0)] == [0, 0, 0]
     late = 20.0 + REMEMBERED_S
     assert [scaler.decide(now, calm) for now in (late, late + 180.0)] == [0, -1]
@@ -128,6 +128,6 @@ def test_load_is_read_from_the_routers_pages():
     before = [parse_page(page(100, 9.0)), parse_page(page(50, 1.0))]
     after = [parse_page(page(130, 12.0)), parse_page(page(60, 2.0))]
     load = load_of("decode", before, after, SETTINGS)
-    assert load == Load(nodes=2, waiting=4.0, busy=6 / 16, latency=pytest.approx(1000 * 4.0 / 40 / 50))
+    assert load == RoleLoad(nodes=2, waiting=4.0, busy=6 / 16, latency=pytest.approx(1000 * 4.0 / 40 / 50))
     assert load_of("decode", before, [parse_page(page(0, 0.0))] * 2, SETTINGS).latency == 0.0
     assert load_of("prefill", before, after, SETTINGS) is None and load_of("decode", [], [], SETTINGS) is None

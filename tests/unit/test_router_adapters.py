@@ -7,7 +7,7 @@ import pytest
 from router.api.resolve import Resolver
 from router.api.schemas import CompletionRequest
 from router.dispatch import NewRequest
-from router.registry import Node
+from router.registry import RegisteredNode
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig, ModelConfig
 from shared.core.errors import AdapterMissing, ConfigError, ModelNotFound
@@ -17,7 +17,7 @@ from shared.wire.peers import peer_name
 from tests.support.router_rig import RouterRig, failures, generates, hello, load
 
 
-def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> Node:
+def join(rig: RouterRig, role: str, node_id: str, **adapters: str) -> RegisteredNode:
     said = hello(role, node_id)
     own = [Adapter(name, digest) for name, digest in adapters.items()]
     said = type(said)(**{name: getattr(said, name) for name in said.__struct_fields__} | {"adapters": own})

@@ -8,7 +8,7 @@ import pytest
 
 from router.dispatch import NewRequest
 from router.effects import Update
-from router.registry import Node
+from router.registry import RegisteredNode
 from shared.core.errors import NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprobs, TokenRun, Tokens
@@ -20,7 +20,7 @@ def rig() -> RouterRig:
     return RouterRig()
 
 
-def pair(rig: RouterRig) -> tuple[Node, Node]:
+def pair(rig: RouterRig) -> tuple[RegisteredNode, RegisteredNode]:
     return rig.join("prefill", "p"), rig.join("decode", "d")
 
 

@@ -7,7 +7,7 @@ import pytest
 from router.dispatch import NewRequest
 from router.effects import Effects, Failure, Update
 from router.placement import NODES_AWAY_S
-from router.registry import Node
+from router.registry import RegisteredNode
 from shared.core.errors import NoNodes
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Drain, Generate, Key
@@ -19,12 +19,12 @@ def rig() -> RouterRig:
     return RouterRig(max_attempts=3)
 
 
-def lose(rig: RouterRig, node: Node) -> Effects:
+def lose(rig: RouterRig, node: RegisteredNode) -> Effects:
     rig.registry.remove(node)
     return rig.dispatcher.node_lost(node, "gone", rig.now)
 
 
-def begun(rig: RouterRig, n: int = 1, max_tokens: int = 5) -> tuple[Node, Node, Key]:
+def begun(rig: RouterRig, n: int = 1, max_tokens: int = 5) -> tuple[RegisteredNode, RegisteredNode, Key]:
     """A pair whose decode node has begun every sequence with the token 10 * index + 1."""
     prefill, decode = rig.join("prefill", "p"), rig.join("decode", "d")
     key = rig.open(n=n, max_tokens=max_tokens)[0].key

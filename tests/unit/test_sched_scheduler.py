@@ -257,7 +257,7 @@ def test_a_gated_sibling_blocks_nobody_behind_it() -> None:
 
 def test_hand_offs_without_a_grant_pin_pages_up_to_the_cap() -> None:
     core = make_core(CoreKnobs(page_size=4))
-    core.scheduler.room.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=12)
+    core.scheduler.capacity.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=12)
     offers = [job(rid, 20).request(handoff_to="decode") for rid in range(4)]
     for req in offers:
         core.scheduler.submit(req)
@@ -279,7 +279,7 @@ def test_hand_offs_without_a_grant_pin_pages_up_to_the_cap() -> None:
 
 def test_one_hand_off_larger_than_the_cap_goes_alone() -> None:
     core = make_core(CoreKnobs(page_size=4))
-    core.scheduler.room.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=3)
+    core.scheduler.capacity.settings = dataclasses.replace(core.scheduler.settings, max_ungranted_pages=3)
     offers = [job(rid, 20).request(handoff_to="decode") for rid in range(2)]
     for req in offers:
         core.scheduler.submit(req)

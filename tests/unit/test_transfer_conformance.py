@@ -26,7 +26,7 @@ from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool
-from shared.transfer.group_thread import Group, PairGroup
+from shared.transfer.group_thread import Group, GroupThread
 from shared.transfer.interface import WHOLE, Frames, PageReceiver, PageSender, PageSet, Part
 from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.shm import ShmReceiver, ShmSender
@@ -35,9 +35,9 @@ from shared.transfer.transports import (
     available_transports,
     choose_transport,
     host_id,
-    make_pair_group,
     make_receiver,
     make_sender,
+    open_group,
 )
 from shared.wire.codec import decode, to_wire
 from shared.wire.link import NodeLinks
@@ -124,9 +124,9 @@ class Ends:
         return ready, staging
 
     @cached_property
-    def groups(self) -> tuple[PairGroup, PairGroup]:
+    def groups(self) -> tuple[GroupThread, GroupThread]:
         """Real ones, of one process."""
-        ends = [make_pair_group(self.sender.name, rank, "127.0.0.1", self.src.device, lambda: None) for rank in (0, 1)]
+        ends = [open_group(self.sender.name, rank, "127.0.0.1", self.src.device, lambda: None) for rank in (0, 1)]
         introduce(*ends)
         return ends[0], ends[1]
 

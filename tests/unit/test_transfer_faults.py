@@ -89,7 +89,7 @@ def ends_of(net: Net, key: Key) -> list[tuple[str, str]]:
 def group_of(node: Node) -> TwinGroup:
     """The process group that this node has with its only peer."""
     side = node.side
-    table = side.pairs.table if isinstance(side, PrefillSide) else side.transfers.pairs.table
+    table = side.groups.table if isinstance(side, PrefillSide) else side.transfers.groups.table
     (one,) = table
     assert isinstance(one.group, TwinGroup)
     return one.group

@@ -17,24 +17,24 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError, HandoffFailed
-from shared.transfer.group_thread import PairGroup
+from shared.transfer.group_thread import GroupThread
 from shared.transfer.link_store import MAX_ENTRIES, LinkStore
 from shared.transfer.torch_groups import RECEIVER, SENDER, Transfer, listeners, make_torch_group
-from shared.transfer.transports import make_pair_group
+from shared.transfer.transports import open_group
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs
 from tests.support.node_pair import Net, expected, make_node
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
-Groups = Callable[[int], PairGroup]
+Groups = Callable[[int], GroupThread]
 
 
 @pytest.fixture
 def groups() -> Iterator[Groups]:
-    made: list[PairGroup] = []
+    made: list[GroupThread] = []
 
-    def make(rank: int) -> PairGroup:
-        made.append(make_pair_group("gloo", rank, HOST, CPU, lambda: None))
+    def make(rank: int) -> GroupThread:
+        made.append(open_group("gloo", rank, HOST, CPU, lambda: None))
         return made[-1]
 
     yield make
@@ -50,7 +50,7 @@ def until(holds: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def connect(receiver: PairGroup, sender: PairGroup) -> None:
+def connect(receiver: GroupThread, sender: GroupThread) -> None:
     told = 0
 
     def tell() -> bool:
@@ -69,7 +69,7 @@ def data(value: int, size: int = 1000) -> torch.Tensor:
     return torch.full((1, size), value, dtype=torch.uint8)
 
 
-def taken(group: PairGroup, count: int) -> list[Transfer]:
+def taken(group: GroupThread, count: int) -> list[Transfer]:
     found: list[Transfer] = []
     until(lambda: found.extend(group.take_finished()) or len(found) == count)
     return found
@@ -249,7 +249,7 @@ def test_what_torch_lacks_is_said() -> None:
 def test_streams_over_gloo(layer_ends: tuple[int, ...]) -> None:
     knobs = CoreKnobs(backend="cpu", chunk_size=32, layer_ends=layer_ends)
     wake = threading.Event()
-    make = partial(make_pair_group, host=HOST, device=CPU, wake=wake.set)
+    make = partial(open_group, host=HOST, device=CPU, wake=wake.set)
     p = make_node("prefill", "p0", knobs, transport="gloo", make_group=make)
     d = make_node("decode", "d0", knobs, transport="gloo", make_group=make)
     net = Net([p, d])

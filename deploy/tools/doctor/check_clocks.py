@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from deploy.tools.doctor.facts import NodeFacts, Status
+from deploy.tools.doctor.facts import SeenNode, Status
 from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 LOOK_S = 1.0
@@ -37,7 +37,7 @@ def check_here(status: Status) -> list[Finding]:
     ]
 
 
-def check_node(node: NodeFacts, status: Status) -> list[Finding]:
+def check_node(node: SeenNode, status: Status) -> list[Finding]:
     heard_s = status.time_s - node.known_s
     ahead = node.hello.epoch * US - heard_s
     if ahead > LOOK_S:

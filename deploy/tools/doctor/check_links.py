@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from deploy.metrics_page import Page
 from deploy.tools.doctor.check_nodes import check_addresses
-from deploy.tools.doctor.facts import Cluster, Dial
+from deploy.tools.doctor.facts import Cluster, DialFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 
 SLOW_DIAL_S = 0.05
@@ -31,11 +31,11 @@ def check_links(cluster: Cluster) -> list[Finding]:
     return [*addresses, *check_handoffs(cluster.after)]
 
 
-def check_dials(dials: Sequence[Dial]) -> list[Finding]:
+def check_dials(dials: Sequence[DialFacts]) -> list[Finding]:
     return [check_dial(dial) for dial in dials]
 
 
-def check_dial(dial: Dial) -> Finding:
+def check_dial(dial: DialFacts) -> Finding:
     where = f"{dial.whose} {dial.endpoint}"
     if dial.error:
         advice = (

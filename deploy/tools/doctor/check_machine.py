@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.tools.doctor.facts import Daemon, Disk, Machine
+from deploy.tools.doctor.facts import DaemonFacts, Disk, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, LOOK, Finding, or_well
 
 COMPUTES = ("prefill", "decode")
@@ -16,7 +16,7 @@ DRIVERS_WITH_OWN_MIND = ("intel_pstate", "amd-pstate-epp")  # their `powersave` 
 HERE = "this machine"
 
 
-def check_machine(machine: Machine) -> list[Finding]:
+def check_machine(machine: MachineFacts) -> list[Finding]:
     return [
         *or_well(
             check_cpu(machine), "cpu", HERE, f"{machine.num_cpus} cores, load {machine.load:.1f}, none fought over"
@@ -28,7 +28,7 @@ def check_machine(machine: Machine) -> list[Finding]:
     ]
 
 
-def check_cpu(machine: Machine) -> list[Finding]:
+def check_cpu(machine: MachineFacts) -> list[Finding]:
     return [
         *check_daemons(machine.daemons),
         *check_load(machine),
@@ -40,7 +40,7 @@ def check_cpu(machine: Machine) -> list[Finding]:
     ]  # fmt: skip
 
 
-def check_daemons(daemons: tuple[Daemon, ...]) -> list[Finding]:
+def check_daemons(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     """Compute threads against cores: each daemon spreads its threads evenly over the cores it may use."""
     nodes = [daemon for daemon in daemons if daemon.command in COMPUTES and daemon.cores]
     found = [
@@ -56,7 +56,7 @@ def check_daemons(daemons: tuple[Daemon, ...]) -> list[Finding]:
     return found
 
 
-def check_told(daemons: tuple[Daemon, ...]) -> list[Finding]:
+def check_told(daemons: tuple[DaemonFacts, ...]) -> list[Finding]:
     return [
         Finding("config", say(daemon), LOOK, f"not all that it was told is known: {daemon.problem}",
                 f"ask as root, or as uid {daemon.uid}; if they can't read it either, it would not start again")
@@ -64,7 +64,7 @@ def check_told(daemons: tuple[Daemon, ...]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def shared_cores(nodes: list[Daemon]) -> dict[int, float]:
+def shared_cores(nodes: list[DaemonFacts]) -> dict[int, float]:
     """Core -> compute threads on it, for those where several nodes have more than one."""
     shares: dict[int, list[float]] = {}
     for node in nodes:
@@ -73,7 +73,7 @@ def shared_cores(nodes: list[Daemon]) -> dict[int, float]:
     return {core: sum(each) for core, each in shares.items() if len(each) > 1 and sum(each) > 1.0}
 
 
-def check_crowd(node: Daemon, crowd: list[int], shared: dict[int, float]) -> Finding:
+def check_crowd(node: DaemonFacts, crowd: list[int], shared: dict[int, float]) -> Finding:
     most = max(shared[core] for core in crowd)
     what = f"cores {','.join(map(str, crowd))} have up to {most:.1f} compute threads each, of several nodes"
     if node.spins:
@@ -84,11 +84,11 @@ def check_crowd(node: Daemon, crowd: list[int], shared: dict[int, float]) -> Fin
     )
 
 
-def say(daemon: Daemon) -> str:
+def say(daemon: DaemonFacts) -> str:
     return f"{daemon.command} (pid {daemon.pid})"
 
 
-def check_load(machine: Machine) -> list[Finding]:
+def check_load(machine: MachineFacts) -> list[Finding]:
     if machine.load <= BUSY_LOAD * machine.num_cpus:
         return []
     what = f"load {machine.load:.1f} on {machine.num_cpus} cores"
@@ -100,7 +100,7 @@ def check_share(share: float, what: str, advice: str) -> list[Finding]:
     return [] if level is None else [Finding("cpu", HERE, level, f"{share:.0%} {what}", advice)]
 
 
-def check_governors(machine: Machine) -> list[Finding]:
+def check_governors(machine: MachineFacts) -> list[Finding]:
     slow = {driver for driver, name in machine.governors if name == "powersave" and driver not in DRIVERS_WITH_OWN_MIND}
     if not slow:
         return []
@@ -108,7 +108,7 @@ def check_governors(machine: Machine) -> list[Finding]:
                     "cpupower frequency-set -g performance")]  # fmt: skip
 
 
-def check_memory(machine: Machine) -> list[Finding]:
+def check_memory(machine: MachineFacts) -> list[Finding]:
     """Pools are memory files: they count as shared memory of the process, and do not need room on /dev/shm."""
     share = machine.available_bytes / max(1, machine.memory_bytes)
     level = next((level for level in (BROKEN, LOOK) if share < LOW_MEMORY[level]), None)
@@ -127,7 +127,7 @@ def check_disks(disks: tuple[Disk, ...]) -> list[Finding]:
     return found
 
 
-def check_files(machine: Machine) -> list[Finding]:
+def check_files(machine: MachineFacts) -> list[Finding]:
     if machine.open_files >= FEW_FILES:
         return []
     what = f"a process may open {machine.open_files} files: each open stream is one"

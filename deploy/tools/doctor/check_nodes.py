@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from deploy.tools.doctor.facts import Cluster, NodeFacts, Ready
+from deploy.tools.doctor.facts import Cluster, ReadyFacts, SeenNode
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 from shared.config.endpoints import is_loopback
 from shared.wire.fitting import REPORTED_ONLY, misfit
@@ -44,7 +44,7 @@ def check_nodes(cluster: Cluster) -> list[Finding]:
     return found + check_sizes(status.nodes)
 
 
-def check_ready(url: str, ready: Ready) -> list[Finding]:
+def check_ready(url: str, ready: ReadyFacts) -> list[Finding]:
     if not ready.num_nodes:
         advice = "start nodes with --router and the endpoint that this router was given as --node-endpoint"
         return [Finding("nodes", url, BROKEN, "no node has dialled in", advice)]
@@ -56,7 +56,7 @@ def check_ready(url: str, ready: Ready) -> list[Finding]:
     return [Finding("nodes", url, OK, f"{ready.num_nodes} nodes, prefill and decode")]
 
 
-def check_misfits(ready: Ready) -> list[Finding]:
+def check_misfits(ready: ReadyFacts) -> list[Finding]:
     """As far as the router tells without its admin key: the first field only."""
     return [
         Finding("pairs", f"{one.a}, {one.b}", BROKEN, f"{one.field} differs", ADVICE.get(one.field, ""))
@@ -64,7 +64,7 @@ def check_misfits(ready: Ready) -> list[Finding]:
     ]
 
 
-def check_state(node: NodeFacts) -> list[Finding]:
+def check_state(node: SeenNode) -> list[Finding]:
     says = {
         "silent": (BROKEN, f"silent for {node.last_seen_s:.0f} s", "see whether it runs, and whether it reaches us"),
         "avoided": (LOOK, "requests there failed: it gets none for a while", "see its log for why"),
@@ -76,7 +76,7 @@ def check_state(node: NodeFacts) -> list[Finding]:
     return [Finding("nodes", node.name, level, what, advice)]
 
 
-def check_fields(nodes: Sequence[NodeFacts]) -> list[Finding]:
+def check_fields(nodes: Sequence[SeenNode]) -> list[Finding]:
     """One finding per field that keeps a prefill and a decode node apart, or that is only reported."""
     pairs = pairs_of(nodes)
     found = []
@@ -90,7 +90,7 @@ def check_fields(nodes: Sequence[NodeFacts]) -> list[Finding]:
     return found
 
 
-def pairs_of(nodes: Sequence[NodeFacts]) -> list[tuple[NodeFacts, NodeFacts]]:
+def pairs_of(nodes: Sequence[SeenNode]) -> list[tuple[SeenNode, SeenNode]]:
     return [(p, d) for p in nodes if p.role == PREFILL for d in nodes if d.role == DECODE]
 
 
@@ -103,16 +103,16 @@ def differs(prefill: Fingerprint, decode: Fingerprint, field: str) -> bool:
     return misfit(msgspec.structs.replace(decode, **only), decode) == field
 
 
-def all_have_partners(nodes: Sequence[NodeFacts]) -> bool:
+def all_have_partners(nodes: Sequence[SeenNode]) -> bool:
     fitting = {node.name for p, d in pairs_of(nodes) if fits(p, d) for node in (p, d)}
     return fitting == {node.name for node in nodes}
 
 
-def fits(prefill: NodeFacts, decode: NodeFacts) -> bool:
+def fits(prefill: SeenNode, decode: SeenNode) -> bool:
     return misfit(prefill.hello.fingerprint, decode.hello.fingerprint) is None
 
 
-def say_values(field: str, nodes: Sequence[NodeFacts]) -> str:
+def say_values(field: str, nodes: Sequence[SeenNode]) -> str:
     """`page_size: 16 on p0, p1; 32 on d0`"""
     groups: dict[str, list[str]] = {}
     for node in nodes:
@@ -125,11 +125,11 @@ def shorten(value: str) -> str:
     return value if len(value) <= SHOWN_CHARS else f"{value[:SHOWN_CHARS]}..."
 
 
-def check_transports(nodes: Sequence[NodeFacts]) -> list[Finding]:
+def check_transports(nodes: Sequence[SeenNode]) -> list[Finding]:
     return [finding for p, d in pairs_of(nodes) if fits(p, d) for finding in check_pair(p, d)]
 
 
-def check_pair(prefill: NodeFacts, decode: NodeFacts) -> list[Finding]:
+def check_pair(prefill: SeenNode, decode: SeenNode) -> list[Finding]:
     a, b = prefill.hello, decode.hello
     where = f"{prefill.name}, {decode.name}"
     both = set(a.transports) & set(b.transports)
@@ -145,7 +145,7 @@ def check_pair(prefill: NodeFacts, decode: NodeFacts) -> list[Finding]:
     return []
 
 
-def check_sizes(nodes: Sequence[NodeFacts]) -> list[Finding]:
+def check_sizes(nodes: Sequence[SeenNode]) -> list[Finding]:
     """Requests are limited to what every node holds."""
     contexts = {node.name: node.hello.max_context for node in nodes}
     if len(set(contexts.values())) < 2:
@@ -155,7 +155,7 @@ def check_sizes(nodes: Sequence[NodeFacts]) -> list[Finding]:
     return [Finding("sizes", smallest, LOOK, what, "all requests are cut to the smallest: give it more --kv-bytes")]
 
 
-def check_addresses(nodes: Sequence[NodeFacts]) -> list[Finding]:
+def check_addresses(nodes: Sequence[SeenNode]) -> list[Finding]:
     """A loopback address says nothing to a node on another machine. Host ids also differ between users and
     containers of one machine, where it may still work: so this asks for a look only."""
     lonely = {

@@ -9,7 +9,7 @@ from shared.wire.messages import Hello
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFacts:
+class SeenNode:
     """A row of /admin/status. `known_s`: since the router first heard of this life of the node."""
 
     state: str
@@ -33,7 +33,7 @@ class Status:
     time_s: float
     epoch: int
     endpoint: str
-    nodes: tuple[NodeFacts, ...]
+    nodes: tuple[SeenNode, ...]
     asked_s: float
     answered_s: float
 
@@ -46,7 +46,7 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyFacts:
     """/ready, which needs no key."""
 
     is_ready: bool
@@ -60,7 +60,7 @@ class Cluster:
     """Two looks at one router, `interval_s` apart. Without its admin key `status` is None, and `no_status` says why."""
 
     url: str
-    ready: Ready
+    ready: ReadyFacts
     before: Page
     after: Page
     interval_s: float
@@ -69,7 +69,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class DialFacts:
     """One attempt to connect from here. `error` is empty when it worked."""
 
     whose: str
@@ -79,7 +79,7 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class DaemonFacts:
     """A Baton process of this machine, by its flags and its file. `threads`: 0 when it was not told how many.
 
     `problem`: why that may not be all that it was told.
@@ -106,7 +106,7 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineFacts:
     """Shares are of the time between the two looks. `governors`: (driver, governor) of the cores that have one.
 
     `cores`: those that we may run on, of `num_cpus`, whose processes `load` counts.
@@ -118,7 +118,7 @@ class Machine:
     steal_share: float
     throttled_share: float
     governors: frozenset[tuple[str, str]]
-    daemons: tuple[Daemon, ...]
+    daemons: tuple[DaemonFacts, ...]
     memory_bytes: int
     available_bytes: int
     open_files: int
@@ -156,6 +156,6 @@ class Facts:
     cluster: Cluster | None
     no_cluster: str
     must_answer: bool
-    dials: tuple[Dial, ...]
-    machine: Machine
+    dials: tuple[DialFacts, ...]
+    machine: MachineFacts
     keys: tuple[KeysFolder, ...] = ()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.tools.doctor.facts import Daemon
+from deploy.tools.doctor.facts import DaemonFacts
 from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load
 from shared.config.settings import CorePlan, SecurityConfig
@@ -31,7 +31,7 @@ class Told:
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
 
-def find_daemons() -> Iterable[Daemon]:
+def find_daemons() -> Iterable[DaemonFacts]:
     for process in psutil.process_iter(["cmdline"]):
         argv: list[str] = process.info["cmdline"] or []
         command = command_of(argv)
@@ -61,11 +61,11 @@ def folder_of(process: psutil.Process) -> Path | None:
 
 def read_daemon(
     pid: int, command: str, argv: Sequence[str], uid: int, cores: tuple[int, ...], folder: Path | None
-) -> Daemon:
+) -> DaemonFacts:
     """`folder`: where it runs, None where that is not for our eyes."""
     told, problem = read_told(argv, folder)
     keys = place(told.security.keys, folder, uid) if told.security.keys else ""
-    return Daemon(
+    return DaemonFacts(
         pid=pid,
         command=command,
         uid=uid,

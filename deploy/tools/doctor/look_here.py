@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from deploy.tools.doctor.facts import Dial, Disk, KeysFolder, Machine, Secret
+from deploy.tools.doctor.facts import DialFacts, Disk, KeysFolder, MachineFacts, Secret
 from deploy.tools.doctor.look_daemons import find_daemons
 from shared.config.core_plan import usable_cores
 from shared.core.errors import ConfigError
@@ -26,7 +26,7 @@ DIAL_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class CpuSample:
     """Counters whose growth between two looks matters."""
 
     cpu_s: float
@@ -35,11 +35,11 @@ class Pulse:
     throttled: int
 
 
-def take_pulse() -> Pulse:
+def take_pulse() -> CpuSample:
     times = psutil.cpu_times()
     stat = read_pairs(CGROUP / "cpu.stat")
     steal_s = float(getattr(times, "steal", 0.0))
-    return Pulse(sum(times[:8]), steal_s, stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
+    return CpuSample(sum(times[:8]), steal_s, stat.get("nr_periods", 0), stat.get("nr_throttled", 0))
 
 
 def read_pairs(path: Path) -> dict[str, int]:
@@ -51,10 +51,10 @@ def read_pairs(path: Path) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
 
 
-def look_at_machine(before: Pulse, after: Pulse) -> Machine:
+def look_at_machine(before: CpuSample, after: CpuSample) -> MachineFacts:
     memory = psutil.virtual_memory()
     total, available = within_limit(memory.total, memory.available)
-    return Machine(
+    return MachineFacts(
         cores=usable_cores(),
         num_cpus=os.cpu_count() or 1,
         load=os.getloadavg()[0],
@@ -155,7 +155,7 @@ def keys_problem(folder: Path) -> str:
     return ""
 
 
-def dial(whose: str, endpoint: str) -> Dial:
+def dial(whose: str, endpoint: str) -> DialFacts:
     """Connects and hangs up: a port that is open says nothing of who is there."""
     address = endpoint.partition("#")[0]
     began = time.monotonic()
@@ -164,7 +164,7 @@ def dial(whose: str, endpoint: str) -> Dial:
         connect(address)
     except (OSError, ValueError) as problem:
         error = getattr(problem, "strerror", None) or str(problem)
-    return Dial(whose, address, time.monotonic() - began, error)
+    return DialFacts(whose, address, time.monotonic() - began, error)
 
 
 def connect(address: str) -> None:

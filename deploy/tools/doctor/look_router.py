@@ -10,7 +10,7 @@ import msgspec
 
 from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.tools.doctor.facts import Cluster, Misfit, NodeFacts, Ready, Status
+from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, Status
 from shared.wire.messages import Hello
 
 T = TypeVar("T")
@@ -78,13 +78,13 @@ def ask_page(http: RouterHttp) -> Page:
         raise NoRouterError("no Baton router: /metrics is no page of metrics") from None
 
 
-def ask_ready(http: RouterHttp) -> Ready:
+def ask_ready(http: RouterHttp) -> ReadyFacts:
     status, body = ask(http, "/ready")
     if status not in (OK, UNREADY):
         raise NoRouterError(f"no Baton router: /ready answers {status}")
     answer = decode(body, ReadyAnswer, "/ready")
     misfits = tuple(Misfit(one.a, one.b, one.differs) for one in answer.misfits)
-    return Ready(answer.ready, answer.pair, len(answer.nodes), misfits)
+    return ReadyFacts(answer.ready, answer.pair, len(answer.nodes), misfits)
 
 
 def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
@@ -98,7 +98,7 @@ def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
         answer = decode(body, StatusAnswer, "/admin/status")
     except NoRouterError as error:
         return None, f"router and doctor are of different versions: {error}"
-    nodes = tuple(NodeFacts(node.state, node.last_seen_s, node.known_s, node.hello) for node in answer.nodes)
+    nodes = tuple(SeenNode(node.state, node.last_seen_s, node.known_s, node.hello) for node in answer.nodes)
     router = answer.router
     return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s), ""
 

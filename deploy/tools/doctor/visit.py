@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.cluster.admin import DEFAULT_URL, read_key
 from deploy.router_http import RouterHttp
 from deploy.tools.doctor.examine import examine
-from deploy.tools.doctor.facts import Cluster, Dial, Facts, Machine
+from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, worst
 from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
@@ -63,7 +63,7 @@ def look_at_cluster(http: RouterHttp, url: str, interval_s: float) -> tuple[Clus
         return None, str(error)
 
 
-def key_folders(given: Path | None, machine: Machine) -> list[tuple[Path, int]]:
+def key_folders(given: Path | None, machine: MachineFacts) -> list[tuple[Path, int]]:
     """(folder, uid of who is to use it): of the daemons that do, as far as there are any."""
     used = [(Path(keys), uid) for keys, uid in sorted({(one.keys, one.uid) for one in machine.daemons if one.keys})]
     if given is None:
@@ -84,7 +84,7 @@ def user_of(folder: Path) -> int:
         return own
 
 
-def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[Dial]:
+def dial_all(cluster: Cluster | None, router_host: str, given: list[str]) -> list[DialFacts]:
     """Loopback endpoints are knocked at only beside the router: elsewhere they are other machines' own."""
     known = []
     if cluster is not None and cluster.status is not None:

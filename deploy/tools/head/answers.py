@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.tools.head.data import Answer, read_answers
+from deploy.tools.head.data import TrainingAnswer, read_answers
 from deploy.tools.head.generate import Generator, Task
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
@@ -21,7 +21,7 @@ INVENTED_LIMIT = 160  # ids of one invented prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class InventedPrompt:
     """How answers are made. Temperatures take turns over the prompts."""
 
     temperatures: tuple[float, ...]
@@ -81,25 +81,29 @@ def invent(generator: Generator, text: TextModel, path: Path, count: int, told: 
 
 
 def answer(
-    generator: Generator, prompts: Sequence[tuple[int, ...]], wish: Wish, path: Path, told: Callable[[int, int], None]
+    generator: Generator,
+    prompts: Sequence[tuple[int, ...]],
+    invented: InventedPrompt,
+    path: Path,
+    told: Callable[[int, int], None],
 ) -> None:
     """One answer to each prompt that has none in `path` yet. `told` hears how many are there, and of how many."""
     there = {one.prompt for one in read_answers(path)} if mend(path) else set()
     tasks = (
-        Task(n, prompt, wish.temperatures[n % len(wish.temperatures)], wish.limit)
+        Task(n, prompt, invented.temperatures[n % len(invented.temperatures)], invented.limit)
         for n, prompt in enumerate(prompts)
         if prompt not in there
     )
     done = sum(prompt in there for prompt in prompts)
     with path.open("a", encoding="utf-8") as file:
         for task, made in generator.run(tasks):
-            file.write(line_of(Answer(task.prompt, tuple(made), task.temperature)))
+            file.write(line_of(TrainingAnswer(task.prompt, tuple(made), task.temperature)))
             file.flush()
             done += 1
             told(done, len(prompts))
 
 
-def line_of(one: Answer) -> str:
+def line_of(one: TrainingAnswer) -> str:
     return json.dumps({"p": one.prompt, "a": one.answer, "t": one.temperature}, separators=(",", ":")) + "\n"
 
 

@@ -22,7 +22,7 @@ SHORTEST_ANSWER = 8  # below this no chain of drafts has room
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrainingAnswer:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     temperature: float
@@ -32,7 +32,7 @@ class Answer:
         return self.prompt + self.answer
 
 
-def read_answers(path: Path) -> list[Answer]:
+def read_answers(path: Path) -> list[TrainingAnswer]:
     """Raises ConfigError with the line that is not an answer."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
@@ -41,10 +41,10 @@ def read_answers(path: Path) -> list[Answer]:
         raise ConfigError(f"can't read {path}: {error}") from error
 
 
-def _parse(path: Path, number: int, line: str) -> Answer:
+def _parse(path: Path, number: int, line: str) -> TrainingAnswer:
     try:
         raw = json.loads(line)
-        found = Answer(tuple(map(int, raw["p"])), tuple(map(int, raw["a"])), float(raw["t"]))
+        found = TrainingAnswer(tuple(map(int, raw["p"])), tuple(map(int, raw["a"])), float(raw["t"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}:{number} is no answer (p, a, t): {error!r}") from error
     if not found.prompt:
@@ -62,11 +62,11 @@ def is_held_out(prompt: Sequence[int]) -> bool:
 class Split:
     """Both in one fixed order that depends on the seed only. `training` has no prompt of `held_out`."""
 
-    training: tuple[Answer, ...]
-    held_out: tuple[Answer, ...]
+    training: tuple[TrainingAnswer, ...]
+    held_out: tuple[TrainingAnswer, ...]
 
 
-def split(answers: Iterable[Answer], seed: int, max_tokens: int) -> Split:
+def split(answers: Iterable[TrainingAnswer], seed: int, max_tokens: int) -> Split:
     """Leaves out answers too short to draft in; cuts at `max_tokens` per sequence."""
     usable = [_cut(one, max_tokens) for one in answers]
     usable = [one for one in usable if len(one.answer) >= SHORTEST_ANSWER]
@@ -75,15 +75,15 @@ def split(answers: Iterable[Answer], seed: int, max_tokens: int) -> Split:
     return Split(tuple(one for one in usable if not is_held_out(one.prompt)), held_out)
 
 
-def _cut(one: Answer, max_tokens: int) -> Answer:
-    return Answer(one.prompt, one.answer[: max(0, max_tokens - len(one.prompt))], one.temperature)
+def _cut(one: TrainingAnswer, max_tokens: int) -> TrainingAnswer:
+    return TrainingAnswer(one.prompt, one.answer[: max(0, max_tokens - len(one.prompt))], one.temperature)
 
 
-def shards(answers: Sequence[Answer], size: int) -> list[tuple[Answer, ...]]:
+def shards(answers: Sequence[TrainingAnswer], size: int) -> list[tuple[TrainingAnswer, ...]]:
     return [tuple(answers[start : start + size]) for start in range(0, len(answers), size)]
 
 
-def frequent_ids(answers: Iterable[Answer], count: int, always: Iterable[int]) -> list[int]:
+def frequent_ids(answers: Iterable[TrainingAnswer], count: int, always: Iterable[int]) -> list[int]:
     """The draft vocabulary: `always` and the most frequent answer ids, ascending. Fewer than `count` are filled up
     with the lowest ids, as a byte-level vocabulary begins with its bytes and merges by frequency."""
     seen: Counter[int] = Counter()

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from deploy.tools.head.network import HeadNet, Weights, rows_of
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class HeadAcceptance:
     """Over greedy answers. `tokens_per_verify[k]` is for chains of k + 1 drafts; `by_step[k]` the share of k-th drafts
     that are right where all before were."""
 
@@ -31,8 +31,8 @@ class Acceptance:
 
 @torch.inference_mode()
 def acceptance(
-    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[Trace], steps: int, at_once: int = 8
-) -> Acceptance:
+    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int, at_once: int = 8
+) -> HeadAcceptance:
     """`draft_ids` (draft vocab,) int64. Traces shorter than a chain count as far as they go."""
     right: list[list[Tensor]] = []
     for start in range(0, len(traces), at_once):
@@ -46,7 +46,7 @@ def acceptance(
             alive = alive & hits
             kept[step] += int(alive.sum())
     walks = [[walk(one[: length + 1]) for one in right] for length in range(steps)]
-    return Acceptance(
+    return HeadAcceptance(
         answers=len(traces),
         tokens=sum(len(one[0]) for one in right),
         tokens_per_verify=tuple(sum(t for t, _ in w) / max(1, sum(v for _, v in w)) for w in walks),
@@ -55,7 +55,7 @@ def acceptance(
 
 
 def chains(
-    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[Trace], steps: int
+    net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
     """Per answer, per step: whether the draft of the chain that starts at the r-th token is the token that came."""
     rows, right = rows_of(traces), [[] for _ in traces]  # type: ignore[var-annotated]

@@ -29,7 +29,7 @@ class Task:
 
 
 @dataclass(slots=True)
-class Row:
+class GeneratedRow:
     task: Task
     made: list[int] = field(default_factory=list)
     computed: int = 0
@@ -48,7 +48,7 @@ class Generator:
         self._pages = -(-longest // PAGE)
         self._longest = longest
         self._pool = KVPool(model.kv_planes(PAGE), rows * self._pages + 1, PAGE, device)
-        self._rows: list[Row | None] = [None] * rows
+        self._rows: list[GeneratedRow | None] = [None] * rows
         self._random = torch.Generator().manual_seed(seed)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Generator:
                 if task is not None and len(task.prompt) + 1 > self._longest:
                     yield task, []
                 elif task is not None:
-                    self._rows[slot] = Row(task)
+                    self._rows[slot] = GeneratedRow(task)
             busy = [n for n, row in enumerate(self._rows) if row is not None]
             if not busy:
                 return
@@ -88,7 +88,7 @@ class Generator:
         shares = (scores / temperature).softmax(dim=-1)
         return int(torch.multinomial(shares, 1, generator=self._random))
 
-    def _inputs(self, busy: Sequence[int], rows: Sequence[Row]) -> ModelInputs:
+    def _inputs(self, busy: Sequence[int], rows: Sequence[GeneratedRow]) -> ModelInputs:
         due = [row.due() for row in rows]
         lengths = torch.tensor([0, *map(len, due)])
         ends = lengths.cumsum(0)

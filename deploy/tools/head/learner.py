@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from deploy.tools.head.loss import Goal, make_goal, soft_cross_entropy
 from deploy.tools.head.network import HeadNet, drop_firsts, rows_of
 from deploy.tools.head.settings import Recipe
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 from shared.core.errors import ConfigError
 
 Tensor = torch.Tensor
@@ -44,7 +44,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class UpdateResult:
     losses: tuple[float, ...]  # per step of the chain, mean over answer tokens
     hits: tuple[float, ...]  # share of tokens where the head's choice is the target's
     tokens: int
@@ -88,7 +88,7 @@ class Learner:
         """As the public format has them; still part of the graph."""
         return {**self.masters, "fc.weight": self.masters["fc.weight"] / self.scale}
 
-    def update(self, traces: Sequence[Trace], share_done: float) -> StepResult:
+    def update(self, traces: Sequence[FeatureTrace], share_done: float) -> UpdateResult:
         """`share_done` of the whole run, from 0 to 1, sets the learning rate and how many drafts are unrolled."""
         rate = self.recipe.rate * min(share_done / WARM_UP, 1.0) * (1.0 - share_done)
         for kind, optimizer in self._optimizers.items():
@@ -104,7 +104,7 @@ class Learner:
         self.position.tokens += result.tokens
         return result
 
-    def _loss(self, traces: Sequence[Trace], steps: int) -> tuple[Tensor, StepResult]:
+    def _loss(self, traces: Sequence[FeatureTrace], steps: int) -> tuple[Tensor, UpdateResult]:
         rows = rows_of(traces)
         weights = self.weights()
         goal = goal_of(traces, self.words)
@@ -118,7 +118,7 @@ class Learner:
             losses.append(float(found.loss.detach()) / size)
             hits.append(float((found.hits * goal.weight[wanted]).mean()))
             wanted = drop_firsts(wanted, rows.counts(step))
-        return total, StepResult(tuple(losses), tuple(hits), len(rows.starts))
+        return total, UpdateResult(tuple(losses), tuple(hits), len(rows.starts))
 
     def save(self, path: Path) -> None:
         tensors = {f"weight.{name}": value.detach() for name, value in self.masters.items()}
@@ -161,7 +161,7 @@ def steps_at(share_done: float, steps: int) -> int:
     return min(steps, 2 + int(share_done * max(1, steps - 1)))
 
 
-def goal_of(traces: Sequence[Trace], words: DraftWords) -> Goal:
+def goal_of(traces: Sequence[FeatureTrace], words: DraftWords) -> Goal:
     """For step 0's outputs: slot j predicts what the target makes of position j + 1. A later step's rows are a part."""
     final = torch.cat([one.final[one.prompt : -1] for one in traces])
     known = torch.cat([words.of_target[one.ids[one.prompt + 1 :]] >= 0 for one in traces])

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from deploy.tools.head.answers import prompt_ids
-from deploy.tools.head.data import Answer
-from deploy.tools.head.evaluate import Acceptance, acceptance
+from deploy.tools.head.data import TrainingAnswer
+from deploy.tools.head.evaluate import HeadAcceptance, acceptance
 from deploy.tools.head.generate import Generator, Task
 from deploy.tools.head.network import HeadNet, Weights
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 from deploy.tools.head.target import TargetNet
 from router.text.interface import TextModel
 from shared.core.errors import ConfigError
@@ -36,32 +36,32 @@ def read_kinds(path: Path) -> list[tuple[str, str]]:
         raise ConfigError(f"can't read kinds and prompts from {path}: {error!r}") from error
 
 
-def greedy_answers(generator: Generator, text: TextModel, prompts: Sequence[str], limit: int) -> list[Answer]:
+def greedy_answers(generator: Generator, text: TextModel, prompts: Sequence[str], limit: int) -> list[TrainingAnswer]:
     """In the order of the prompts."""
     tasks = [Task(n, prompt_ids(text, prompt), 0.0, limit) for n, prompt in enumerate(prompts)]
-    found = {task.key: Answer(task.prompt, tuple(made), 0.0) for task, made in generator.run(tasks)}
+    found = {task.key: TrainingAnswer(task.prompt, tuple(made), 0.0) for task, made in generator.run(tasks)}
     return [found[n] for n in range(len(tasks))]
 
 
-def traces_of(target: TargetNet, answers: Sequence[Answer]) -> list[Trace]:
+def traces_of(target: TargetNet, answers: Sequence[TrainingAnswer]) -> list[FeatureTrace]:
     """Answers with too little room for a draft are left out."""
     made = []
     for one in answers:
         if len(one.answer) >= SHORTEST:
             features = target.features([one.ids])
-            made.append(Trace(torch.tensor(one.ids), len(one.prompt), True, features.aux, features.final))
+            made.append(FeatureTrace(torch.tensor(one.ids), len(one.prompt), True, features.aux, features.final))
     return made
 
 
 def by_kind(
-    net: HeadNet, weights: Weights, draft_ids: Tensor, kinds: Mapping[str, Sequence[Trace]], steps: int
-) -> dict[str, Acceptance]:
+    net: HeadNet, weights: Weights, draft_ids: Tensor, kinds: Mapping[str, Sequence[FeatureTrace]], steps: int
+) -> dict[str, HeadAcceptance]:
     """One of each kind, and one over all."""
     every = [trace for traces in kinds.values() for trace in traces]
     return {name: acceptance(net, weights, draft_ids, traces, steps) for name, traces in (*kinds.items(), (ALL, every))}
 
 
-def table(found: Mapping[str, Acceptance]) -> str:
+def table(found: Mapping[str, HeadAcceptance]) -> str:
     """Tokens per verify by kind and length of the chain, and how often each draft is right after right ones."""
     steps = len(next(iter(found.values())).by_step)
     head = [f"{'kind':<14}{'tokens':>8}", *(f"{n + 1:>7}" for n in range(steps)), "   right drafts, first to last"]

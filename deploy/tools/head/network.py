@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from deploy.tools.head.store import Trace
+from deploy.tools.head.store import FeatureTrace
 from deploy.tools.head.target import rotate
 from shared.model.config import LlamaConfig
 
@@ -45,7 +45,7 @@ class Rows:
         return tuple(length - first - step for length, first in zip(self.lengths, self.firsts, strict=True))
 
 
-def rows_of(traces: Sequence[Trace]) -> Rows:
+def rows_of(traces: Sequence[FeatureTrace]) -> Rows:
     slots, starts, base, start = [], [], 0, 0
     for one in traces:
         length = len(one.ids) - 2
@@ -74,7 +74,7 @@ class HeadNet:
         self._embed = embed
         self._rope = rope
 
-    def unroll(self, weights: Weights, traces: Sequence[Trace], steps: int) -> list[Tensor]:
+    def unroll(self, weights: Weights, traces: Sequence[FeatureTrace], steps: int) -> list[Tensor]:
         """One (M_k, H) per step, what `lm_head` reads, in Rows' order. Differentiable in the weights."""
         rows, chain = rows_of(traces), Chain(self.layer)
         ids = torch.cat([one.ids for one in traces]).to(self._embed.device)

@@ -47,7 +47,7 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class TrainingMachine:
     """what it runs on"""
 
     model: str = option("smollm2", "the target: smollm2, a .gguf file or a Hugging Face folder", metavar="MODEL")
@@ -104,20 +104,20 @@ class AcceptanceSettings:
 @dataclass(frozen=True, slots=True)
 class AnswersConfig:
     data: DataSettings
-    machine: Machine
+    machine: TrainingMachine
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     run: RunSettings
     recipe: Recipe
-    machine: Machine
+    machine: TrainingMachine
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
     test: AcceptanceSettings
-    machine: Machine
+    machine: TrainingMachine
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +147,10 @@ class ImportSettings:
 @dataclass(frozen=True, slots=True)
 class ExportConfig:
     export: ExportSettings
-    machine: Machine
+    machine: TrainingMachine
 
 
 @dataclass(frozen=True, slots=True)
 class ImportConfig:
     source: ImportSettings
-    machine: Machine
+    machine: TrainingMachine

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from deploy.tools.head.data import Answer
+from deploy.tools.head.data import TrainingAnswer
 from deploy.tools.head.target import TargetNet
 
 Tensor = torch.Tensor
@@ -22,7 +22,7 @@ TOKENS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class FeatureTrace:
     """One sequence as the target saw it; views of its shard's tensors, on the CPU."""
 
     ids: Tensor  # (n,) int64
@@ -38,13 +38,13 @@ class FeatureStore:
         self._folder = folder
         self._target = target
 
-    def path(self, shard: Sequence[Answer]) -> Path:
+    def path(self, shard: Sequence[TrainingAnswer]) -> Path:
         """Named by content, so that another target, other data or another order never finds wrong features."""
         content = self._target.identity + repr([one.ids for one in shard])
         digest = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
         return self._folder / f"{digest}.safetensors"
 
-    def get(self, shard: Sequence[Answer]) -> list[Trace]:
+    def get(self, shard: Sequence[TrainingAnswer]) -> list[FeatureTrace]:
         path = self.path(shard)
         if not path.exists():
             self._compute(shard, path)
@@ -52,11 +52,11 @@ class FeatureStore:
         lengths = [len(one.ids) for one in shard]
         parts = (found[name].split(lengths) for name in ("ids", "aux", "final"))
         return [
-            Trace(ids.long(), len(one.prompt), one.temperature == 0, aux, final)
+            FeatureTrace(ids.long(), len(one.prompt), one.temperature == 0, aux, final)
             for one, ids, aux, final in zip(shard, *parts, strict=True)
         ]
 
-    def _compute(self, shard: Sequence[Answer], path: Path) -> None:
+    def _compute(self, shard: Sequence[TrainingAnswer], path: Path) -> None:
         features = [self._target.features([one.ids for one in batch]) for batch in batches(shard, TOKENS_AT_ONCE)]
         tensors = {
             "ids": torch.tensor([token for one in shard for token in one.ids], dtype=torch.int32),
@@ -68,9 +68,9 @@ class FeatureStore:
         part.rename(path)
 
 
-def batches(shard: Sequence[Answer], tokens: int) -> list[list[Answer]]:
+def batches(shard: Sequence[TrainingAnswer], tokens: int) -> list[list[TrainingAnswer]]:
     """In order, each of at most `tokens` (or of one sequence)."""
-    made: list[list[Answer]] = []
+    made: list[list[TrainingAnswer]] = []
     room = 0
     for one in shard:
         if len(one.ids) > room:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from deploy.tools.head.data import Answer, frequent_ids, read_answers, shards, split
-from deploy.tools.head.evaluate import Acceptance, acceptance
+from deploy.tools.head.data import TrainingAnswer, frequent_ids, read_answers, shards, split
+from deploy.tools.head.evaluate import HeadAcceptance, acceptance
 from deploy.tools.head.learner import DraftWords, Learner
 from deploy.tools.head.network import HeadNet
 from deploy.tools.head.settings import Recipe, RunSettings
 from deploy.tools.head.start import first_weights, head_config
-from deploy.tools.head.store import FeatureStore, Trace
+from deploy.tools.head.store import FeatureStore, FeatureTrace
 from deploy.tools.head.target import TargetNet
 from shared.core.errors import ConfigError
 from shared.model.eagle_file import HeadConfig
@@ -103,13 +103,13 @@ class Run:
                 saved = time.monotonic()
         self.learner.save(self._checkpoint)
 
-    def check(self) -> Acceptance:
+    def check(self) -> HeadAcceptance:
         greedy = [one for one in self.parts.held_out if one.temperature == 0][:HELD_OUT_ANSWERS]
         with torch.no_grad():
             weights = self.learner.weights()
         return acceptance(self.learner.net, weights, self.learner.words.ids, self.store.get(greedy), CHAIN)
 
-    def _batches(self, skip: int) -> Iterator[list[Trace]]:
+    def _batches(self, skip: int) -> Iterator[list[FeatureTrace]]:
         """In the order that the seed and the epoch give, without the first `skip`; features load when they are due."""
         seen, number, epoch = 0, 0, 0
         while True:
@@ -117,7 +117,7 @@ class Run:
             if epoch:
                 random.Random(f"{self.recipe.seed} {epoch}").shuffle(order)
             for index in order:
-                traces: list[Trace] = []
+                traces: list[FeatureTrace] = []
                 for batch in self._batched(self._shards[index], f"{self.recipe.seed} {epoch} {index}"):
                     if seen >= self.total:
                         return
@@ -128,7 +128,7 @@ class Run:
                     number += 1
             epoch += 1
 
-    def _batched(self, shard: Sequence[Answer], seed: str) -> list[list[int]]:
+    def _batched(self, shard: Sequence[TrainingAnswer], seed: str) -> list[list[int]]:
         """Indices into the shard, shuffled, each batch of at most `batch_tokens` answer tokens (or of one answer)."""
         order = list(range(len(shard)))
         random.Random(seed).shuffle(order)
@@ -161,7 +161,7 @@ def head_net(config: HeadConfig, target: TargetNet) -> HeadNet:
     return HeadNet(config.layer, target.embed, (cos.to(target.device), sin.to(target.device)), target.dtype)
 
 
-def draft_words(answers: Sequence[Answer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
+def draft_words(answers: Sequence[TrainingAnswer], source: TensorSource, count: int, target: TargetNet) -> DraftWords:
     """The most frequent ids of the answers, and what ends an answer."""
     if count > source.config.vocab_size:
         raise ConfigError(f"--draft-vocab is {count}; the model has {source.config.vocab_size} ids")
@@ -171,7 +171,7 @@ def draft_words(answers: Sequence[Answer], source: TensorSource, count: int, tar
     return DraftWords(ids, of_target, target.head[ids.to(target.device)])
 
 
-def channel_scale(traces: Sequence[Trace]) -> Tensor:
+def channel_scale(traces: Sequence[FeatureTrace]) -> Tensor:
     """(3H,) float32: root mean square of each channel. The first token of a sequence is left out: in many models it
     carries values a thousand times the others'."""
     squares = torch.cat([one.aux[1:] for one in traces]).float().square().mean(dim=0)

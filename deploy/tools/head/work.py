@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from deploy.tools.head import chart
-from deploy.tools.head.answers import Wish, answer, invent, prompt_ids, read_prompts
+from deploy.tools.head.answers import InventedPrompt, answer, invent, prompt_ids, read_prompts
 from deploy.tools.head.generate import Generator
 from deploy.tools.head.measure import OWN_PROMPTS, by_kind, greedy_answers, read_kinds, table, traces_of
 from deploy.tools.head.public import import_head, write_head
@@ -24,8 +24,8 @@ from deploy.tools.head.settings import (
     EvaluateConfig,
     ExportConfig,
     ImportConfig,
-    Machine,
     TrainConfig,
+    TrainingMachine,
 )
 from deploy.tools.head.start import head_config
 from deploy.tools.head.target import TargetNet
@@ -55,8 +55,8 @@ def answers(config: AnswersConfig) -> None:
         if settings.invent:
             prompts += invent(generator, text, invented_path(out), settings.invent, Ticker("prompts", settings.invent))
         wanted = list(dict.fromkeys(prompt_ids(text, prompt) for prompt in prompts))
-        wish = Wish(settings.temperature_list(), settings.max_new)
-        answer(generator, wanted, wish, out, Ticker("answers", len(wanted)))
+        invented = InventedPrompt(settings.temperature_list(), settings.max_new)
+        answer(generator, wanted, invented, out, Ticker("answers", len(wanted)))
 
 
 def invented_path(out: Path) -> Path:
@@ -141,14 +141,14 @@ RUNNERS: Mapping[str, Callable[[Any], None]] = {
 }
 
 
-def model_path(machine: Machine) -> Path:
+def model_path(machine: TrainingMachine) -> Path:
     path = resolve_model(machine.model).path
     if path is None:
         raise ConfigError(f"--model {machine.model} has no hidden states that a head could read")
     return path
 
 
-def open_target(machine: Machine) -> tuple[TensorSource, TargetNet]:
+def open_target(machine: TrainingMachine) -> tuple[TensorSource, TargetNet]:
     torch.set_num_threads(machine.threads)
     source = open_model(model_path(machine))
     device = torch.device(machine.device)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from deploy.tools.load.connection import Address, Connection, connect
+from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
@@ -17,7 +17,7 @@ class Client:
 
     def __init__(self, address: Address, timeout_s: float) -> None:
         self._address, self._timeout_s = address, timeout_s
-        self._idle: list[Connection] = []
+        self._idle: list[ClientConnection] = []
         self._leave: dict[int, Callable[[], None]] = {}  # what hanging up means, for each open request
         self.zero = time.monotonic()
 
@@ -53,7 +53,7 @@ class Client:
             exchange.reopen()
             await self._one(await self._connect(), exchange, message)
 
-    async def _connection(self) -> tuple[Connection, bool]:
+    async def _connection(self) -> tuple[ClientConnection, bool]:
         """(one, whether it was used before)"""
         while self._idle:
             connection = self._idle.pop()
@@ -61,10 +61,10 @@ class Client:
                 return connection, True
         return await self._connect(), False
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
         return await asyncio.wait_for(connect(asyncio.get_running_loop(), self._address), self._timeout_s)
 
-    async def _one(self, connection: Connection, exchange: Exchange, message: bytes) -> None:
+    async def _one(self, connection: ClientConnection, exchange: Exchange, message: bytes) -> None:
         loop = asyncio.get_running_loop()
         over: asyncio.Future[None] = loop.create_future()
 
@@ -95,7 +95,7 @@ class Client:
             timer.cancel()
             self._put_back(connection, exchange)
 
-    def _put_back(self, connection: Connection, exchange: Exchange) -> None:
+    def _put_back(self, connection: ClientConnection, exchange: Exchange) -> None:
         connection.rest()
         if exchange.may_reuse and connection.is_open:
             self._idle.append(connection)

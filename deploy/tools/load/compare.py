@@ -16,7 +16,7 @@ from rich.table import Table
 
 from deploy.tools.load.check import Check
 from deploy.tools.load.figures import Estimate
-from deploy.tools.load.outcome import Report
+from deploy.tools.load.outcome import LoadReport
 from deploy.tools.load.table import MARKS, NAMES, with_interval
 
 Verdict = Literal["better", "worse", "same", ""]
@@ -51,7 +51,7 @@ def half_width(estimate: Estimate) -> float:
     return (estimate.high - estimate.low) / 2
 
 
-def lines_of(first: Report, second: Report) -> list[Line]:
+def lines_of(first: LoadReport, second: LoadReport) -> list[Line]:
     a, b = first.summary, second.summary
     latencies = [
         Line(f"{NAMES[name]} {level} ms", a.latencies[name][level], b.latencies[name][level], True, 1e3)
@@ -68,7 +68,7 @@ def lines_of(first: Report, second: Report) -> list[Line]:
     ]
 
 
-def remarks(first: Report, second: Report) -> list[str]:
+def remarks(first: LoadReport, second: LoadReport) -> list[str]:
     """Why the two may not be comparable, and what their checks said."""
     found = []
     if first.model != second.model:

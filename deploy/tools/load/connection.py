@@ -30,7 +30,7 @@ class Address:
     tls: ssl.SSLContext | None = None
 
 
-class Connection:
+class ClientConnection:
     """Owned by one request at a time. While it is idle nobody listens, and `is_open` says whether the server has left.
 
     on_data(bytes, at, late): times on time.monotonic(); on_end(): the server closed it, or it broke.
@@ -99,7 +99,7 @@ class Connection:
             self._on_end()
 
 
-async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> Connection:
+async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> ClientConnection:
     """OSError when it can't be."""
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
@@ -112,7 +112,7 @@ async def connect(loop: asyncio.AbstractEventLoop, address: Address) -> Connecti
     except BaseException:
         sock.close()
         raise
-    connection = Connection(loop, sock, tls)
+    connection = ClientConnection(loop, sock, tls)
     connection.start_reading()
     return connection
 

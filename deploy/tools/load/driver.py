@@ -21,7 +21,7 @@ PAUSE_S = 0.1  # of a user whose request failed: a server that refuses all would
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LoadRequest:
     """`hang_up_after`: chunks with tokens after which the client leaves, on purpose; None: never."""
 
     number: int
@@ -105,9 +105,9 @@ class Driver:
         """When to call `take` again; None: not before a request has ended."""
         return self._waiting[0].due if self._waiting else None
 
-    def take(self, now: float) -> list[Request]:
+    def take(self, now: float) -> list[LoadRequest]:
         """All that is due, in order."""
-        due: list[Request] = []
+        due: list[LoadRequest] = []
         while self._waiting and self._waiting[0].due <= now:
             waiting = heapq.heappop(self._waiting)
             if self._arrivals is not None and waiting.talk.turn == 0:
@@ -143,7 +143,7 @@ class Driver:
         if due < self._limits.duration_s and self._num_requests != self._limits.num_requests:
             heapq.heappush(self._waiting, Waiting(due, talk.number, talk))
 
-    def _start(self, waiting: Waiting) -> Request:
+    def _start(self, waiting: Waiting) -> LoadRequest:
         talk, number = waiting.talk, self._num_requests
         turn = talk.session.turns[talk.turn]
         talk.messages += (("user", turn.text),)
@@ -151,4 +151,4 @@ class Driver:
         self._num_requests += 1
         probe = talk.session.probe
         leaves = self._hang_ups.draw(number, turn.max_tokens) if self._hang_ups and probe is None else None
-        return Request(number, talk.number, talk.turn, waiting.due, talk.messages, turn.max_tokens, probe, leaves)
+        return LoadRequest(number, talk.number, talk.turn, waiting.due, talk.messages, turn.max_tokens, probe, leaves)

@@ -9,7 +9,7 @@ import math
 
 import httptools
 
-from deploy.tools.load.record import NOT_YET, Record
+from deploy.tools.load.record import NOT_YET, RequestRecord
 from deploy.tools.load.sse import DONE, Chunk, Splitter, decode_chunk, error_text
 
 MAX_ERROR_BYTES = 4096
@@ -20,7 +20,7 @@ class Exchange:
     """`is_over`: nothing more is awaited. `may_reuse`: the connection is fit for another request. `was_cut_off`: it was
     closed before a byte had come."""
 
-    def __init__(self, record: Record, hang_up_after: int | None = None) -> None:
+    def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:
         self.record = record
         self.is_over = False
         self.may_reuse = False

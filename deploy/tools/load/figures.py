@@ -35,7 +35,7 @@ class Estimate:
 NOTHING = Estimate(math.nan, math.nan, math.nan)
 
 
-class Bootstrap:
+class Resampling:
     """Draws which requests a second, equally likely run would have had: how often each, (resamples, num_requests)."""
 
     def __init__(self, num_requests: int, seed: int = 0, resamples: int = RESAMPLES) -> None:

@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from deploy.tools.load.outcome import REPORT, Report, Row, encode
+from deploy.tools.load.outcome import REPORT, LoadReport, RequestRow, encode
 from deploy.tools.load.page import page_of
 from shared.core.errors import ConfigError
 
@@ -24,7 +24,7 @@ def prepare(folder: Path) -> None:
         raise ConfigError(f"--out {folder}: nothing can be written there")
 
 
-def write(report: Report, folder: Path) -> None:
+def write(report: LoadReport, folder: Path) -> None:
     prepare(folder)
     try:
         (folder / REPORT).write_bytes(encode(report))
@@ -34,9 +34,9 @@ def write(report: Report, folder: Path) -> None:
         raise ConfigError(f"--out {folder}: {error}") from None
 
 
-def write_rows(rows: list[Row], path: Path) -> None:
+def write_rows(rows: list[RequestRow], path: Path) -> None:
     """A header always; None is an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        writer = csv.DictWriter(file, [field.name for field in fields(RequestRow)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.tools.load.check import Check
 from deploy.tools.load.driver import Messages
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.truth import MOST_DETAILS
 from deploy.tools.load.workload import Session, Turn
 from shared.core.errors import ConfigError
@@ -37,7 +37,7 @@ class Golden:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class GoldenDifference:
     number: int  # of the request
     probe: int
     position: int  # of the token, or of the character
@@ -56,7 +56,7 @@ class Difference:
         return f"{where}: {self.got} instead of {self.wanted}{near}"
 
 
-def check_tokens(goldens: Sequence[Golden], records: Sequence[Record], near_tie: float) -> Check:
+def check_tokens(goldens: Sequence[Golden], records: Sequence[RequestRecord], near_tie: float) -> Check:
     if not goldens:
         return Check("tokens", "skipped", "skipped: no golden prompts were asked for")
     compared = [one for one in records if one.probe is not None and one.at and not one.error]  # what brought something
@@ -76,7 +76,7 @@ def check_tokens(goldens: Sequence[Golden], records: Sequence[Record], near_tie:
     return Check("tokens", "ok", equal)
 
 
-def first_difference(golden: Golden, record: Record) -> Difference | None:
+def first_difference(golden: Golden, record: RequestRecord) -> GoldenDifference | None:
     """Of an answer that we left only as far as it came."""
     if golden.ids and record.ids:
         position = parting(golden.ids, record.ids, record.is_whole)
@@ -84,12 +84,12 @@ def first_difference(golden: Golden, record: Record) -> Difference | None:
             return None
         margin = golden.margins[position] if position < len(golden.margins) else None
         got, wanted = (str(list(ids[position : position + 3])) for ids in (record.ids, golden.ids))
-        return Difference(record.number, record.probe or 0, position, "token", got, wanted, margin)
+        return GoldenDifference(record.number, record.probe or 0, position, "token", got, wanted, margin)
     position = parting(golden.text, record.text, record.is_whole)
     if position is None:
         return None
     got, wanted = (repr(text[position : position + 20]) for text in (record.text, golden.text))
-    return Difference(record.number, record.probe or 0, position, "character", got, wanted, None)
+    return GoldenDifference(record.number, record.probe or 0, position, "character", got, wanted, None)
 
 
 def parting(wanted: Sequence[object], got: Sequence[object], is_whole: bool) -> int | None:

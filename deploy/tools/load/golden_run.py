@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.tools.load.golden import Golden
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.target import Server
 from deploy.tools.load.workload import Session
 from shared.core.errors import ConfigError
@@ -17,26 +17,26 @@ PLAIN = {"stream": None, "stream_options": None}
 CLOSENESS = {"chat": {"logprobs": True, "top_logprobs": 2}, "completions": {"logprobs": 2}}
 
 
-def ask_all(server: Server, asking: Asking, probes: Sequence[Session], timeout_s: float) -> list[Golden]:
-    return [ask(server, asking, probe, timeout_s) for probe in probes]
+def ask_all(server: Server, builder: RequestBuilder, probes: Sequence[Session], timeout_s: float) -> list[Golden]:
+    return [ask(server, builder, probe, timeout_s) for probe in probes]
 
 
-def ask(server: Server, asking: Asking, probe: Session, timeout_s: float) -> Golden:
+def ask(server: Server, builder: RequestBuilder, probe: Session, timeout_s: float) -> Golden:
     """Our router is asked how close the best two tokens were, too: not every server can say so beside the rest."""
     turn = probe.turns[0]
     messages = (*probe.opening, ("user", turn.text))
     more: dict[str, Any] = dict(PLAIN)
-    if asking.target.is_ours:
-        more |= CLOSENESS[asking.api]
-    status, body = server.post(asking.path, asking.body(messages, turn.max_tokens, more), timeout_s)
+    if builder.target.is_ours:
+        more |= CLOSENESS[builder.api]
+    status, body = server.post(builder.path, builder.body(messages, turn.max_tokens, more), timeout_s)
     try:
         choice = json.loads(body)["choices"][0]
-        text = choice["message"]["content"] if asking.api == "chat" else choice["text"]
+        text = choice["message"]["content"] if builder.api == "chat" else choice["text"]
         return Golden(messages, turn.max_tokens, text or "", tuple(choice.get("token_ids") or ()), margins_of(choice))
     except (ValueError, LookupError, TypeError):
         shown = " ".join(body[:MAX_SHOWN].decode("utf-8", "replace").split())
         raise ConfigError(
-            f"no golden answer from {server.url}{asking.path}: {status} {shown}; --golden 0 goes without"
+            f"no golden answer from {server.url}{builder.path}: {status} {shown}; --golden 0 goes without"
         ) from None
 
 

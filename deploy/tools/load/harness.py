@@ -17,10 +17,10 @@ from deploy.tools.load import compare, files, table
 from deploy.tools.load.check import Check
 from deploy.tools.load.golden import Golden
 from deploy.tools.load.load_plan import LoadPlan, plan_of
-from deploy.tools.load.one_run import Outcome, Stage, golden_answers, play
+from deploy.tools.load.one_run import Outcome, RunContext, golden_answers, run_load
 from deploy.tools.load.options import DEFAULT_URL
-from deploy.tools.load.outcome import Report, SweepPoint, read_report, row_of, series_of
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.outcome import LoadReport, SweepPoint, read_report, row_of, series_of
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.sweep import Sweep
 from deploy.tools.load.target import Server, look_at, parse_url
 from shared.core.errors import ConfigError
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         files.prepare(args.out)
     raise_descriptor_limit()
     console = make_console()
-    stage = stage_of(args, plan, console)
-    report = run_sweep(plan, stage, args) if args.sweep else run_once(plan, stage)
+    context = context_of(args, plan, console)
+    report = run_sweep(plan, context, args) if args.sweep else run_once(plan, context)
     return finish(report, args.out, console)
 
 
@@ -63,13 +63,13 @@ def run_compare(words: list[str]) -> int:
     return 0
 
 
-def stage_of(args: argparse.Namespace, plan: LoadPlan, console: Console) -> Stage:
+def context_of(args: argparse.Namespace, plan: LoadPlan, console: Console) -> RunContext:
     api_key = read_key(args.api_key_file)
     server = Server(parse_url(args.words[0] if args.words else DEFAULT_URL), api_key)
     target = look_at(server, args.model)
     admin_key = read_admin_key(args.admin_key_file) if plan.drill else ""
-    asking = Asking(target, args.api, api_key, args.temperature, plan.extra)
-    return Stage(server, asking, console, args.quiet, admin_key)
+    builder = RequestBuilder(target, args.api, api_key, args.temperature, plan.extra)
+    return RunContext(server, builder, console, args.quiet, admin_key)
 
 
 def read_key(path: Path | None) -> str:
@@ -86,34 +86,34 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def run_once(plan: LoadPlan, stage: Stage) -> Report:
+def run_once(plan: LoadPlan, context: RunContext) -> LoadReport:
 
-    goldens = golden_answers(plan, stage)
-    return report_of(play(plan, stage, goldens), plan, stage, [], None)
+    goldens = golden_answers(plan, context)
+    return report_of(run_load(plan, context, goldens), plan, context, [], None)
 
 
-def run_sweep(plan: LoadPlan, stage: Stage, args: argparse.Namespace) -> Report:
+def run_sweep(plan: LoadPlan, context: RunContext, args: argparse.Namespace) -> LoadReport:
     """The report is that of the best rate, or of the lowest one where none was good enough."""
-    goldens = golden_answers(plan, stage)
+    goldens = golden_answers(plan, context)
     sweep = Sweep(args.rate, args.slo_share)
     outcomes: dict[float, Outcome] = {}
     while (rate := sweep.next_rate()) is not None:
         try:
-            outcomes[rate] = run_at(rate, plan, stage, goldens)
+            outcomes[rate] = run_at(rate, plan, context, goldens)
         except ConfigError as error:  # it died of the rate before: the runs so far are the finding
             if not outcomes:
                 raise
-            stage.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)
+            context.console.print(f"{rate:.3g} requests/s: {error}", markup=False, highlight=False)
             break
         if outcomes[rate].was_interrupted:
             break
         share = outcomes[rate].summary.slo_share.value
-        stage.console.print(f"{rate:.3g} requests/s: {share:.1%} within {plan.slo}", highlight=False)
+        context.console.print(f"{rate:.3g} requests/s: {share:.1%} within {plan.slo}", highlight=False)
         sweep.went(rate, share)
     shown = outcomes[sweep.best if sweep.best is not None else min(outcomes)]
     worst = failed_elsewhere(outcomes, shown, sweep.best or 0.0)
     points = [point_of(rate, outcome) for rate, outcome in outcomes.items()]
-    return report_of(replace(shown, checks=[*shown.checks, *worst]), plan, stage, points, sweep.best)
+    return report_of(replace(shown, checks=[*shown.checks, *worst]), plan, context, points, sweep.best)
 
 
 def failed_elsewhere(outcomes: Mapping[float, Outcome], shown: Outcome, best: float) -> list[Check]:
@@ -131,10 +131,10 @@ def may_count(check: Check, *, is_overload: bool) -> bool:
     return check.name in ALWAYS_TRUE if is_overload else check.name != "answers"
 
 
-def run_at(rate: float, plan: LoadPlan, stage: Stage, goldens: list[Golden]) -> Outcome:
+def run_at(rate: float, plan: LoadPlan, context: RunContext, goldens: list[Golden]) -> Outcome:
     assert plan.load.arrivals is not None
     load = replace(plan.load, arrivals=replace(plan.load.arrivals, rate=rate), seed=plan.load.seed + int(1000 * rate))
-    return play(replace(plan, load=load), stage, goldens)
+    return run_load(replace(plan, load=load), context, goldens)
 
 
 def point_of(rate: float, outcome: Outcome) -> SweepPoint:
@@ -144,11 +144,11 @@ def point_of(rate: float, outcome: Outcome) -> SweepPoint:
 
 
 def report_of(
-    outcome: Outcome, plan: LoadPlan, stage: Stage, points: list[SweepPoint], best_rate: float | None
-) -> Report:
+    outcome: Outcome, plan: LoadPlan, context: RunContext, points: list[SweepPoint], best_rate: float | None
+) -> LoadReport:
 
-    target = stage.asking.target
-    return Report(
+    target = context.builder.target
+    return LoadReport(
         title=f"{target.model} at {target.url}",
         begun=outcome.begun,
         server=str(target.url),
@@ -163,7 +163,7 @@ def report_of(
     )
 
 
-def finish(report: Report, folder: Path | None, console: Console) -> int:
+def finish(report: LoadReport, folder: Path | None, console: Console) -> int:
     table.show(report, console)
     if folder is not None:
         files.write(report, folder)

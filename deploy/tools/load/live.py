@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.runner import Runner
 
 REDRAW_S = 0.5
@@ -52,7 +52,7 @@ class Glance:
 HEADS = ("time", "sent", "open", "done", "failed", "tokens/s", "TTFT p50 ms", "p99 ms", "own lag ms")
 
 
-def glance_at(records: list[Record], opened: Collection[Record], now: float) -> Glance:
+def glance_at(records: list[RequestRecord], opened: Collection[RequestRecord], now: float) -> Glance:
     """`opened`: those of them that are still filled. A chunk counts as a token here."""
     since = now - RECENT_S
     recent = list(newest(records, since))
@@ -71,7 +71,7 @@ def glance_at(records: list[Record], opened: Collection[Record], now: float) -> 
     )
 
 
-def newest(records: list[Record], since: float) -> Iterator[Record]:
+def newest(records: list[RequestRecord], since: float) -> Iterator[RequestRecord]:
     """Sent since then: they lie at the end."""
     for record in reversed(records):
         if record.due < since:

@@ -15,7 +15,7 @@ from deploy.tools.load.arrivals import Arrivals, parse_arrivals
 from deploy.tools.load.drills import Planned, parse_drill
 from deploy.tools.load.driver import Driver, HangUps, Limits
 from deploy.tools.load.lengths import parse_lengths
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.runner import Storm
 from deploy.tools.load.slo import Slo, parse_slo
 from deploy.tools.load.summary import Reader, Window
@@ -28,7 +28,7 @@ LAST_ARRIVAL_S = 1e-3  # a window ends just behind the last line of a trace
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadShape:
     """When what is asked. `arrivals` None and `users`: a closed loop; a trace brings its own times."""
 
     source: Synthetic | FromFile | Trace
@@ -62,7 +62,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    load: Load
+    load: LoadShape
     slo: Slo
     reader: Reader
     truth: Truth
@@ -73,7 +73,7 @@ class LoadPlan:
     drill: Planned | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def window(self, records: Sequence[Record], interrupted_at: float = math.inf) -> Window:
+    def window(self, records: Sequence[RequestRecord], interrupted_at: float = math.inf) -> Window:
         """An open loop is judged over the time in which requests began. Where the answers decide how many there were,
         or a number does, until the last answer: nothing that came later may count for a shorter time."""
         was_cut = self.load.num_requests is not None and len(records) >= self.load.num_requests
@@ -122,7 +122,7 @@ def require(args: argparse.Namespace, name: str, holds: Callable[[float], bool],
         raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be {what}")
 
 
-def load_of(args: argparse.Namespace) -> Load:
+def load_of(args: argparse.Namespace) -> LoadShape:
     if sum(one is not None for one in (args.prompts, args.trace)) > 1:
         raise ConfigError("--prompts and --trace: one of them")
     source = source_of(args)
@@ -131,7 +131,7 @@ def load_of(args: argparse.Namespace) -> Load:
         whole_s = source.rows[-1].at_s / source.speed + LAST_ARRIVAL_S
         duration_s = whole_s if args.duration is None else min(args.duration, whole_s)
     arrivals = None if args.concurrency else parse_arrivals(args.arrivals, args.rate, duration_s)
-    return Load(source, arrivals, args.concurrency or 0, duration_s, args.requests, args.seed, args.hang_up)
+    return LoadShape(source, arrivals, args.concurrency or 0, duration_s, args.requests, args.seed, args.hang_up)
 
 
 def source_of(args: argparse.Namespace) -> Synthetic | FromFile | Trace:

@@ -17,7 +17,7 @@ BEAT_S = 0.010
 
 
 @dataclass(slots=True)
-class Pulse:
+class LoopLag:
     """`at[i]`: when beat i came, `late[i]` seconds after it was due. Seconds from the start of the run."""
 
     due: float
@@ -44,19 +44,19 @@ class Pulse:
 
 
 @contextlib.contextmanager
-def beating(now: Callable[[], float]) -> Iterator[Pulse]:
+def watching_lag(now: Callable[[], float]) -> Iterator[LoopLag]:
     """On the running loop, while the body lasts."""
     loop = asyncio.get_running_loop()
-    pulse = Pulse(now() + BEAT_S)
+    loop_lag = LoopLag(now() + BEAT_S)
     timer: asyncio.TimerHandle
 
     def beat() -> None:
         nonlocal timer
-        pulse.beat(now())
+        loop_lag.beat(now())
         timer = loop.call_later(BEAT_S, beat)
 
     timer = loop.call_later(BEAT_S, beat)
     try:
-        yield pulse
+        yield loop_lag
     finally:
         timer.cancel()

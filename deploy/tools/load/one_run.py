@@ -24,9 +24,9 @@ from deploy.tools.load.collector import no_collector
 from deploy.tools.load.golden import Golden
 from deploy.tools.load.live import shown
 from deploy.tools.load.load_plan import LoadPlan, golden_prompts
-from deploy.tools.load.loop_lag import Pulse, beating
-from deploy.tools.load.record import Record
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.loop_lag import LoopLag, watching_lag
+from deploy.tools.load.record import RequestRecord
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.runner import Runner
 from deploy.tools.load.summary import Lag, Summary, summarize
 from deploy.tools.load.target import Server, resolve
@@ -49,7 +49,7 @@ RESTED_POLLS = 3  # nodes report once a second at the latest: so long it must st
 class Outcome:
     begun: str
     seconds: float  # from the first request to the last answer
-    records: list[Record]
+    records: list[RequestRecord]
     summary: Summary
     checks: list[Check]
     was_interrupted: bool
@@ -59,61 +59,63 @@ class Outcome:
 class Sent:
     """The raw outcome. `drill`: seconds until the node was back (NaN: not), or why the drill could not be done."""
 
-    records: list[Record]
+    records: list[RequestRecord]
     seconds: float
     drill: float | BaseException
     interrupted_at: float  # infinite: it was not
-    pulse: Pulse
+    loop_lag: LoopLag
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RunContext:
     """Where runs take place: the server, how it is asked, who watches."""
 
     server: Server
-    asking: Asking
+    builder: RequestBuilder
     console: Console
     quiet: bool
     admin_key: str = ""
 
 
-def play(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden]) -> Outcome:
+def run_load(plan: LoadPlan, context: RunContext, goldens: Sequence[Golden]) -> Outcome:
     """Blocks for the time of the load."""
-    action = drills.prepare(plan.drill, stage.server, stage.admin_key) if plan.drill else None
-    before = metrics_of(stage)
+    action = drills.prepare(plan.drill, context.server, context.admin_key) if plan.drill else None
+    before = metrics_of(context)
     begun = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with no_collector():
-        sent = uvloop.run(send(plan, stage, goldens, action))
+        sent = uvloop.run(send(plan, context, goldens, action))
     records = sent.records
     window = plan.window(records, sent.interrupted_at)
-    summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed, sent.pulse.samples())
+    summary = summarize(records, window, plan.slo, plan.reader, plan.load.seed, sent.loop_lag.samples())
     checks = [
         check_answers(records),
         golden.check_tokens(goldens, records, plan.truth.near_tie),
-        check_stalls(records, plan.truth.stall_s, sent.pulse),
-        *own_checks(plan, stage, records, before, summary.lag),
+        check_stalls(records, plan.truth.stall_s, sent.loop_lag),
+        *own_checks(plan, context, records, before, summary.lag),
         *drill_checks(plan, sent),
         check_client(summary.lag),
     ]
     return Outcome(begun, sent.seconds, records, summary, checks, math.isfinite(sent.interrupted_at))
 
 
-async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: Callable[[], None] | None) -> Sent:
+async def send(
+    plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
+) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
-    client = Client(resolve(stage.server.url), plan.timeout_s)
+    client = Client(resolve(context.server.url), plan.timeout_s)
     driver = plan.load.driver(probes, plan.truth.every)
     until_s = plan.load.duration_s + plan.drain_s
-    runner = Runner(driver, client, stage.asking, until_s=until_s, storms=plan.storms)
+    runner = Runner(driver, client, context.builder, until_s=until_s, storms=plan.storms)
     loop = asyncio.get_running_loop()
     drilled: list[asyncio.Future[float]] = []
     if plan.drill and action:
         limit_s = max(0.0, plan.load.duration_s - plan.drill.at_s) + plan.truth.rest_s
-        take_away = functools.partial(drills.take_away, plan.drill, action, stage.server, limit_s)
+        take_away = functools.partial(drills.take_away, plan.drill, action, context.server, limit_s)
         loop.call_later(plan.drill.at_s, lambda: drilled.append(loop.run_in_executor(None, take_away)))
     if threading.current_thread() is threading.main_thread():
         loop.add_signal_handler(signal.SIGINT, runner.interrupt)
-    async with shown(runner, stage.console, quiet=stage.quiet):
-        with beating(client.now) as pulse:
+    async with shown(runner, context.console, quiet=context.quiet):
+        with watching_lag(client.now) as loop_lag:
             records = await runner.run()
     client.close()
     seconds = client.now()
@@ -121,30 +123,32 @@ async def send(plan: LoadPlan, stage: Stage, goldens: Sequence[Golden], action: 
     if drilled:
         (drill,) = await asyncio.gather(*drilled, return_exceptions=True)
     at = runner.interrupted_at
-    return Sent(records, seconds, drill, math.inf if at is None else at, pulse)
+    return Sent(records, seconds, drill, math.inf if at is None else at, loop_lag)
 
 
-def own_checks(plan: LoadPlan, stage: Stage, records: Sequence[Record], before: Page | None, lag: Lag) -> list[Check]:
+def own_checks(
+    plan: LoadPlan, context: RunContext, records: Sequence[RequestRecord], before: Page | None, lag: Lag
+) -> list[Check]:
     """Those that only a Baton router's metrics allow."""
-    if before is None and stage.asking.target.is_ours:
+    if before is None and context.builder.target.is_ours:
         return [Check(name, "doubtful", "/metrics gave no page ahead of the load") for name in ("leaks", "agreement")]
     if before is None:
         return [needs_ours("leaks", "/metrics"), needs_ours("agreement", "/metrics")]
-    after, waited_s = page_at_rest(plan.truth.rest_s, stage)
+    after, waited_s = page_at_rest(plan.truth.rest_s, context)
     rest = check_rest(records, before, after, waited_s)
     if after is None:
         return [rest, Check("agreement", "skipped", "skipped: /metrics no longer answers")]
     return [rest, check_agreement(records, before, after, lag)]
 
 
-def page_at_rest(rest_s: float, stage: Stage) -> tuple[Page | None, float]:
+def page_at_rest(rest_s: float, context: RunContext) -> tuple[Page | None, float]:
     """(the last page, seconds until then): once all has been at rest for a while, or `rest_s` are over. None: the
     server did not answer any more."""
     begin = time.monotonic()
     num_rested = 0
     while True:
         time.sleep(POLL_S)
-        page = page_if_any(stage)
+        page = page_if_any(context)
         num_rested = num_rested + 1 if page is not None and is_at_rest(page) else 0
         waited_s = time.monotonic() - begin
         if num_rested == RESTED_POLLS or waited_s > rest_s:
@@ -155,18 +159,18 @@ def is_at_rest(page: Page) -> bool:
     return not unrest(page) and not page.total(OPEN)
 
 
-def page_if_any(stage: Stage) -> Page | None:
+def page_if_any(context: RunContext) -> Page | None:
     """A server that died under load is a finding, and no reason to lose the report."""
     with contextlib.suppress(ConfigError):
-        return metrics_of(stage)
+        return metrics_of(context)
     return None
 
 
-def metrics_of(stage: Stage) -> Page | None:
+def metrics_of(context: RunContext) -> Page | None:
     """None for a server that is not ours."""
-    if not stage.asking.target.is_ours:
+    if not context.builder.target.is_ours:
         return None
-    status, body = stage.server.get("/metrics")
+    status, body = context.server.get("/metrics")
     return parse_page(body.decode()) if status == 200 else None
 
 
@@ -179,14 +183,14 @@ def drill_checks(plan: LoadPlan, sent: Sent) -> list[Check]:
     return [check_drill(Drill(kind, node, plan.drill.at_s, sent.drill), sent.records)]
 
 
-def golden_answers(plan: LoadPlan, stage: Stage) -> list[Golden]:
+def golden_answers(plan: LoadPlan, context: RunContext) -> list[Golden]:
     """From the file, if it is there; else asked for, and kept where a file was named."""
     truth = plan.truth
     if not truth.golden:
         return []
     if truth.file is not None and truth.file.exists():
-        return golden.read(truth.file, stage.asking.target.model)
-    answers = golden_run.ask_all(stage.server, stage.asking, golden_prompts(plan), plan.timeout_s)
+        return golden.read(truth.file, context.builder.target.model)
+    answers = golden_run.ask_all(context.server, context.builder, golden_prompts(plan), plan.timeout_s)
     if truth.file is not None:
-        golden.save(truth.file, stage.asking.target.model, answers)
+        golden.save(truth.file, context.builder.target.model, answers)
     return answers

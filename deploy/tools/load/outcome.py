@@ -12,7 +12,7 @@ import msgspec
 
 from deploy.tools.load.check import Check
 from deploy.tools.load.figures import Estimate
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.summary import Summary
 from shared.core.errors import ConfigError
 
@@ -21,7 +21,7 @@ REPORT = "report.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """A request in the report. Seconds from the start of the run; None where there is nothing."""
 
     number: int
@@ -64,7 +64,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LoadReport:
     """Everything that `report.json` holds."""
 
     title: str
@@ -75,15 +75,15 @@ class Report:
     summary: Summary
     checks: list[Check]
     series: Series
-    rows: list[Row]
+    rows: list[RequestRow]
     sweep: list[SweepPoint] = field(default_factory=list)
     best_rate: float | None = None
     format: int = FORMAT
 
 
-def row_of(record: Record) -> Row:
+def row_of(record: RequestRecord) -> RequestRow:
     gaps = record.gaps()
-    return Row(
+    return RequestRow(
         number=record.number,
         session=record.session,
         turn=record.turn,
@@ -109,17 +109,17 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def encode(report: Report) -> bytes:
+def encode(report: LoadReport) -> bytes:
     """NaN is no JSON: it is written as null, and read as NaN where a number must be."""
     return msgspec.json.format(msgspec.json.encode(report), indent=1)
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> LoadReport:
     """From the file, or the folder that holds it."""
     file = path / REPORT if path.is_dir() else path
     try:
         raw = msgspec.json.decode(file.read_bytes())
-        found = msgspec.convert(with_nan(raw, ""), Report)
+        found = msgspec.convert(with_nan(raw, ""), LoadReport)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is no report of baton load: {error}") from None
     if found.format != FORMAT:
@@ -139,7 +139,7 @@ def with_nan(tree: Any, name: str) -> Any:
     return math.nan if tree is None and name not in NULLABLE else tree
 
 
-def series_of(records: Sequence[Record], seconds: float) -> Series:
+def series_of(records: Sequence[RequestRecord], seconds: float) -> Series:
     num_seconds = max(1, math.ceil(seconds))
     tokens = [0] * num_seconds
     waits: list[list[float]] = [[] for _ in range(num_seconds)]
@@ -157,7 +157,7 @@ def series_of(records: Sequence[Record], seconds: float) -> Series:
     )
 
 
-def is_open(record: Record, at: float) -> bool:
+def is_open(record: RequestRecord, at: float) -> bool:
     return record.sent <= at and not record.end <= at
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from deploy.tools.load.check import Check
-from deploy.tools.load.outcome import Report
+from deploy.tools.load.outcome import LoadReport
 from deploy.tools.load.plots import plots_of
 from deploy.tools.load.summary import Lag, Summary
 from deploy.tools.load.table import COLUMNS, NAMES, counts_line, ms, with_interval
@@ -26,7 +26,7 @@ code { background: #f4f4f4; padding: .1rem .3rem; overflow-wrap: anywhere } .dim
 """
 
 
-def page_of(report: Report) -> str:
+def page_of(report: LoadReport) -> str:
     title = escape(f"baton load: {report.title}")
     parts = [
         f"<h1>{title}</h1>",
@@ -90,7 +90,7 @@ def errors_html(summary: Summary) -> str:
     return "<h2>Failures</h2>" + rows_html(["", "requests"], [[text, str(n)] for text, n in summary.errors.items()])
 
 
-def sweep_html(report: Report) -> str:
+def sweep_html(report: LoadReport) -> str:
     if not report.sweep:
         return ""
     rows = [
@@ -102,7 +102,7 @@ def sweep_html(report: Report) -> str:
     return f"<h2>Sweep</h2><p>{escape(best or 'no rate that was tried is within the SLO')}</p>{table}"
 
 
-def plots_html(report: Report) -> str:
+def plots_html(report: LoadReport) -> str:
     figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from deploy.tools.load.outcome import Report, Row
+from deploy.tools.load.outcome import LoadReport, RequestRow
 
 MAX_POINTS = 3000  # more dots only make the file large
 SIZE = (6.4, 3.2)
@@ -28,7 +28,7 @@ STYLE: dict[Any, Any] = {
 Draw = Callable[[Axes], None]
 
 
-def plots_of(report: Report) -> list[tuple[str, str]]:
+def plots_of(report: LoadReport) -> list[tuple[str, str]]:
     """(what it shows, <svg>...</svg>), without those that would be empty."""
     drawings: list[tuple[str, Draw | None]] = [
         ("Time to first token of each request, by when it was sent", ttft_over_time(report.rows)),
@@ -52,11 +52,11 @@ def svg_of(draw: Draw) -> str:
     return text[text.index("<svg") :]
 
 
-def thinned(rows: Sequence[Row]) -> Sequence[Row]:
+def thinned(rows: Sequence[RequestRow]) -> Sequence[RequestRow]:
     return rows[:: -(-len(rows) // MAX_POINTS) or 1]
 
 
-def ttft_over_time(rows: Sequence[Row]) -> Draw | None:
+def ttft_over_time(rows: Sequence[RequestRow]) -> Draw | None:
     shown = [(row.sent, row.ttft) for row in thinned(rows) if row.sent is not None and row.ttft is not None]
     failed = [row.sent for row in thinned(rows) if row.error and row.sent is not None]
 
@@ -71,7 +71,7 @@ def ttft_over_time(rows: Sequence[Row]) -> Draw | None:
     return draw if shown else None
 
 
-def waits_over_time(report: Report) -> Draw | None:
+def waits_over_time(report: LoadReport) -> Draw | None:
     levels = (("p50", report.series.gap_p50, BLUE), ("p99", report.series.gap_p99, RED))
 
     def draw(axes: Axes) -> None:
@@ -84,7 +84,7 @@ def waits_over_time(report: Report) -> Draw | None:
     return draw if any(value is not None for value in report.series.gap_p50) else None
 
 
-def tokens_over_time(report: Report) -> Draw | None:
+def tokens_over_time(report: LoadReport) -> Draw | None:
     def draw(axes: Axes) -> None:
         seconds = range(len(report.series.tokens))
         axes.plot(seconds, report.series.tokens, color=BLUE, linewidth=1.2)
@@ -99,7 +99,7 @@ def tokens_over_time(report: Report) -> Draw | None:
     return draw if any(report.series.tokens) else None
 
 
-def distributions(rows: Sequence[Row]) -> Draw | None:
+def distributions(rows: Sequence[RequestRow]) -> Draw | None:
     curves = [
         ("TTFT", sorted(row.ttft for row in rows if row.ttft is not None), BLUE),
         ("E2E", sorted(row.e2e for row in rows if row.e2e is not None), GREY),
@@ -117,7 +117,7 @@ def distributions(rows: Sequence[Row]) -> Draw | None:
     return draw if curves[0][1] else None
 
 
-def own_lag(rows: Sequence[Row]) -> Draw | None:
+def own_lag(rows: Sequence[RequestRow]) -> Draw | None:
     shown = [(row.sent, row.send_lag) for row in thinned(rows) if row.sent is not None and row.send_lag is not None]
 
     def draw(axes: Axes) -> None:
@@ -127,7 +127,7 @@ def own_lag(rows: Sequence[Row]) -> Draw | None:
     return draw if shown else None
 
 
-def sweep_curve(report: Report) -> Draw | None:
+def sweep_curve(report: LoadReport) -> Draw | None:
     points = sorted(report.sweep, key=lambda point: point.rate)
 
     def draw(axes: Axes) -> None:

@@ -19,7 +19,7 @@ UNFINISHED = "not over when the run was"  # the error of what was open then
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     number: int
     session: int
     turn: int

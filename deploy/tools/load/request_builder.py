@@ -15,7 +15,7 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestBuilder:
     """How every request of a run is put. Greedy unless told otherwise: golden answers can be had only so."""
 
     target: Target

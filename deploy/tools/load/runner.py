@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.load.client import Client
-from deploy.tools.load.driver import Driver, Request
+from deploy.tools.load.driver import Driver, LoadRequest
 from deploy.tools.load.exchange import Exchange
-from deploy.tools.load.record import UNFINISHED, Record
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.record import UNFINISHED, RequestRecord
+from deploy.tools.load.request_builder import RequestBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,22 +26,22 @@ class Runner:
     """`records` grows as requests are sent; those in `open` are still filled."""
 
     def __init__(
-        self, driver: Driver, client: Client, asking: Asking, *, until_s: float, storms: Sequence[Storm] = ()
+        self, driver: Driver, client: Client, builder: RequestBuilder, *, until_s: float, storms: Sequence[Storm] = ()
     ) -> None:
         """`until_s`: what is open then is left, as a failure."""
-        self._driver, self._client, self._asking = driver, client, asking
+        self._driver, self._client, self._builder = driver, client, builder
         self._until_s, self._storms = until_s, storms
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.records: list[Record] = []
-        self.open: dict[int, Record] = {}
+        self.records: list[RequestRecord] = []
+        self.open: dict[int, RequestRecord] = {}
         self.interrupted_at: float | None = None
         self._defect: BaseException | None = None  # ours: a server's faults are in the records
 
     def now(self) -> float:
         return self._client.now()
 
-    async def run(self) -> list[Record]:
+    async def run(self) -> list[RequestRecord]:
         with self._timers():
             while not self._driver.is_done and self._defect is None:
                 for request in self._driver.take(self.now()):
@@ -90,8 +90,10 @@ class Runner:
         if timer is not None:
             timer.cancel()
 
-    def _send(self, request: Request) -> None:
-        record = Record(request.number, request.session, request.turn, request.due, request.max_tokens, request.probe)
+    def _send(self, request: LoadRequest) -> None:
+        record = RequestRecord(
+            request.number, request.session, request.turn, request.due, request.max_tokens, request.probe
+        )
         self.records.append(record)
         self.open[request.number] = record
         task = asyncio.get_running_loop().create_task(self._perform(request, record))
@@ -104,8 +106,8 @@ class Runner:
             self._defect = task.exception()
             self._changed.set()
 
-    async def _perform(self, request: Request, record: Record) -> None:
-        message = self._asking.message(request.messages, request.max_tokens)
+    async def _perform(self, request: LoadRequest, record: RequestRecord) -> None:
+        message = self._builder.message(request.messages, request.max_tokens)
         await self._client.perform(Exchange(record, request.hang_up_after), message)
         del self.open[request.number]
         self._driver.ended(request.number, record.text, self.now(), may_go_on=record.is_whole)

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from shared.core.errors import ConfigError
 
 UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
@@ -23,7 +23,7 @@ class Slo:
     itl: float = math.inf
     e2e: float = math.inf
 
-    def is_met(self, record: Record) -> bool:
+    def is_met(self, record: RequestRecord) -> bool:
         """Never by a request that failed, was cut short by us, or brought no token."""
         if not record.is_whole:
             return False

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deploy.tools.load.figures import NOTHING, Bootstrap, Estimate, Floats, Pooled, one_each, quantile
-from deploy.tools.load.record import Record
+from deploy.tools.load.figures import NOTHING, Estimate, Floats, Pooled, Resampling, one_each, quantile
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.slo import Slo
 
 LEAST_SLICES = 20
@@ -40,7 +40,7 @@ class Window:
     begin: float
     end: float
 
-    def has(self, record: Record) -> bool:
+    def has(self, record: RequestRecord) -> bool:
         return self.begin <= record.due < self.end
 
     @property
@@ -91,7 +91,7 @@ class Summary:
 
 
 def summarize(
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     window: Window,
     slo: Slo,
     reader: Reader,
@@ -107,7 +107,7 @@ def summarize(
     `beats`: how late the client's loop was, at regular times."""
     counted = sorted((record for record in records if window.has(record)), key=lambda record: record.due)
     judged = [record for record in counted if record.probe is None]
-    boot = Bootstrap(len(judged), seed)
+    boot = Resampling(len(judged), seed)
     good = [float(slo.is_met(record)) for record in judged]
     due = [record.due for record in judged]
     failed = [record for record in counted if record.error]
@@ -139,10 +139,10 @@ def rate(times: Sequence[float], amounts: Sequence[float], window: Window, seed:
     if not window.seconds > 0:
         return NOTHING
     slices = window.per_slice(times, amounts)
-    return Bootstrap(len(slices), seed).total(slices, window.seconds)
+    return Resampling(len(slices), seed).total(slices, window.seconds)
 
 
-def arrivals_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
+def arrivals_of(records: Sequence[RequestRecord]) -> tuple[list[float], list[float]]:
     """(when, how many tokens) of all chunks; where the server says how many there were in all, chunks share them."""
     times = [at for record in records for at in record.at]
     amounts = [
@@ -154,7 +154,7 @@ def arrivals_of(records: Sequence[Record]) -> tuple[list[float], list[float]]:
     return times, amounts
 
 
-def latencies_of(counted: Sequence[Record], boot: Bootstrap) -> dict[str, dict[str, Estimate]]:
+def latencies_of(counted: Sequence[RequestRecord], boot: Resampling) -> dict[str, dict[str, Estimate]]:
     """TTFT of whatever brought a token; the others of answers that came to their end."""
     whole = [record if record.is_whole else None for record in counted]
     pools = {
@@ -166,7 +166,7 @@ def latencies_of(counted: Sequence[Record], boot: Bootstrap) -> dict[str, dict[s
     return {name: row_of(pool, boot) for name, pool in pools.items()}
 
 
-def row_of(pool: Pooled, boot: Bootstrap) -> dict[str, Estimate]:
+def row_of(pool: Pooled, boot: Resampling) -> dict[str, Estimate]:
     estimates = boot.quantiles(pool, list(LEVELS.values()))
     return {"mean": mean_of(pool), **dict(zip(LEVELS, estimates, strict=True)), "max": maximum_of(pool)}
 
@@ -181,7 +181,7 @@ def maximum_of(pool: Pooled) -> Estimate:
     return Estimate(float(pool.values[-1]), math.nan, math.nan) if len(pool.values) else NOTHING
 
 
-def pooled_gaps(whole: Sequence[Record | None]) -> Pooled:
+def pooled_gaps(whole: Sequence[RequestRecord | None]) -> Pooled:
     values: list[float] = []
     owners: list[int] = []
     weights: list[int] = []
@@ -193,7 +193,7 @@ def pooled_gaps(whole: Sequence[Record | None]) -> Pooled:
     return Pooled(values, owners, weights)
 
 
-def worth(record: Record, slo: Slo, reader: Reader) -> float:
+def worth(record: RequestRecord, slo: Slo, reader: Reader) -> float:
     """Of one request, in tokens. One that we left is worth what it brought till then, one that failed nothing: else
     breaking a stream off before it gets late would pay."""
     if record.error:
@@ -206,7 +206,7 @@ def worth(record: Record, slo: Slo, reader: Reader) -> float:
     return max(0.0, record.num_tokens - reader.idle_weight * reader.reading_tps * idle)
 
 
-def lag_of(counted: Sequence[Record], beats: Sequence[float]) -> Lag:
+def lag_of(counted: Sequence[RequestRecord], beats: Sequence[float]) -> Lag:
     sends = [record.send_lag for record in counted if not math.isnan(record.sent)]
     handled = [late for record in counted for late in record.late if not math.isnan(late)]
     return Lag(
@@ -224,7 +224,7 @@ def later(one: float, other: float) -> float:
     return max((value for value in (one, other) if not math.isnan(value)), default=math.nan)
 
 
-def count_errors(failed: Sequence[Record]) -> dict[str, int]:
+def count_errors(failed: Sequence[RequestRecord]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for record in failed:
         counts[record.error] = counts.get(record.error, 0) + 1

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deploy.tools.load.check import Check
 from deploy.tools.load.figures import Estimate
-from deploy.tools.load.outcome import Report, SweepPoint
+from deploy.tools.load.outcome import LoadReport, SweepPoint
 from deploy.tools.load.summary import Summary
 
 MARKS = {
@@ -44,7 +44,7 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: LoadReport, console: Console) -> None:
     summary = report.summary
     console.print(
         f"\n[bold]{escape(report.model)}[/] at {escape(report.server)}, {counts_line(summary)}", highlight=False
@@ -100,7 +100,7 @@ def sweep_table(points: Sequence[SweepPoint]) -> Table:
     return table
 
 
-def sweep_line(report: Report) -> str:
+def sweep_line(report: LoadReport) -> str:
     if report.best_rate is None:
         return f"no rate that was tried keeps {report.summary.slo}"
     return f"highest rate within {report.summary.slo}: [bold]{report.best_rate:.3g} requests/s[/]"

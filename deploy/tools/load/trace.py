@@ -26,7 +26,7 @@ CACHED_BLOCKS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     at_s: float
     input_length: int
     output_length: int
@@ -37,7 +37,7 @@ class Row:
 class Trace:
     """`speed`: 2 plays it in half the time. `longest`: prompts beyond are cut, 0: none is."""
 
-    rows: tuple[Row, ...]  # by time, the first at 0
+    rows: tuple[TraceRow, ...]  # by time, the first at 0
     speed: float = 1.0
     longest: int = 0
 
@@ -61,13 +61,15 @@ def read_trace(path: Path, speed: float, longest: int) -> Trace:
     if not rows:
         raise ConfigError(f"--trace {path}: it is empty")
     first = rows[0].at_s
-    return Trace(tuple(Row(r.at_s - first, r.input_length, r.output_length, r.hash_ids) for r in rows), speed, longest)
+    return Trace(
+        tuple(TraceRow(r.at_s - first, r.input_length, r.output_length, r.hash_ids) for r in rows), speed, longest
+    )
 
 
-def row_of(path: Path, number: int, line: str) -> Row:
+def row_of(path: Path, number: int, line: str) -> TraceRow:
     try:
         fields: dict[str, Any] = json.loads(line)
-        row = Row(
+        row = TraceRow(
             float(fields["timestamp"]) / 1e3,
             int(fields["input_length"]),
             max(1, int(fields["output_length"])),
@@ -83,7 +85,7 @@ def row_of(path: Path, number: int, line: str) -> Row:
         ) from None
 
 
-def prompt_of(row: Row, own: str, longest: int) -> str:
+def prompt_of(row: TraceRow, own: str, longest: int) -> str:
     """Blocks by their ids; what no id stands for is drawn for this row alone."""
     length = min(row.input_length, longest) if longest else row.input_length
     words: list[str] = []

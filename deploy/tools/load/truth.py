@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from deploy.metrics_page import OPEN, Page, has_nodes, unrest
 from deploy.tools.load.check import Check
-from deploy.tools.load.loop_lag import Pulse
-from deploy.tools.load.record import Record
+from deploy.tools.load.loop_lag import LoopLag
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.summary import Lag
 
 MOST_DETAILS = 5
@@ -27,7 +27,7 @@ TTFT_TOLERANCE, TTFT_SLACK_S = 0.10, 0.020  # the client's counts the network, a
 ITL_TOLERANCE, ITL_SLACK_S = 0.05, 0.001
 
 
-def check_answers(records: Sequence[Record]) -> Check:
+def check_answers(records: Sequence[RequestRecord]) -> Check:
     if not records:
         return Check("answers", "doubtful", "no request was sent: make --duration longer or --rate higher")
     failed = [record for record in records if record.error]
@@ -39,7 +39,7 @@ def check_answers(records: Sequence[Record]) -> Check:
     return Check("answers", "failed", f"{len(failed)} of {len(records)} requests failed{note}", details)
 
 
-def check_stalls(records: Sequence[Record], bound_s: float, pulse: Pulse) -> Check:
+def check_stalls(records: Sequence[RequestRecord], bound_s: float, loop_lag: LoopLag) -> Check:
     """Between two chunks of one stream, and from its last one until it was over or left. What a late client reads at
     once has the newest chunk's time: a wait that is none without our own lateness in it is only doubtful."""
     waits = [(wait, record, position) for record in records for position, wait in enumerate(record.waits(), 1)]
@@ -51,23 +51,23 @@ def check_stalls(records: Sequence[Record], bound_s: float, pulse: Pulse) -> Che
     details = tuple(stall_line(*one) for one in stalls[:MOST_DETAILS])
     num_streams = len({record.number for _, record, _ in stalls})
     text = f"{len(stalls)} waits of {bound_s:g} s and more, in {num_streams} streams"
-    if all(wait - own_lateness(record, position, pulse) < bound_s for wait, record, position in stalls):
+    if all(wait - own_lateness(record, position, loop_lag) < bound_s for wait, record, position in stalls):
         return Check("stalls", "doubtful", f"{text}; but this program was late itself meanwhile", details)
     return Check("stalls", "failed", text, details)
 
 
-def own_lateness(record: Record, position: int, pulse: Pulse) -> float:
+def own_lateness(record: RequestRecord, position: int, loop_lag: LoopLag) -> float:
     """Ours, in the wait ahead of this chunk, or ahead of the end."""
-    return pulse.worst_between(record.at[position - 1], [*record.at, record.end][position])
+    return loop_lag.worst_between(record.at[position - 1], [*record.at, record.end][position])
 
 
-def stall_line(wait: float, record: Record, position: int) -> str:
+def stall_line(wait: float, record: RequestRecord, position: int) -> str:
     if position == len(record.at):
         return f"request {record.number}: {wait:.2f} s after its last chunk, until {record.end:.1f} s"
     return f"request {record.number}: {wait:.2f} s before chunk {position}, at {record.at[position]:.1f} s"
 
 
-def check_rest(records: Sequence[Record], before: Page, after: Page | None, waited_s: float) -> Check:
+def check_rest(records: Sequence[RequestRecord], before: Page, after: Page | None, waited_s: float) -> Check:
     """`before`: ahead of the load. `after`: the last answer of /metrics, asked `waited_s` after it; None: it gave none.
 
     All of our requests are over by then, with us. What is open is somebody else's, or a request that never ends."""
@@ -89,7 +89,7 @@ def check_rest(records: Sequence[Record], before: Page, after: Page | None, wait
     return Check("leaks", "ok", "all pages and rows of all nodes are free or cached again")
 
 
-def is_all_ours(records: Sequence[Record], before: Page, after: Page) -> bool:
+def is_all_ours(records: Sequence[RequestRecord], before: Page, after: Page) -> bool:
     """The server met nobody's requests but ours: as many as got an answer, at most as many as were sent."""
     met = ended_between(before, after) + after.total(OPEN)
     num_answered = sum(bool(record.status) and not record.hung_up for record in records)
@@ -100,7 +100,7 @@ def ended_between(before: Page, after: Page) -> float:
     return after.total("baton_requests_total") - before.total("baton_requests_total")
 
 
-def check_agreement(records: Sequence[Record], before: Page, after: Page, lag: Lag) -> Check:
+def check_agreement(records: Sequence[RequestRecord], before: Page, after: Page, lag: Lag) -> Check:
     """A client that was late itself may differ from the server by that: then it is doubtful who was right."""
     ended = ended_between(before, after)
     answered = [record for record in records if record.status and not record.hung_up]
@@ -131,7 +131,7 @@ def check_agreement(records: Sequence[Record], before: Page, after: Page, lag: L
     return Check("agreement", "failed", text)
 
 
-def token_waits(records: Sequence[Record]) -> list[float]:
+def token_waits(records: Sequence[RequestRecord]) -> list[float]:
     return [wait for record in records for wait, count in record.token_gaps() for _ in range(count)]
 
 
@@ -159,7 +159,7 @@ class Drill:
     back_after_s: float = math.nan
 
 
-def check_drill(drill: Drill, records: Sequence[Record]) -> Check:
+def check_drill(drill: Drill, records: Sequence[RequestRecord]) -> Check:
     """Streams open at that time must have come to their end; how long they paused is told."""
     beside = [one for one in records if one.sent < drill.at_s and (math.isnan(one.end) or one.end > drill.at_s)]
     failed = [one for one in beside if one.error]

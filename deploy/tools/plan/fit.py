@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from deploy.tools.plan.profile import StepCosts, StepShape
+from deploy.tools.plan.profile import ProfiledCosts, StepShape
 
 Floats = npt.NDArray[np.float64]
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 LEAST = 1e-10
 
 
-def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[StepCosts, float]:
+def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[ProfiledCosts, float]:
     """(the costs, median relative error). ValueError when there are too few shapes to tell anything."""
     most = max((shape.tokens for shape in shapes), default=0)
     knots = tuple(knot for knot in KNOTS if knot < most) + (most,)
@@ -29,7 +29,7 @@ def fit(shapes: Sequence[StepShape], seconds: Sequence[float]) -> tuple[StepCost
     error = float(np.median(np.abs(parts @ costs / times - 1)))
     rise = np.cumsum(costs[: len(knots)])
     per_sample, per_pair, per_key = costs[len(knots) :].tolist()
-    return StepCosts(knots, tuple(rise.tolist()), per_sample, per_pair, per_key), error
+    return ProfiledCosts(knots, tuple(rise.tolist()), per_sample, per_pair, per_key), error
 
 
 def columns(shape: StepShape, knots: Sequence[int]) -> Floats:

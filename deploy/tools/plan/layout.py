@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClusterLayout:
     """`per_host` nodes share a machine and slow each other down as `beside` nodes were measured to; 1: none does."""
 
     prefill: int  # 0: aggregated, decode nodes prefill on their own

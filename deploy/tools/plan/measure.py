@@ -20,9 +20,9 @@ from pathlib import Path
 import msgspec
 
 from deploy.tools.plan.fit import fit
-from deploy.tools.plan.measured_steps import Steps
+from deploy.tools.plan.measured_steps import MeasuredSteps
 from deploy.tools.plan.path import measure_path
-from deploy.tools.plan.profile import NodeProfile, Profile, StepCosts
+from deploy.tools.plan.profile import NodeProfile, Profile, ProfiledCosts
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
 from shared.config.settings import CorePlan
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    costs: StepCosts
+    costs: ProfiledCosts
     error: float
     num_steps: int
 
@@ -43,7 +43,7 @@ class Fitted:
 def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[int], say: Say) -> Profile:
     """`shares`: the numbers of cores that nodes may have. Raises ConfigError where a child can't start."""
     nodes: dict[int, NodeProfile] = {}
-    steps: Steps | None = None
+    steps: MeasuredSteps | None = None
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder:
         for share in shares:
             say(f"steps of a node on {share} core{'s' if share > 1 else ''}")
@@ -82,7 +82,7 @@ def with_paths(profile: Profile, config: NodeProcessConfig, say: Say) -> Profile
     return replace(profile, paths=paths)
 
 
-def fitted(steps: Steps) -> Fitted:
+def fitted(steps: MeasuredSteps) -> Fitted:
     costs, error = fit(steps.shapes, steps.seconds)
     return Fitted(costs, error, len(steps.shapes))
 
@@ -109,7 +109,7 @@ def child(config: NodeProcessConfig, cpus: tuple[int, ...], *words: str) -> list
     return [sys.executable, "-P", "-m", "deploy.tools.plan.measure_steps", *own, *to_argv(node)]
 
 
-def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say: Say) -> Steps:
+def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say: Say) -> MeasuredSteps:
     out = folder / "steps.json"
     with running(child(config, cpus, "--out", str(out))) as process:
         assert process.stdout is not None
@@ -118,7 +118,7 @@ def measured(config: NodeProcessConfig, cpus: tuple[int, ...], folder: Path, say
         code = process.wait()
     if code:
         raise ConfigError(f"the node that is measured ended with {code}; what it said is above")
-    return msgspec.json.decode(out.read_bytes(), type=Steps)
+    return msgspec.json.decode(out.read_bytes(), type=MeasuredSteps)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from deploy.tools.plan.profile import StepShape
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class MeasuredSteps:
     """Shapes and seconds of all steps, and what memory the node found for itself."""
 
     shapes: list[StepShape]

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import Record
-from deploy.tools.plan.layout import Layout
-from deploy.tools.plan.profile import PathProfile, Profile, StepCosts, StepShape
+from deploy.tools.load.record import RequestRecord
+from deploy.tools.plan.layout import ClusterLayout
+from deploy.tools.plan.profile import PathProfile, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.router_load import load_plan, put_load
 from deploy.tools.plan.simulate import play_virtual
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.tokens import SimTokens
 from deploy.tools.prove.own_cluster import own_cluster
 from router.text.load import load_text_model
 from shared.config.flags import to_argv
@@ -53,7 +53,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     nodes and no path yet. Raises ConfigError when requests fail."""
     is_pair = 2 * cores <= profile.cores
     sched, local = config.sched, RouterConfig().local_prefill_tokens
-    layout = Layout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
+    layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
     plan = calibrating_load(costs, config.sched.chunk_size)
     flags = [*to_argv(config), *layout.flags()]
@@ -65,7 +65,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     return calibrated(alone, together, plan, layout, profile)
 
 
-def ask(url: str, num_requests: int, words: int) -> list[Record]:
+def ask(url: str, num_requests: int, words: int) -> list[RequestRecord]:
     """One after the other. Raw prompts, without a chat template: short ones are short."""
     load = ["--concurrency", "1", "--requests", str(num_requests), "--duration", "300"]
     seed = ["--seed", str(num_requests)]  # no prompt of another call: it would come from the prefix cache
@@ -81,7 +81,11 @@ def ask(url: str, num_requests: int, words: int) -> list[Record]:
 
 
 def path_alone(
-    short: Sequence[Record], long: Sequence[Record], costs: StepCosts, layout: Layout, profile: Profile
+    short: Sequence[RequestRecord],
+    long: Sequence[RequestRecord],
+    costs: ProfiledCosts,
+    layout: ClusterLayout,
+    profile: Profile,
 ) -> PathProfile:
     chunk = layout.chunk_size
     first = [record.ttft - prompt_seconds(costs, record.prompt_tokens, chunk) for record in short]
@@ -95,11 +99,11 @@ def path_alone(
     return PathProfile(to_node, handoff=handoff, bytes_per_s=bytes_per_s)
 
 
-def last_chunk(records: Sequence[Record], chunk_size: int) -> float:
+def last_chunk(records: Sequence[RequestRecord], chunk_size: int) -> float:
     return statistics.median((record.prompt_tokens - 1) % chunk_size + 1 for record in records)
 
 
-def prompt_seconds(costs: StepCosts, prompt_tokens: int, chunk_size: int) -> float:
+def prompt_seconds(costs: ProfiledCosts, prompt_tokens: int, chunk_size: int) -> float:
     total = 0.0
     for begin in range(0, prompt_tokens, chunk_size):
         length = min(chunk_size, prompt_tokens - begin)
@@ -111,16 +115,16 @@ def prompt_seconds(costs: StepCosts, prompt_tokens: int, chunk_size: int) -> flo
 # ---- under load
 
 
-def load_flags(costs: StepCosts, chunk_size: int) -> list[str]:
+def load_flags(costs: ProfiledCosts, chunk_size: int) -> list[str]:
     rate = PREFILL_BUSY / prompt_seconds(costs, MEAN_PROMPT, chunk_size)
     return ["--rate", f"{rate:.3f}", "--duration", f"{LOAD_SECONDS:g}", *LOAD]
 
 
-def calibrating_load(costs: StepCosts, chunk_size: int) -> LoadPlan:
+def calibrating_load(costs: ProfiledCosts, chunk_size: int) -> LoadPlan:
     return load_plan([*load_flags(costs, chunk_size), "--golden", "0"])
 
 
-def seen(records: Sequence[Record]) -> Seen:
+def seen(records: Sequence[RequestRecord]) -> Seen:
     whole = [record for record in records if record.is_whole and len(record.at) > SETTLED + 1]
     if not whole:
         raise ConfigError("no request of the load on the cluster was answered")
@@ -130,12 +134,12 @@ def seen(records: Sequence[Record]) -> Seen:
 
 
 def calibrated(
-    path: PathProfile, together: Sequence[Record], plan: LoadPlan, layout: Layout, profile: Profile
+    path: PathProfile, together: Sequence[RequestRecord], plan: LoadPlan, layout: ClusterLayout, profile: Profile
 ) -> PathProfile:
     """Each unknown moves one figure, so each is moved by what is left of that figure's error, again and again. Queues
     make a small stretch a large wait: hence small steps."""
     real = seen(together)
-    tokens = Tokens(load_text_model(profile.model))
+    tokens = SimTokens(load_text_model(profile.model))
     for _ in range(ROUNDS):
         tried = replace(profile, paths={layout.cores: path})
         virtual = seen(play_virtual(layout, tried, tokens, plan)[0])

@@ -33,7 +33,7 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
+class ProfiledCosts:
     """Seconds. `knots` rise; before the first and after the last one the nearest line goes on."""
 
     knots: tuple[int, ...]
@@ -63,8 +63,8 @@ class NodeProfile:
     machine run another such node: they share memory and caches, and often the cores themselves."""
 
     cores: int
-    alone: StepCosts
-    beside: StepCosts | None
+    alone: ProfiledCosts
+    beside: ProfiledCosts | None
     error: float  # of the fit: median of |fitted - measured| / measured
     num_samples: int
 
@@ -174,7 +174,7 @@ def nonsense_of(profile: Profile) -> str:
     return ""
 
 
-def are_costs(costs: StepCosts) -> bool:
+def are_costs(costs: ProfiledCosts) -> bool:
     """Time passes in every step, and no less of it in a larger one."""
     knots, rise = list(costs.knots), list(costs.rise)
     is_rising = knots == sorted(set(knots)) and rise == sorted(rise)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.status import Status
 
-from deploy.tools.load.load_plan import Load
-from deploy.tools.plan.layout import Layout
+from deploy.tools.load.load_plan import LoadShape
+from deploy.tools.plan.layout import ClusterLayout
 
 REDRAW_S = 0.5
 LINE_S = 10.0
@@ -25,7 +25,7 @@ class Watch:
         self._number = 0
         self._what = ""
 
-    def begins(self, layout: Layout, load: Load) -> None:
+    def begins(self, layout: ClusterLayout, load: LoadShape) -> None:
         self._number += 1
         self._what = f"simulation {self._number}: {layout}, {{:.0f}} s of about {load.duration_s:.0f}"
 

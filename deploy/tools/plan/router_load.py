@@ -10,8 +10,8 @@ from rich.console import Console
 
 from deploy.tools.load import options
 from deploy.tools.load.load_plan import LoadPlan, plan_of
-from deploy.tools.load.one_run import Outcome, Stage, play
-from deploy.tools.load.request_builder import Asking
+from deploy.tools.load.one_run import Outcome, RunContext, run_load
+from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.target import Server, look_at, parse_url
 
 
@@ -33,5 +33,5 @@ def load_plan_of(args: argparse.Namespace) -> LoadPlan:
 def put_load(url: str, flags: Sequence[str], api: str = "chat") -> Outcome:
     """Blocks for the time of the load. No golden prompts: nothing but what the flags say is asked."""
     server = Server(parse_url(url), "")
-    stage = Stage(server, Asking(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
-    return play(load_plan([*flags, "--golden", "0", "--rest", "5"]), stage, [])
+    context = RunContext(server, RequestBuilder(look_at(server, ""), api), Console(file=io.StringIO()), quiet=True)
+    return run_load(load_plan([*flags, "--golden", "0", "--rest", "5"]), context, [])

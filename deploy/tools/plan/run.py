@@ -18,13 +18,13 @@ from deploy.tools.load.collector import no_collector
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.load.table import ms, with_interval
 from deploy.tools.plan import profile as profiles
-from deploy.tools.plan.layout import Layout
-from deploy.tools.plan.profile import AT_ONCE, Profile, StepCosts, StepShape
+from deploy.tools.plan.layout import ClusterLayout
+from deploy.tools.plan.profile import AT_ONCE, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.progress import watching
 from deploy.tools.plan.router_load import load_plan_of
-from deploy.tools.plan.search import Finding, find, find_fewest
+from deploy.tools.plan.search import SearchResult, find, find_fewest
 from deploy.tools.plan.simulate import Forecast, forecast
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.flags import given_values, to_argv
@@ -95,7 +95,7 @@ def show_profile(profile: Profile, console: Console) -> None:
         )
 
 
-def rates(costs: StepCosts) -> list[str]:
+def rates(costs: ProfiledCosts) -> list[str]:
     return [f"{shape.tokens / costs.seconds(shape):,.0f}" for shape in SHOWN_SHAPES.values()]
 
 
@@ -106,11 +106,11 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         require_writable("--json", args.json)
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
-    tokens = Tokens(load_text_model(profile.model))
+    tokens = SimTokens(load_text_model(profile.model))
     machines: int | None = args.machines
     with watching(console) as watch, no_collector():
 
-        def forecaster(layout: Layout, load: LoadPlan) -> Forecast:
+        def forecaster(layout: ClusterLayout, load: LoadPlan) -> Forecast:
             watch.begins(layout, load.load)
             found = forecast(layout, profile, tokens, load, watch.passes)
             gc.collect()  # the simulated nodes, which hold each other
@@ -135,7 +135,7 @@ def require_writable(flag: str, path: Path) -> None:
 
 
 def verdict(
-    finding: Finding, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
+    finding: SearchResult, plan: LoadPlan, args: argparse.Namespace, machines: int | None, profile: Profile
 ) -> list[str]:
     """`machines` None: not even the most that --fewest may take are enough."""
     best, other, share = finding.best, finding.other, args.slo_share
@@ -171,7 +171,7 @@ def model_flags(profile: Profile) -> list[str]:
     return to_argv(NodeProcessConfig(model=model, memory=memory))
 
 
-def table_of(finding: Finding) -> Table:
+def table_of(finding: SearchResult) -> Table:
     heads = ("within SLO", "goodput /s", "TTFT p50", "p99", "ITL p50", "p99", "tokens/s", "P busy", "D busy")
     table = Table(
         "layout",

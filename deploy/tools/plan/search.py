@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from deploy.tools.load.load_plan import Load, LoadPlan
+from deploy.tools.load.load_plan import LoadPlan, LoadShape
 from deploy.tools.load.trace import Trace
-from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
 
-Forecaster = Callable[[Layout, LoadPlan], Forecast]
+Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # machines that stand for many, if that leaves them
 LEAST_REQUESTS = 200  # : with fewer, chance decides
 CHUNKS = (128, 256, 512, 1024)
@@ -37,7 +37,7 @@ SAME = 0.03  # goodput of two layouts that differ by less is the same: chance do
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SearchResult:
     """The best of each kind; None where the machines allow none. `tried`: all forecasts, the best first."""
 
     aggregated: Forecast | None
@@ -59,7 +59,7 @@ class Finding:
         return self.aggregated if self.best is self.disaggregated else self.disaggregated
 
 
-def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> Finding:
+def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> SearchResult:
     few, small = in_small(plan, machines)
     found = search(profile, small, few, forecaster)
     if few == machines:
@@ -68,7 +68,7 @@ def find(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster
     tried = [forecaster(layout, plan) for one in grown for layout in around(one, few)]
     kinds = {kind: [one for one in tried if one.layout.is_disaggregated == kind] for kind in (False, True)}
     best = {kind: max(ones, key=lambda one: rank(one, plan)) for kind, ones in kinds.items() if ones}
-    return Finding(best.get(False), best.get(True), sorted(tried, key=lambda one: rank(one, plan), reverse=True))
+    return SearchResult(best.get(False), best.get(True), sorted(tried, key=lambda one: rank(one, plan), reverse=True))
 
 
 def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
@@ -81,7 +81,7 @@ def in_small(plan: LoadPlan, machines: int) -> tuple[int, LoadPlan]:
     return few, replace(plan, load=share_of(plan.load, few / machines))
 
 
-def expected_requests(load: Load) -> float:
+def expected_requests(load: LoadShape) -> float:
     """Without later turns. Of a closed loop nobody knows, but for an upper bound."""
     most = math.inf if load.num_requests is None else float(load.num_requests)
     if isinstance(load.source, Trace):
@@ -92,7 +92,7 @@ def expected_requests(load: Load) -> float:
     return min(most, (load.arrivals.rate + last) / 2 * load.duration_s)
 
 
-def share_of(load: Load, share: float) -> Load:
+def share_of(load: LoadShape, share: float) -> LoadShape:
     """As long as the whole, and as much less dense: a trace's rows are taken evenly."""
     source, arrivals = load.source, load.arrivals
     if isinstance(source, Trace):
@@ -106,13 +106,13 @@ def share_of(load: Load, share: float) -> Load:
     return replace(load, source=source, arrivals=arrivals, users=users, num_requests=num_requests)
 
 
-def grow(layout: Layout, few: int, machines: int) -> Layout:
+def grow(layout: ClusterLayout, few: int, machines: int) -> ClusterLayout:
     num_nodes = layout.num_nodes * machines // few
     prefill = round(layout.prefill / layout.num_nodes * num_nodes)
     return replace(layout, prefill=prefill, decode=num_nodes - prefill)
 
 
-def around(layout: Layout, few: int) -> list[Layout]:
+def around(layout: ClusterLayout, few: int) -> list[ClusterLayout]:
     """With some more and some fewer prefill nodes: in small they could not be told apart."""
     if not layout.is_disaggregated:
         return [layout]
@@ -121,10 +121,10 @@ def around(layout: Layout, few: int) -> list[Layout]:
     return [replace(layout, prefill=count, decode=layout.num_nodes - count) for count in counts]
 
 
-def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> Finding:
-    tried: dict[Layout, Forecast] = {}
+def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecaster) -> SearchResult:
+    tried: dict[ClusterLayout, Forecast] = {}
 
-    def look(layout: Layout) -> Forecast:
+    def look(layout: ClusterLayout) -> Forecast:
         if layout not in tried:
             tried[layout] = forecaster(layout, plan)
         return tried[layout]
@@ -138,15 +138,15 @@ def search(profile: Profile, plan: LoadPlan, machines: int, forecaster: Forecast
     for kind in best:
         best[kind] = tuned(best[kind], plan, look)
     ordered = sorted(tried.values(), key=lambda one: rank(one, plan), reverse=True)
-    return Finding(best.get(False), best.get(True), ordered)
+    return SearchResult(best.get(False), best.get(True), ordered)
 
 
-def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[Layout]:
+def splits(profile: Profile, plan: LoadPlan, machines: int) -> Iterator[ClusterLayout]:
     """Nodes as large as was measured, as many as fit on the machines, and for each the promising ratios."""
     for cores in sorted(profile.nodes, reverse=True):
         per_host = max(1, profile.cores // cores)
         num_nodes = machines * per_host
-        base = Layout(0, num_nodes, cores, per_host, **DEFAULTS)
+        base = ClusterLayout(0, num_nodes, cores, per_host, **DEFAULTS)
         yield base
         expected = prefill_share(profile, plan, cores) * num_nodes
         counts = {min(max(1, round(factor * expected)), num_nodes - 1) for factor in NEAR} if num_nodes > 1 else set()
@@ -173,7 +173,7 @@ def mean_lengths(plan: LoadPlan, most: int = 64) -> tuple[float, float]:
     return max(1.0, words / len(turns)), max(1.0, sum(turn.max_tokens for turn in turns) / len(turns))
 
 
-def tuned(best: Forecast, plan: LoadPlan, look: Callable[[Layout], Forecast]) -> Forecast:
+def tuned(best: Forecast, plan: LoadPlan, look: Callable[[ClusterLayout], Forecast]) -> Forecast:
     """One setting at a time. Where nothing is handed over, only the mixed chunk means anything beside the chunk."""
     for _ in range(ROUNDS):
         before = best
@@ -189,7 +189,7 @@ def tuned(best: Forecast, plan: LoadPlan, look: Callable[[Layout], Forecast]) ->
 
 def find_fewest(
     profile: Profile, plan: LoadPlan, most: int, share: float, forecaster: Forecaster
-) -> tuple[int | None, Finding]:
+) -> tuple[int | None, SearchResult]:
     """The smallest number of machines of which a full search brings `share` of the requests within the SLO, and what it
     found; None and what `most` would bring, where not even they do."""
     machines = fewest_machines(profile, plan, most, share, forecaster)

@@ -16,16 +16,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deploy.tools.load.driver import Driver
-from deploy.tools.load.driver import Request as Asked
-from deploy.tools.load.record import UNFINISHED, Record
-from deploy.tools.plan.layout import Layout
+from deploy.tools.load.driver import Driver, LoadRequest
+from deploy.tools.load.record import UNFINISHED, RequestRecord
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.tokens import SimTokens
 from router.placement import Placer
 from router.policy.least_load import LeastLoad
-from router.registry import Node, Registry
+from router.registry import RegisteredNode, Registry
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams
@@ -56,7 +55,7 @@ class Handoff:
 
 @dataclass(slots=True, eq=False)
 class SimNode:
-    node: Node  # as the router sees it
+    node: RegisteredNode  # as the router sees it
     timed: TimedNode
     offers: list[Handoff] = field(default_factory=list)  # decode node: by arrival, without memory yet
     wakes_at: float = float("inf")
@@ -66,8 +65,8 @@ class SimNode:
 class Open:
     """A request that the router has open."""
 
-    asked: Asked
-    record: Record
+    asked: LoadRequest
+    record: RequestRecord
     nodes: tuple[SimNode, ...]  # prefiller, runner
     handoff: Handoff | None = None
     waits_for_prefill: bool = True
@@ -79,10 +78,10 @@ def is_news(event: SchedEvent) -> bool:
     return not isinstance(event, HandoffUnpinned)
 
 
-class World:
+class SimCluster:
     """One run: `play` gives the records."""
 
-    def __init__(self, layout: Layout, profile: Profile, tokens: Tokens) -> None:
+    def __init__(self, layout: ClusterLayout, profile: Profile, tokens: SimTokens) -> None:
         self._layout, self._profile, self._tokens = layout, profile, tokens
         self._path = profile.path(layout.cores)
         self._clock = VirtualClock()
@@ -96,7 +95,7 @@ class World:
         ]
         self._by_id = {node.node.node_id: node for node in self.nodes}
         self._open: dict[RequestKey, Open] = {}
-        self._records: list[Record] = []
+        self._records: list[RequestRecord] = []
         self._arrival = itertools.count()
         self._asks_at: float | None = None
 
@@ -139,7 +138,9 @@ class World:
     def now(self) -> float:
         return self._clock.now
 
-    def play(self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None) -> list[Record]:
+    def play(
+        self, driver: Driver, until: float, passes: Callable[[float], None] = lambda now: None
+    ) -> list[RequestRecord]:
         """All that the driver asks; what is open at `until` has failed. `passes` is told the time after each event."""
         self._driver = driver
         self._take_due()
@@ -178,13 +179,13 @@ class World:
 
     # ---- a request's way
 
-    def _ask(self, asked: Asked) -> None:
-        record = Record(asked.number, asked.session, asked.turn, asked.due, asked.max_tokens, asked.probe)
+    def _ask(self, asked: LoadRequest) -> None:
+        record = RequestRecord(asked.number, asked.session, asked.turn, asked.due, asked.max_tokens, asked.probe)
         record.sent = self._clock.now
         self._records.append(record)
         self._at(self._clock.now + self._path.to_node, lambda: self._dispatch(asked, record))
 
-    def _dispatch(self, asked: Asked, record: Record) -> None:
+    def _dispatch(self, asked: LoadRequest, record: RequestRecord) -> None:
         ids = self._tokens.prompt(asked.messages)
         record.prompt_tokens, record.status = len(ids), 200
         most = self._profile.max_context
@@ -213,7 +214,7 @@ class World:
             runner.timed.submit(req)
             self._turn(runner)
 
-    def _request(self, key: RequestKey, asked: Asked, ids: TokenIds) -> Request:
+    def _request(self, key: RequestKey, asked: LoadRequest, ids: TokenIds) -> Request:
         sampling = SamplingParams(max_tokens=asked.max_tokens, temperature=0.0)
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.tools.load.load_plan import LoadPlan
-from deploy.tools.load.record import Record
+from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.summary import Summary, summarize
-from deploy.tools.plan.layout import Layout
+from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile
-from deploy.tools.plan.sim_cluster import World
-from deploy.tools.plan.tokens import Tokens
+from deploy.tools.plan.sim_cluster import SimCluster
+from deploy.tools.plan.tokens import SimTokens
 from shared.core.errors import ConfigError
 
 Passes = Callable[[float], None]
@@ -23,7 +23,7 @@ Passes = Callable[[float], None]
 class Forecast:
     """`busy`: the share of the time that nodes of a kind compute."""
 
-    layout: Layout
+    layout: ClusterLayout
     summary: Summary
     busy: dict[str, float]
 
@@ -38,15 +38,15 @@ class Forecast:
 
 
 def play_virtual(
-    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
-) -> tuple[list[Record], World]:
-    world = World(layout, profile, tokens)
+    layout: ClusterLayout, profile: Profile, tokens: SimTokens, plan: LoadPlan, passes: Passes = lambda now: None
+) -> tuple[list[RequestRecord], SimCluster]:
+    world = SimCluster(layout, profile, tokens)
     driver = plan.load.driver([], plan.truth.every)
     return world.play(driver, plan.load.duration_s + plan.drain_s, passes), world
 
 
 def forecast(
-    layout: Layout, profile: Profile, tokens: Tokens, plan: LoadPlan, passes: Passes = lambda now: None
+    layout: ClusterLayout, profile: Profile, tokens: SimTokens, plan: LoadPlan, passes: Passes = lambda now: None
 ) -> Forecast:
     """`passes` is told the virtual time. Raises ConfigError for a load of which nothing can be judged."""
     records, world = play_virtual(layout, profile, tokens, plan, passes)
@@ -59,7 +59,7 @@ def forecast(
     return Forecast(layout, summary, busy_shares(world))
 
 
-def busy_shares(world: World) -> dict[str, float]:
+def busy_shares(world: SimCluster) -> dict[str, float]:
     by_role: dict[str, list[float]] = {}
     for node in world.nodes:
         by_role.setdefault(node.node.role, []).append(node.timed.busy_seconds / world.now)

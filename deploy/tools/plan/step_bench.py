@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from deploy.tools.plan.measured_steps import Steps
+from deploy.tools.plan.measured_steps import MeasuredSteps
 from deploy.tools.plan.profile import StepShape
 from shared.config.processes import NodeProcessConfig
 from shared.core.keys import RequestKey
@@ -168,7 +168,7 @@ def serve(config: NodeProcessConfig, out: Path | None) -> int:
             part()
             print(f"round {number + 1} of {ROUNDS}: {part.__name__}, {len(bench.log.shapes)} steps", flush=True)
     settings = core.scheduler.settings
-    steps = Steps(
+    steps = MeasuredSteps(
         bench.log.shapes,
         bench.log.seconds,
         core.kv.allocator.num_pages,

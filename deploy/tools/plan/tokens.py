@@ -13,7 +13,7 @@ from router.text.interface import TextModel
 from shared.core.request import TokenIds
 
 
-class Tokens:
+class SimTokens:
     """Of one model. An answer of n tokens is the first n of one fixed text."""
 
     def __init__(self, text: TextModel) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deploy.tools.prove.cases import Case
-from deploy.tools.prove.compare import Answer, Choice
+from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
 
 TIMEOUT_S = 600.0
@@ -74,9 +74,9 @@ class ProveClient:
         return data
 
 
-def choice_of(choice: dict[str, Any]) -> Choice:
+def choice_of(choice: dict[str, Any]) -> AnswerChoice:
     tops = (choice.get("logprobs") or {}).get("top_logprobs") or []
-    return Choice(tuple(choice["token_ids"]), tuple(map(margin, tops)), tuple(choice.get("prompt_token_ids", ())))
+    return AnswerChoice(tuple(choice["token_ids"]), tuple(map(margin, tops)), tuple(choice.get("prompt_token_ids", ())))
 
 
 def margin(top: dict[str, float]) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
-from deploy.tools.prove.compare import Answers, Difference, Row, differences, table
+from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
 from deploy.tools.prove.own_cluster import own_cluster
 from shared.config import core_plan
 from shared.config.settings import CorePlan
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
     cells = url_cells(args.urls) if args.urls else chosen_cells(args.cells)
     reference: Answers = ()
-    rows: list[Row] = []
+    rows: list[ComparedRow] = []
     found: list[tuple[str, str, Difference]] = []
     for cell in cells:
         print(f"{cell.name}: {cell.about} ...", flush=True)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             handed_over = client.handed_over()
         reference = reference or passes[0]
         different = judge(reference, passes)
-        rows.append(Row(cell.name, cell.about, shares(reference, different), handed_over, client.cached_tokens))
+        rows.append(ComparedRow(cell.name, cell.about, shares(reference, different), handed_over, client.cached_tokens))
         found += [(cell.name, name, one) for name, ones in different.items() for one in ones]
     print("\n" + table(PASSES, rows))
     if found and args.layers:

@@ -10,7 +10,7 @@ CONTEXT_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AnswerChoice:
     """One sequence of an answer. `margins[i]`: how much likelier the best token was than the second, as logprobs.
     `prompt_ids`: what it answers."""
 
@@ -19,7 +19,7 @@ class Choice:
     prompt_ids: tuple[int, ...] = ()
 
 
-Answer = tuple[Choice, ...]  # by choice index
+Answer = tuple[AnswerChoice, ...]  # by choice index
 Answers = Sequence[Answer]  # by case
 
 
@@ -62,7 +62,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedRow:
     """One cell's result: how many of its answers were equal, in each pass, and that it did what it says."""
 
     cell: str
@@ -72,7 +72,7 @@ class Row:
     cached_tokens: int
 
 
-def table(passes: Sequence[str], rows: Sequence[Row]) -> str:
+def table(passes: Sequence[str], rows: Sequence[ComparedRow]) -> str:
     lines = [["", *passes, "handed over", "cached tokens", ""]]
     lines += [[row.cell, *row.equal, str(row.handed_over), str(row.cached_tokens), row.about] for row in rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]

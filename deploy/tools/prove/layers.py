@@ -76,7 +76,7 @@ def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way:
     """(L + 1, H) float32 of the last token: what the next one is drawn from."""
     num_layers = model.config.num_layers
     steps = [list(prompt[at : at + way.chunk_size]) for at in range(0, len(prompt), way.chunk_size)]
-    row = Row(model, len(prompt) + len(answer), way.page_size)
+    row = LayerRow(model, len(prompt) + len(answer), way.page_size)
     with torch.inference_mode():
         for number, ids in enumerate(steps):
             is_last = number + 1 == len(steps) and not answer
@@ -89,7 +89,7 @@ def replay(model: LlamaModel, prompt: Sequence[int], answer: Sequence[int], way:
     return seen
 
 
-class Row:
+class LayerRow:
     """One sequence in a pool of its own."""
 
     def __init__(self, model: LlamaModel, num_tokens: int, page_size: int) -> None:

@@ -249,7 +249,7 @@ class NodeHost:
 def close_groups(side: Side, *, in_the_dark: bool) -> None:
     """What a system does for a process that ends, unless it ends with it: its connections are closed."""
     if in_the_dark:
-        table = side.pairs.table if isinstance(side, PrefillSide) else side.transfers.pairs.table  # type: ignore[attr-defined]
+        table = side.groups.table if isinstance(side, PrefillSide) else side.transfers.groups.table  # type: ignore[attr-defined]
         for pair in table:
             pair.group.vanish()
     side.close()

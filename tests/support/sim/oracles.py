@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from router.journal import OpenRequest
-from router.registry import Node
+from router.registry import RegisteredNode
 from shared.core.keys import RequestKey
 from shared.wire.messages import Tokens
 from shared.wire.peers import Inbound, Received
@@ -114,7 +114,7 @@ class RouterOracle:
         self._heard = dict.fromkeys(self._heard, now)
 
 
-def needed(request: OpenRequest) -> tuple[Node, ...]:
+def needed(request: OpenRequest) -> tuple[RegisteredNode, ...]:
     """Nodes without which it does not go on."""
     begun = all(s.is_closed or i in request.begun_by_decode for i, s in enumerate(request.sequences))
     if request.decode is not None and begun:
