@@ -39,7 +39,7 @@ class Prealloc:
 
     def add(self, source: str, offer: Offer, now: float) -> None:
         key = key_of(offer.key)
-        if key in self._ctx.core.scheduler.requests or self._find(key) is not None:
+        if key in self._ctx.core.requests or self._find(key) is not None:
             self._ctx.drop(source, "Offer of a known request")
             return
         req = request_of(offer, self._ctx.next_arrival(), now)

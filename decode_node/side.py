@@ -83,7 +83,7 @@ class DecodeSide:
         """The prefill node ends it, perhaps before it has heard Installed. What we have taken over is not its to end:
         the router may have seen us begin, and then it leaves the request here."""
         key = key_of(abort.key)
-        if key in self._ctx.core.scheduler.requests:
+        if key in self._ctx.core.requests:
             handoff = self.transfers.open.get(key)
             if handoff is None or handoff.source != source:
                 return
@@ -91,7 +91,7 @@ class DecodeSide:
             return
         self._ctx.tombstones.bury(key, now)
         self.abort(key)
-        self._ctx.core.scheduler.abort(key)
+        self._ctx.core.abort(key)
 
     # ---- what the scheduler says
 
@@ -164,9 +164,9 @@ class DecodeSide:
         tells the router what there is to tell; if it is gone or silent, the router notices that."""
         if self.transfers.open.get(handoff.key) is handoff:
             handoff.failure = error.message
-            self._ctx.core.scheduler.abort(handoff.key)
+            self._ctx.core.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:
         """Unless it is over already: the first failure wins."""
         if self.transfers.open.get(handoff.key) is handoff:
-            self._ctx.core.scheduler.fail(handoff.key, error)
+            self._ctx.core.fail(handoff.key, error)

@@ -49,7 +49,7 @@ class Transfers:
             transport=waiting.transport,
             lease=self._next_lease(),
             row=req.row,
-            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.kv.page_size, self._num_layers),
+            ranges=PageRanges(req.num_tokens, cached_prefix_len, self._ctx.core.settings.page_size, self._num_layers),
             since=now,
             touched=now,
             source_drafts=waiting.offer.fingerprint.spec != NO_DRAFT_STATE,
@@ -87,7 +87,7 @@ class Transfers:
 
     def _pull(self, handoff: HandoffIn, ready: Ready, frames: Frames) -> None:
         receiver = self._receivers[handoff.transport]
-        own = self._ctx.core.kv.rows.pages_of(handoff.row)
+        own = self._ctx.core.pages_of(handoff.row)
         target = own[ready.first_page : ready.first_page + len(ready.pages)].copy()
         handoff.num_pulling += 1
         self._pulls.launch(
@@ -101,10 +101,10 @@ class Transfers:
             return
         if record.committed != handoff.request.num_tokens:
             raise HandoffFailed(f"a record of {record.committed} tokens for {handoff.request.num_tokens}")
-        if record.token >= self._ctx.core.model.spec.vocab_size:
+        if record.token >= self._ctx.core.spec.vocab_size:
             raise HandoffFailed("a first token beyond the vocabulary")
         state = draft_state_of_bytes(record.draft_state, self._ctx.core.future_map, peer_drafts=handoff.source_drafts)
-        if not drafts_within(state, self._ctx.core.model.spec.vocab_size):
+        if not drafts_within(state, self._ctx.core.spec.vocab_size):
             raise HandoffFailed("a draft beyond the vocabulary")
         handoff.record, handoff.record_since, handoff.draft_state = record, now, state
 

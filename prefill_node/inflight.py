@@ -52,7 +52,7 @@ class Inflight:
 
     def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
         """HandoffFailed when the grant makes no sense."""
-        page_size = self._ctx.core.kv.page_size
+        page_size = self._ctx.core.settings.page_size
         sender = self._senders.get(grant.transport)
         if sender is None:
             raise HandoffFailed(f"granted for transport {grant.transport!r}, which was not offered")
@@ -85,7 +85,7 @@ class Inflight:
         if handoff.record is not None:
             end = page_count(handoff.num_final_tokens, kv.page_size)
         ahead = min(end, handoff.layers_end)
-        ends = self._ctx.core.scheduler.settings.layer_ends
+        ends = self._ctx.core.settings.layer_ends
         for stop, part in ((ahead, Part(ends[-1]) if ends else WHOLE), (end, WHOLE)):
             if handoff.next_page < stop:
                 pages = kv.rows.pages_of(handoff.request.row)[handoff.next_page : stop].copy()
@@ -107,13 +107,13 @@ class Inflight:
 
     def launched(self, handoff: HandoffOut, event: ChunkLaunched) -> None:
         """Its pages go ahead layer by layer: all that this step fills, and what came before and was not sent yet."""
-        page_size = self._ctx.core.kv.page_size
+        page_size = self._ctx.core.settings.page_size
         end = page_count(event.num_tokens, page_size) if event.is_last else event.num_tokens // page_size
         first = max(handoff.next_page, handoff.layers_end)
         if first >= end:
             return
         handoff.layers_end = end
-        pages = self._ctx.core.kv.rows.pages_of(handoff.request.row)[first:end].copy()
+        pages = self._ctx.core.pages_of(handoff.request.row)[first:end].copy()
         self._computing.append(Computing(handoff, first, pages, event.layers))
         for mark in event.layers.events:
             mark.add_callback(lambda _: self._ctx.wake())

@@ -187,4 +187,4 @@ class PrefillSide:
         handoff = self.inflight.granted.get(key)
         if handoff is not None and handoff.sender is not None and isinstance(error, HandoffFailed):
             self.choice.failed(handoff.peer, handoff.sender.name)
-        self._ctx.core.scheduler.fail(key, error)
+        self._ctx.core.fail(key, error)

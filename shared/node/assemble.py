@@ -22,6 +22,7 @@ from shared.kv.prefix_cache import PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
 from shared.model.interface import Model, ModelSpec, Stage
+from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
@@ -40,33 +41,6 @@ class CoreSizes:
     cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
     cold_file_pages: int = 0  # of its file
     cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
-
-
-@dataclass(slots=True)
-class NodeCore:
-    """Everything of a node that is not network. `close` ends streams and memory."""
-
-    model: Model
-    pool: KVPool
-    kv: KVManager
-    future_map: FutureMap
-    streams: StreamSet
-    engine: Engine
-    scheduler: Scheduler
-    loop: EngineLoop
-
-    def check_integrity(self, idle: bool = False) -> None:
-        """Pages, rows, locks and leases add up; idle: nothing is out."""
-        self.kv.check_integrity(idle)
-        self.engine.check_integrity(idle)
-        if self.scheduler.queues.offload is not None:
-            self.scheduler.queues.offload.check_integrity(idle)
-
-    def close(self) -> None:
-        self.streams.stop()
-        if self.scheduler.queues.offload is not None:
-            self.scheduler.queues.offload.close()
-        self.pool.close()
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:

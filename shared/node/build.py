@@ -34,8 +34,9 @@ from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core, pool_planes
+from shared.node.assemble import CoreSizes, assemble_core, pool_planes
 from shared.node.context import NodeContext, NodeFacts
+from shared.node.core import NodeCore
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.node import Node, Side
@@ -278,9 +279,9 @@ def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> N
         epoch=int(epoch, 16),
         endpoint=links.endpoint,
         host_id=host_id(),
-        transports=transports(config, core.scheduler.settings.device),
-        fingerprint=make_fingerprint(core.model.spec, core.pool.planes, page_size, drafter, build_name()),
-        max_context=core.scheduler.settings.max_context,
+        transports=transports(config, core.settings.device),
+        fingerprint=make_fingerprint(core.spec, core.pool.planes, page_size, drafter, build_name()),
+        max_context=core.settings.max_context,
         max_running=config.memory.max_running,
         max_waiting=config.sched.max_waiting,
         heartbeat_s=config.node.heartbeat_s,
@@ -304,10 +305,10 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     )
     for arrival, sampling in enumerate(kinds):
         key = RequestKey("warm-up", 0, str(arrival), 0, 0)
-        core.scheduler.submit(Request(key, np.asarray(WARM_UP_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
-    while core.scheduler.requests or not core.loop.idle:
-        core.loop.step(block=True)
-    core.scheduler.take_events()
+        core.submit(Request(key, np.asarray(WARM_UP_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
+    while not core.idle:
+        core.step(block=True)
+    core.take_events()
     core.kv.flush_cache()
     gc.freeze()  # what lives from here to the end need not be looked at by every collection
     log.info("warm", seconds=round(time.monotonic() - started, 2))
@@ -316,6 +317,6 @@ def warm_up(core: NodeCore, log: Logger) -> None:
 def check_at_exit(core: NodeCore, log: Logger) -> None:
     """After a clean drain nothing may be left; say so if something is."""
     try:
-        core.kv.check_integrity(idle=core.loop.idle and not core.scheduler.requests)
+        core.kv.check_integrity(idle=core.idle)
     except BatonError as error:
         log.error("KV memory does not add up", error=error)

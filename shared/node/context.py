@@ -10,7 +10,7 @@ from shared.core.errors import BatonError, ConfigError
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.device.cpu import do_nothing
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.node.mail import Outbox
 from shared.node.routers import Routers
 from shared.node.tombstones import Tombstones
@@ -74,7 +74,7 @@ class NodeContext:
 
     def drop_late(self, peer: str, kind: str, key: RequestKey) -> None:
         """Like `drop`, but messages that crossed with the end of their request are nobody's fault."""
-        if not self.tombstones.covers(key) and key not in self.core.scheduler.requests:
+        if not self.tombstones.covers(key) and key not in self.core.requests:
             self.drop(peer, kind)
 
     def end(self, key: RequestKey, error: BatonError) -> None:
@@ -83,13 +83,13 @@ class NodeContext:
 
     def missing_adapter(self, req: Request) -> str:
         """Empty when it needs none, or one that is here."""
-        if self.core.scheduler.settings.has_adapter(req):
+        if self.core.settings.has_adapter(req):
             return ""
         return f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}"
 
     def bad_ids(self, req: Request) -> str:
         """What is wrong with a request's ids for this model; empty when nothing is."""
-        vocab_size = self.core.model.spec.vocab_size
+        vocab_size = self.core.spec.vocab_size
         outputs, sampling = req.output_ids, req.sampling
         if len(req.prompt_ids) and int(req.prompt_ids.max()) >= vocab_size or any(i >= vocab_size for i in outputs):
             return f"a token id beyond the vocabulary of {vocab_size}"

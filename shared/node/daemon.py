@@ -140,7 +140,7 @@ class Daemon:
         self._drain_until = self._clock() + self._drain_s
         self._node.ctx.draining = True
         self._node.next_heartbeat = 0.0
-        self._log.info("draining", requests=len(self._node.ctx.core.scheduler.requests), at_most_s=self._drain_s)
+        self._log.info("draining", requests=len(self._node.ctx.core.requests), at_most_s=self._drain_s)
 
     @property
     def finished(self) -> bool:

@@ -117,15 +117,15 @@ class Node:
     def idle(self) -> bool:
         """No request anywhere, no step in flight."""
         core = self.ctx.core
-        return not core.scheduler.requests and core.loop.idle and not self.side.outside()
+        return core.idle and not self.side.outside()
 
     def fail_all(self, reason: str) -> None:
         """The end of a drain: whoever is left gets a typed error with the next tick."""
         for req in self.side.outside():
             self.side.abort(req.key)
             self.ctx.end(req.key, NodeDraining(reason))
-        for key in list(self.ctx.core.scheduler.requests):
-            self.ctx.core.scheduler.fail(key, NodeDraining(reason))
+        for key in list(self.ctx.core.requests):
+            self.ctx.core.fail(key, NodeDraining(reason))
 
     def goodbye(self) -> list[Dial | Outgoing | HangUp]:
         facts = self.ctx.facts
@@ -136,16 +136,14 @@ class Node:
     # ---- steps and what they bring
 
     def _step(self, now: float) -> None:
-        if self.ctx.core.loop.step():
+        if self.ctx.core.step():
             self.busy = True
-        for launched in self.ctx.core.loop.take_launched():
-            self.side.event(launched, now)
         self._watch.look(now)
         self._take_events(now)
 
     def _take_events(self, now: float) -> None:
         """Handling an event may cause others (a failed hand-off ends its request)."""
-        while events := self.ctx.core.scheduler.take_events():
+        while events := self.ctx.core.take_events():
             self.busy = True  # freed memory may let somebody run
             for event in events:
                 self._take_event(event, now)
@@ -239,7 +237,7 @@ class Node:
                 host_id=facts.host_id,
                 transports=list(facts.transports),
                 connection=self._connections[peer],
-                adapters=[Adapter(own.name, own.digest) for own in self.ctx.core.model.spec.adapters],
+                adapters=[Adapter(own.name, own.digest) for own in self.ctx.core.spec.adapters],
             ),
         )
 
@@ -286,7 +284,7 @@ class Node:
         requests = [
             req
             for req in requests_of(generate, self.ctx.next_arrival, now)
-            if not self.ctx.tombstones.covers(req.key) and req.key not in self.ctx.core.scheduler.requests
+            if not self.ctx.tombstones.covers(req.key) and req.key not in self.ctx.core.requests
         ]
         if not requests:
             self.ctx.drop(peer, "Generate of an aborted, ended or known request")
@@ -320,7 +318,7 @@ class Node:
 
     def _submit(self, req: Request, now: float) -> None:
         self._waiting_since[req.key] = (req, now)
-        self.ctx.core.scheduler.submit(req)
+        self.ctx.core.submit(req)
 
     def _abort(self, abort: Abort, now: float) -> None:
         """By the router, whose word ends a request wherever it is."""
@@ -329,14 +327,14 @@ class Node:
         if not abort.all_sequences:
             self._abort_one(key)
             return
-        keys = [*self.ctx.core.scheduler.requests, *(req.key for req in self.side.outside())]
+        keys = [*self.ctx.core.requests, *(req.key for req in self.side.outside())]
         for other in keys:
             if other.sibling(key.seq_index) == key:
                 self._abort_one(other)
 
     def _abort_one(self, key: RequestKey) -> None:
         self.side.abort(key)
-        self.ctx.core.scheduler.abort(key)
+        self.ctx.core.abort(key)
 
     # ---- time
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from shared.core.request import Request, RequestState
 from shared.device.events import Event
 from shared.engine.plan import StepPlan
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.observe.node_metrics import NodeMetrics
 from shared.wire.messages import MAX_NAMES, NodeLoad
 
@@ -33,7 +33,7 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], h
 def _row_states(core: NodeCore) -> dict[str, int]:
     """A partition of the rows. Of the active ones those that decode are running, the others prefill."""
     tags = core.kv.row_gauges()
-    running = sum(req.state is RequestState.RUNNING for req in core.scheduler.requests.values())
+    running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
     running = min(running, tags["active"])
     return {
         "free": tags["free"],

@@ -87,7 +87,7 @@ class Capacity:
             return False
         queues = self._queues
         queues.waiting.remove(req)
-        if queues.offload is not None and queues.offload.restore(req, ids, cached):
+        if queues.offload.restore(req, ids, cached):
             req.to(S.RESTORING)
         else:
             queues.begin_prefill(req, ids, cached)

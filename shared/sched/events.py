@@ -43,7 +43,7 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
     """A step was launched after which the first num_tokens tokens of a request to hand over have KV; is_last: that is
-    all of them. `layers` says how far it is. Announced by the loop, at once."""
+    all of them. `layers` says how far it is. Told at once."""
 
     key: RequestKey
     num_tokens: int

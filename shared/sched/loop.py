@@ -1,7 +1,11 @@
-"""The overlap loop: resolve (all that may wait or raise) -> plan N (pure) -> launch N -> process N-1, always.
+"""The overlap loop: one round takes a step's result and launches the next step.
 
-The plain loop is the same with depth 0 and gives the same tokens. The loop never sleeps in receive while a lease is
-open: the node's poll wakes it for completions too.
+    process results -> bring back from the cold tier -> resolve lengths -> plan N (pure) -> launch N
+
+With overlap, step N is launched while N-1 runs: the host plans with what it knows, and takes N-1's result in a later
+round. The plain loop is the same with depth 0 and gives the same tokens. All that may wait or raise comes before the
+plan, the first change of the scheduler's state. The loop never sleeps in receive while a lease is open, for completions
+wake the node's poll too.
 """
 
 from __future__ import annotations
@@ -13,24 +17,63 @@ from shared.core.errors import BatonError, RankLost, StepFailed
 from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
-from shared.sched.events import ChunkLaunched
 from shared.sched.prebuilt import Arrival
+from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Drives one scheduler and one engine. Counts steps; owns nothing else."""
+    """Drive one scheduler and one engine. Counts steps; all else belongs to these two."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, overlap: bool) -> None:
         self.scheduler = scheduler
         self.engine = engine
         self.depth = int(overlap) + len(engine.streams.stages)
-        self._num_left = 0
         self.num_steps = 0
         self.num_failed_steps = 0
-        self._launched: list[ChunkLaunched] = []
+        self._readmissions = Readmissions(scheduler, engine)
+        self._num_left = 0
+
+    def step(self, block: bool = False) -> bool:
+        """Run one round. Return True when anything happened. With `block`, wait for the oldest step when nothing could
+        be launched."""
+        progressed = self._process_results()
+        progressed = self._readmissions.take() or progressed
+        if self._num_open_steps() <= self.depth and self._launch_next():
+            return True
+        if block and not progressed:
+            return self._wait_oldest()
+        return progressed
+
+    def _launch_next(self) -> bool:
+        """Resolve lengths, plan a step and launch it. Return False when there is nothing to do."""
+        if not self._resolve():
+            return True
+        plan = self.scheduler.plan(self.engine.unsampled_steps)
+        if plan is None:
+            return self.engine.flush()  # whoever could step next waits for what these say
+        self._settle_rows()
+        lease = self.engine.launch(plan)
+        self.scheduler.launched(plan, lease.layers)
+        self.num_steps += 1
+        return True
+
+    def _process_results(self) -> bool:
+        """Process the results of all steps that have ended, oldest first. Return True when there were any."""
+        progressed = False
+        while self.engine.leases and self.engine.leases[0].has_ended:
+            lease = self.engine.leases[0]
+            try:
+                result = self.engine.collect()
+            except Exception as error:
+                self._recover(lease, error)
+                return True
+            if result is not None:
+                self.scheduler.process(result)
+            progressed = True
+        return progressed
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
         """Install PREBUILT records whose KV is here."""
@@ -38,66 +81,22 @@ class EngineLoop:
         if admission is not None:
             self.engine.admit(admission)
 
-    def step(self, block: bool = False) -> bool:
-        """Process what is done and launch what may be launched. True when anything happened. With `block`, waits
-        for the oldest step when nothing could be launched."""
-        progressed = self._process_done() | self._take_restored()
-        if self._num_open_steps() <= self.depth and self._launch_next():
-            progressed = True
-        elif block and not progressed:
-            progressed = self._wait_oldest()
-        return progressed
-
     @property
     def idle(self) -> bool:
         """No step, no admission and no copy of the cold tier is under way."""
-        return not self.engine.leases and not self._num_copies
-
-    @property
-    def _num_copies(self) -> int:
-        offload = self.scheduler.queues.offload
-        return 0 if offload is None else offload.num_jobs
-
-    def _wait_oldest(self) -> bool:
-        offload = self.scheduler.queues.offload
-        self.engine.flush()
-        if self.engine.leases:
-            self.engine.leases[0].done.synchronize()
-        elif offload is not None:
-            offload.wait()
-        return self._process_done() | self._take_restored()
-
-    def _take_restored(self) -> bool:
-        before = self._num_copies
-        admission = self.scheduler.take_restored()
-        if admission is not None:
-            self.engine.admit(admission)
-        return self._num_copies != before or admission is not None
+        return not self.engine.leases and not self._readmissions.num_copies
 
     def _num_open_steps(self) -> int:
         return sum(isinstance(lease.work, StepPlan) for lease in self.engine.leases)
 
-    def _launch_next(self) -> bool:
-        if not self._resolve():
-            return True
-        plan = self.scheduler.plan(self.engine.unsampled_steps)
-        if plan is None:
-            return self.engine.flush()  # whoever could step next waits for what these say
-        self._settle_rows()
-        self._announce(plan, self.engine.launch(plan))
-        self.num_steps += 1
-        return True
-
-    def _announce(self, plan: StepPlan, lease: StepLease) -> None:
-        if lease.layers is None:
-            return
-        for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            self._launched.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), lease.layers))
-
-    def take_launched(self) -> list[ChunkLaunched]:
-        """Chunks whose layers can be waited for, launched since the last call."""
-        launched, self._launched = self._launched, []
-        return launched
+    def _wait_oldest(self) -> bool:
+        self.engine.flush()
+        if self.engine.leases:
+            self.engine.leases[0].done.synchronize()
+        else:
+            self._readmissions.wait_oldest()
+        progressed = self._process_results()
+        return self._readmissions.take() or progressed
 
     def _settle_rows(self) -> None:
         """Row or pages of a request that has left may have a new owner in the next step. What the sampling of the old
@@ -128,21 +127,7 @@ class EngineLoop:
         self.engine.flush()
         while self.engine.leases and self.num_failed_steps == failures:
             self.engine.leases[0].done.synchronize()
-            self._process_done()
-
-    def _process_done(self) -> bool:
-        progressed = False
-        while self.engine.leases and self.engine.leases[0].has_ended:
-            lease = self.engine.leases[0]
-            try:
-                result = self.engine.collect()
-            except Exception as error:
-                self._recover(lease, error)
-                return True
-            if result is not None:
-                self.scheduler.process(result)
-            progressed = True
-        return progressed
+            self._process_results()
 
     def _recover(self, lease: StepLease, error: Exception) -> None:
         if isinstance(error, RankLost):

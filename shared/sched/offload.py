@@ -11,8 +11,9 @@ back, or not as it was, is computed. Knows nothing of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
@@ -84,6 +85,37 @@ class ColdTier:
                 self.store.load(cold, place, self.pool.page_view(page))
 
         self.jobs.launch(tag, run, "restore", after_newest_step=True)
+
+
+class NoOffload:
+    """What Offload is without a cold tier: nothing leaves, nothing comes back."""
+
+    num_jobs = 0
+    restoring: Mapping[RequestKey, Restore] = MappingProxyType({})
+
+    def wait(self) -> None:
+        """Return at once: there is no copy."""
+
+    def park(self, req: Request) -> bool:
+        return False
+
+    def save_cold(self) -> None:
+        """Save nothing."""
+
+    def restore(self, req: Request, ids: TokenIds, num_cached: int) -> bool:
+        return False
+
+    def revoke(self, req: Request) -> None:
+        raise AssertionError(f"{req.key} is RESTORING, and there is no cold tier")
+
+    def take_done(self) -> list[Restore]:
+        return []
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """There is nothing that could not add up."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
 
 class Offload:

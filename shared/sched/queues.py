@@ -17,7 +17,7 @@ from shared.kv.manager import KVManager
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
-from shared.sched.offload import ColdTier, Offload
+from shared.sched.offload import ColdTier, NoOffload, Offload
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
 
@@ -40,14 +40,16 @@ class Queues:
         self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
-        self.offload = Offload(tier, kv, settings, self.budget, self.counters) if tier is not None else None
+        self.offload: Offload | NoOffload = NoOffload()
+        if tier is not None:
+            self.offload = Offload(tier, kv, settings, self.budget, self.counters)
 
     def await_memory(self, req: Request) -> None:
         bisect.insort(self.waiting, req, key=lambda other: other.arrival)
 
     @property
     def restoring(self) -> list[Request]:
-        return [] if self.offload is None else [restore.request for restore in self.offload.restoring.values()]
+        return [restore.request for restore in self.offload.restoring.values()]
 
     def begin_prefill(self, req: Request, ids: TokenIds, computed: int) -> None:
         """Row and pages are reserved, and the KV of the first `computed` tokens is there."""
@@ -89,9 +91,9 @@ class Queues:
         self.counters.retractions += 1
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=True)
-        elif self.offload is not None and req.state is S.RESTORING:
+        elif req.state is S.RESTORING:
             self.offload.revoke(req)
-        elif self.offload is None or not self.offload.park(req):
+        elif not self.offload.park(req):
             self.leave_prefilling([req])
             self.remember(req)
             self.budget.release(req)
@@ -128,7 +130,7 @@ class Queues:
         self.ungranted.discard(req.key)
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=False)
-        elif self.offload is not None and req.state is S.RESTORING:
+        elif req.state is S.RESTORING:
             self.offload.revoke(req)
         elif req.row:
             self.remember(req)

@@ -25,10 +25,11 @@ from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager
+from shared.model.interface import LayerMarks
 from shared.sched.capacity import Capacity
 from shared.sched.chunking import share_budget, share_whole
 from shared.sched.draft_length import WidthChoice
-from shared.sched.events import SchedEvent
+from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.mirror import concat_lengths
 from shared.sched.offload import ColdTier, Restore
@@ -42,7 +43,8 @@ S = RequestState
 
 
 class Scheduler:
-    """Owner of all requests of a node. The queues are `queues`'s own, by their names there."""
+    """The face of a node's requests: intake, hand-off, planning, results. `queues` owns them; its queues are named here
+    too, for all who plan and for those who look."""
 
     def __init__(
         self,
@@ -174,8 +176,6 @@ class Scheduler:
         """Copies that have ended: requests whose KV is whole again go on by an admission, as PREBUILT ones do, the
         others compute what is missing. Begins the next copies."""
         offload = self.queues.offload
-        if offload is None:
-            return None
         whole = [restore.request for restore in offload.take_done() if self._came_back(restore)]
         offload.save_cold()
         if not whole:
@@ -262,6 +262,13 @@ class Scheduler:
         self.queues.join([chunk.request for chunk in local], [len(chunk.ids) for chunk in local], step, 1)
 
     # ---- results
+
+    def launched(self, plan: StepPlan, layers: LayerMarks | None) -> None:
+        """Announce the chunks of a launched step, where `layers` says how far the step is: pages go ahead by layer."""
+        if layers is None:
+            return
+        for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
+            self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def process(self, result: StepResult) -> None:
         """Take a step's tokens."""

@@ -22,7 +22,8 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.interface import Model
 from shared.model.load import load_model
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings
 from tests.bench.report import report

@@ -15,7 +15,8 @@ import torch
 from shared.device.streams import make_streams
 from shared.model.load import load_model
 from shared.model.pipeline import load_pipeline
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
 from tests.bench.engine_core import decode_rate
 from tests.bench.report import report

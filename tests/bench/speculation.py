@@ -32,7 +32,8 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.load import load_model
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.draft_length import make_width_choice
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from shared.core.request import FinishReason, Request
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.sched.events import GrantRevoked
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core
 from tests.support.scripted_core import job

@@ -15,7 +15,7 @@ from shared.core.request import Request, RequestState
 from shared.device.events import Ticket
 from shared.device.simulated import World
 from shared.kv.manager import page_count
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.sched.events import Ended, GrantRevoked, PrefillDone
 from shared.sched.scheduler import Arrival
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core, retract_somebody

@@ -22,7 +22,8 @@ from shared.model.hashlm.reference import reference_stream, seq2seq_stream
 from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.hashlm.stages import split
 from shared.model.interface import AdapterSpec, Model
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
 from shared.sched.events import Emitted, Ended
 from shared.sched.settings import SchedSettings

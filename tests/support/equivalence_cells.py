@@ -17,7 +17,7 @@ from shared.core.request import RequestState
 from shared.engine.plan import StepPlan, StepResult
 from shared.kv.pages import PageIds
 from shared.model.hashlm.draft import expected_accept_len
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.node.node import Node
 from shared.sched.events import Emitted, Ended
 from shared.wire.messages import Prebuilt, Ready

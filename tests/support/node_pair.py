@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
-from shared.node.assemble import NodeCore
 from shared.node.context import NodeContext, NodeFacts
+from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
 from shared.node.mail import Outgoing
 from shared.node.node import Node

@@ -9,7 +9,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepPlan
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core
 
 FORWARD, COPY, SCHEDULE, TRANSFER = "forward", "copy", "schedule", "transfer"

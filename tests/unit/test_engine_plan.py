@@ -15,7 +15,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.plan import Admission, HistorySeed, RowId, StepPlan
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 

@@ -13,7 +13,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_whole, draw_jobs, make_core, run_local
 

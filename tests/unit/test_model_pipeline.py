@@ -26,7 +26,8 @@ from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_eagle_head, load_model
 from shared.model.pipeline import Pipeline, load_pipeline
 from shared.model.span import cut
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shared.core.sampling_params import SamplingParams
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs
 

@@ -61,7 +61,7 @@ def test_rows_that_were_not_in_the_step_do_not_go_on_with_lengths_that_were_not_
     core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
     while not broken:
         core.loop.step(block=True)
-    core.loop._process_done()  # and launch nothing yet: rubbish for a length may end the process
+    core.loop._process_results()  # and launch nothing yet: rubbish for a length may end the process
     assert core.loop.num_failed_steps == 1 and request.incarnation == 1, "it went on as if nothing had happened"
     outcome = run_local(core, [])
     assert outcome.ends["r1"].reason is FinishReason.ERROR, "the step of the prompt failed"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.sched.events import GrantRevoked
 from shared.sched.page_budget import pick_victim
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local

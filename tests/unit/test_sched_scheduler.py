@@ -15,7 +15,7 @@ from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_run
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.sched.events import Emitted, Ended, HandoffUnpinned, TokenLogprob
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (

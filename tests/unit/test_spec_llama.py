@@ -15,7 +15,8 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.model.load import load_eagle_head, load_model
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
 from shared.speculation.eagle import EagleWorkerV2
 from tests.support.core_rig import Job, Outcome, assert_whole, run_local

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from shared.core.sampling_params import SamplingParams
 from shared.engine.lease import StepTimes
 from shared.model.hashlm.draft import expected_accept_len
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.node.report import StepWatch, node_load
 from shared.observe.metrics import ClusterMetrics, NodeReport
 from shared.observe.node_metrics import NodeMetrics

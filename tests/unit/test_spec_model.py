@@ -23,7 +23,8 @@ from shared.kv.pool import KVPool
 from shared.model.eagle_head import EagleHead
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_model
-from shared.node.assemble import CoreSizes, NodeCore, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.core import NodeCore
 from shared.sched.events import Emitted
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter

@@ -22,8 +22,8 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.plan import RowId, StepResult
 from shared.kv.layout import page_bytes
-from shared.node.assemble import NodeCore
 from shared.node.build import build_core, warm_up
+from shared.node.core import NodeCore
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 
@@ -91,19 +91,19 @@ class Bench:
 
     def ask(self, prompt_tokens: int, output_tokens: int) -> None:
         rng = np.random.default_rng(self._num_asked)
-        most = self.core.model.spec.vocab_size
+        most = self.core.spec.vocab_size
         prompt = rng.integers(most // 10, most, prompt_tokens).astype(np.int64)
         key = RequestKey("plan", 0, str(self._num_asked), 0, 0)
         sampling = SamplingParams(max_tokens=output_tokens, temperature=0.0)
-        self.core.scheduler.submit(Request(key, prompt, sampling, seed=0, arrival=self._num_asked))
+        self.core.submit(Request(key, prompt, sampling, seed=0, arrival=self._num_asked))
         self._num_asked += 1
 
     def turn(self) -> None:
         num_steps = self.core.loop.num_steps
-        self.core.loop.step(block=True)
+        self.core.step(block=True)
         if self.core.loop.num_steps > num_steps:
             self.log.launched()
-        self.core.scheduler.take_events()
+        self.core.take_events()
 
     def finish(self, left: int = 0) -> None:
         """Until so many requests are left."""
@@ -121,14 +121,14 @@ class Bench:
     def prompts(self) -> None:
         """One by one, each in chunks as large as the node makes them."""
         for length in PROMPTS:
-            if length < self.core.scheduler.settings.max_context:
+            if length < self.core.settings.max_context:
                 self.ask(length, 1)
                 self.finish()
 
     def batches(self) -> None:
         for num_rows in BATCHES:
             for context in CONTEXTS:
-                fits = context + DECODE_STEPS < self.core.scheduler.settings.max_context
+                fits = context + DECODE_STEPS < self.core.settings.max_context
                 if num_rows <= self.core.kv.rows.num_free and num_rows * context <= MOST_CONTEXT_TOKENS and fits:
                     for _ in range(num_rows):
                         self.ask(context, DECODE_STEPS)
@@ -136,7 +136,7 @@ class Bench:
 
     def mixed(self) -> None:
         """Prompts that come while rows run, each in a step with them where it is no longer than a mixed chunk."""
-        most = self.core.scheduler.settings.max_context - 1
+        most = self.core.settings.max_context - 1
         for num_rows in MIXED_BATCHES:
             if num_rows >= self.core.kv.rows.num_free:
                 continue
@@ -146,8 +146,8 @@ class Bench:
             for length in (length for length in MIXED_PROMPTS if length < most):
                 self.ask(length, 1)
                 self.finish(left=num_rows)
-            for request in list(self.core.scheduler.requests):
-                self.core.scheduler.abort(request)
+            for request in list(self.core.requests):
+                self.core.abort(request)
             self.finish()
 
 
@@ -167,7 +167,7 @@ def serve(config: NodeProcessConfig, out: Path | None) -> int:
         for part in (bench.prompts, bench.batches, bench.mixed):
             part()
             print(f"round {number + 1} of {ROUNDS}: {part.__name__}, {len(bench.log.shapes)} steps", flush=True)
-    settings = core.scheduler.settings
+    settings = core.settings
     steps = MeasuredSteps(
         bench.log.shapes,
         bench.log.seconds,

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from decode_node.side import DecodeSide
 from shared.core.request import RequestState
 from shared.device.simulated import DeadlockError
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from shared.node.node import Node
 from shared.wire.codec import to_wire
 from shared.wire.messages import Key, Prebuilt, Ready

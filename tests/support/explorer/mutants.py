@@ -240,7 +240,7 @@ def result_before_done(site: Site) -> None:
             progressed = True
         return progressed
 
-    site.stack.enter_context(patch.object(EngineLoop, "_process_done", eager))
+    site.stack.enter_context(patch.object(EngineLoop, "_process_results", eager))
 
 
 def installed_before_the_pull(site: Site) -> None:

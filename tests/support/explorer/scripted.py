@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from shared.core.sampling_params import SamplingParams
 from shared.device.simulated import World
 from shared.engine.transfer_jobs import TransferJobs
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.explorer.cases import Mutant, Site, inject
 

@@ -20,7 +20,7 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Admission, HistorySeed, StepPlan
 from shared.model.interface import ModelInputs
-from shared.node.assemble import NodeCore
+from shared.node.core import NodeCore
 from tests.support.hazards.detector import Detector, HazardError
 from tests.support.hazards.ledger import Ids, Ledger, Mode
 from tests.support.hazards.storages import StorageMode, StorageWatch

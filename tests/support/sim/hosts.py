@@ -157,14 +157,14 @@ class NodeHost:
             return Node(ctx, PrefillSide(ctx, {name: make_sender(name, core.pool) for name in plan.transports}))
         return Node(ctx, DecodeSide(ctx, {name: make_receiver(name, core.pool) for name in plan.transports}))
 
-    def _timed(self, step: Callable[[], bool]) -> Callable[[], bool]:
-        def timed() -> bool:
+    def _timed(self, step: Callable[[bool], bool]) -> Callable[[bool], bool]:
+        def timed(block: bool = False) -> bool:
             self._num_timed += 1
             if self._num_timed % TIMED_EVERY:  # to ask for the processor's time is slow
-                return step()
+                return step(block)
             started = time.process_time()
             try:
-                return step()
+                return step(block)
             finally:
                 self.engine_s += TIMED_EVERY * (time.process_time() - started)
 

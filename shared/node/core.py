@@ -1,0 +1,86 @@
+"""A node's core: everything of it that is not network, and the face that the rest of the node sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shared.core.errors import BatonError
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.device.streams import StreamSet
+from shared.engine.engine import Engine
+from shared.engine.future_map import FutureMap
+from shared.engine.plan import Int32s
+from shared.kv.manager import KVManager
+from shared.kv.pool import KVPool
+from shared.model.interface import Model, ModelSpec
+from shared.sched.events import SchedEvent
+from shared.sched.loop import EngineLoop
+from shared.sched.scheduler import Scheduler
+from shared.sched.settings import SchedSettings
+
+
+@dataclass(slots=True)
+class NodeCore:
+    """Owner of model, memory, streams, scheduler and loop. `close` ends streams and memory."""
+
+    model: Model
+    pool: KVPool
+    kv: KVManager
+    future_map: FutureMap
+    streams: StreamSet
+    engine: Engine
+    scheduler: Scheduler
+    loop: EngineLoop
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def settings(self) -> SchedSettings:
+        return self.scheduler.settings
+
+    @property
+    def requests(self) -> Mapping[RequestKey, Request]:
+        """All requests that the scheduler knows."""
+        return self.scheduler.requests
+
+    @property
+    def idle(self) -> bool:
+        """No request, and no step, admission or copy under way."""
+        return not self.scheduler.requests and self.loop.idle
+
+    def step(self, block: bool = False) -> bool:
+        """Run one round of the loop. Return True when anything happened."""
+        return self.loop.step(block)
+
+    def submit(self, req: Request) -> None:
+        self.scheduler.submit(req)
+
+    def abort(self, key: RequestKey) -> None:
+        """End a request without a word. Unknown keys are legal."""
+        self.scheduler.abort(key)
+
+    def fail(self, key: RequestKey, error: BatonError) -> None:
+        """End a request with an error. Unknown keys are legal."""
+        self.scheduler.fail(key, error)
+
+    def take_events(self) -> list[SchedEvent]:
+        return self.scheduler.take_events()
+
+    def pages_of(self, row: int) -> Int32s:
+        """Return a view of the pool's pages that a row has, in token order. Copy it before the row changes."""
+        return self.kv.rows.pages_of(row)
+
+    def check_integrity(self, idle: bool = False) -> None:
+        """Pages, rows, locks and leases add up. `idle`: nothing is out."""
+        self.kv.check_integrity(idle)
+        self.engine.check_integrity(idle)
+        self.scheduler.queues.offload.check_integrity(idle)
+
+    def close(self) -> None:
+        self.streams.stop()
+        self.scheduler.queues.offload.close()
+        self.pool.close()
