@@ -25,6 +25,7 @@ from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import start_again_as
 from shared.core.orphan_guard import die_with_parent
@@ -139,6 +140,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args.command, args)
     except ConfigError as error:
         print(f"baton {args.command}: {error.message}", file=sys.stderr)
+        return EXIT_CONFIG
+    except ModuleNotFoundError as error:  # where only the router's list is installed, this may be any command
+        package = extras.missing_package(error)
+        if not package:
+            raise
+        print(f"baton {args.command}: {extras.missing(package, 'this')}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130

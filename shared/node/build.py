@@ -20,6 +20,7 @@ from shared.config import core_plan
 from shared.config.processes import NodeProcessConfig
 from shared.config.settings import MemoryConfig, SchedConfig
 from shared.core.errors import BatonError, ConfigError, RankLost
+from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
@@ -291,7 +292,7 @@ def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> N
 
 def build_name() -> str:
     try:
-        return importlib.metadata.version("baton")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "source"
 

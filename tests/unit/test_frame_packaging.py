@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.install_lines import dry_run
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -47,7 +49,7 @@ def pins() -> dict[str, str]:
 
 
 def test_every_requirement_is_pinned_to_a_version_that_fits():
-    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["ray"]:
+    for text in PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"] + EXTRAS["ray"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins()[canonicalize_name(wanted.name)]), text
 
@@ -64,7 +66,7 @@ def test_what_runs_here_is_what_is_pinned():
 
     found = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
     wrong = {name: found[name] for name, version in pins().items() if name in found and found[name] != version}
-    unpinned = set(found) - set(pins()) - {"pip", "baton", "wheel"}
+    unpinned = set(found) - set(pins()) - {"pip", PROJECT["name"], "wheel"}
     assert (wrong, unpinned) == ({}, set())
 
 
@@ -83,7 +85,10 @@ def imports_of(folders: tuple[str, ...]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folders", "declared"),
-    [(PACKAGES, PROJECT["dependencies"] + EXTRAS["ray"]), (("tests",), PROJECT["dependencies"] + EXTRAS["dev"])],
+    [
+        (PACKAGES, PROJECT["dependencies"] + EXTRAS["load"] + EXTRAS["ray"]),
+        (("tests",), PROJECT["dependencies"] + EXTRAS["dev"] + EXTRAS["load"]),
+    ],
 )
 def test_every_import_is_a_declared_dependency(folders, declared):
     names = {canonicalize_name(Requirement(text).name) for text in declared} | NOT_DECLARED
@@ -96,6 +101,13 @@ def test_every_import_is_a_declared_dependency(folders, declared):
         if module != "ray" and not {canonicalize_name(dist) for dist in modules.get(module, [])} & names
     }
     assert not undeclared
+
+
+def test_every_base_dependency_is_imported_by_what_ships():
+    """What only tests import is for the extra `dev`."""
+    modules = packages_distributions()
+    imported = {canonicalize_name(dist) for module in imports_of(PACKAGES) for dist in modules.get(module, [])}
+    assert not {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]} - imported
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -136,7 +148,7 @@ def wheel(tmp_path_factory):
             (source / name).write_bytes((ROOT / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True)
-    return next(folder.glob("baton-*.whl"))
+    return next(folder.glob("baton_serve-*.whl"))
 
 
 def all_files() -> list[str]:
@@ -160,6 +172,16 @@ def test_the_wheel_runs_from_another_folder(wheel, tmp_path):
     command = [sys.executable, "-I", "-c", code, "up", "--help"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(unpacked)) and "baton up" in done.stdout
+
+
+def test_pip_takes_the_line_that_the_wheel_prints(wheel, tmp_path):
+    """Beside the wheel; where pip itself installed it, the line has the path that it came from."""
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); from shared.core import extras"
+    command = [sys.executable, "-I", "-c", f"{code}; print(extras.install_line('ray'))"]
+    line = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert line.endswith(f" './{wheel.name}[ray]'\n")
+    assert f"Processing ./{wheel.name}" in dry_run(line, "--no-deps", cwd=wheel.parent)
 
 
 def test_the_installed_command_works_from_another_folder(tmp_path):

@@ -55,10 +55,26 @@ def test_pins_are_read_from_the_constraints():
         setup_env.pinned("nothing")
 
 
-def test_requirements_are_those_of_the_project_with_test_tools_and_ray():
-    wanted = setup_env.requirements(Path(sys.executable))
-    assert any(text.startswith("torch") for text in wanted) and any(text.startswith("pytest") for text in wanted)
-    assert any(text.startswith("setuptools") for text in wanted) and any(text.startswith("ray") for text in wanted)
+@pytest.mark.parametrize("name", ["setuptools", "torch", "matplotlib", "ray", "pytest"])
+def test_requirements_are_those_of_the_project_and_of_its_extras(name):
+    assert any(text.startswith(name) for text in setup_env.requirements(Path(sys.executable)))
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_the_distribution_under_its_old_name_goes_before_the_new_one_comes(monkeypatch, tmp_path, was_there):
+    calls = []
+    monkeypatch.setattr(setup_env, "make_venv", lambda folder: Path(sys.executable))
+    monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
+    monkeypatch.setattr(setup_env, "installed", lambda python, name: "0.1.0" if was_there else "")
+    monkeypatch.setattr(setup_env, "pip", lambda python, *args: calls.append(args))
+    setup_env.install(tmp_path)
+    assert (("uninstall", "--yes", "baton") in calls) == was_there
+    assert calls[-1][-2:] == ("--editable", str(setup_env.ROOT))
+
+
+def test_what_is_installed_is_asked_of_that_python():
+    assert setup_env.installed(Path(sys.executable), "pytest") == pytest.__version__
+    assert setup_env.installed(Path(sys.executable), "no-such-distribution") == ""
 
 
 @pytest.fixture

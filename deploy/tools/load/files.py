@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.tools.load.outcome import REPORT, LoadReport, RequestRow, encode
 from deploy.tools.load.page import page_of
+from shared.core import extras
 from shared.core.errors import ConfigError
 
 CSV_NAME, HTML_NAME = "requests.csv", "report.html"
@@ -16,6 +17,7 @@ CSV_NAME, HTML_NAME = "requests.csv", "report.html"
 
 def prepare(folder: Path) -> None:
     """Ahead of the run, which nobody wants to repeat. ConfigError where nothing can be written."""
+    extras.require("load", f"--out {folder}, for its plots,")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

