@@ -8,8 +8,11 @@ import importlib.util
 import json
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import tomllib
+import urllib.request
 from importlib import metadata
 from pathlib import Path
 
@@ -23,7 +26,7 @@ from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.transfer.transports import available_transports
 from tests.support.install_lines import dry_run
-from tests.support.small_site import ROOT, closure, link_site, run_in
+from tests.support.small_site import ROOT, closure, command_in, link_site, num_bytes, run_in
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -56,6 +59,11 @@ def base_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = closure(PROJECT["project"]["dependencies"])
     assert not names & {"matplotlib", "ray", "nixl", "transformers", "pytest", "httpx"}
     return link_site(tmp_path_factory.mktemp("base") / "site", names)
+
+
+@pytest.fixture(scope="module")
+def router_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return link_site(tmp_path_factory.mktemp("router") / "site", pins(ROUTER_LIST))
 
 
 # The extras
@@ -178,3 +186,62 @@ def test_nixl_asked_for_by_name_and_missing_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="--transport nixl needs the package nixl; to install it, type: "):
         available_transports("nixl")
+
+
+# The router's list
+
+
+def test_the_list_has_the_versions_of_the_constraints() -> None:
+    listed, constraints = pins(ROUTER_LIST), pins(ROOT / "constraints.txt")
+    assert listed == {name: constraints[name] for name in listed}
+
+
+def test_the_list_is_complete_and_small() -> None:
+    """Complete but for what the file itself gives up. Bytes as on disk, torch's CPU build alone has 700 MB."""
+    listed = set(pins(ROUTER_LIST))
+    assert not listed & {"torch", "numba", "llvmlite", "matplotlib", "ray", "transformers"}
+    wanted = {
+        canonicalize_name(need.name)
+        for name in listed
+        for need in map(Requirement, metadata.requires(name) or [])
+        if need.marker is None or need.marker.evaluate({"extra": ""})
+    }
+    assert wanted - listed == {"huggingface-hub"}
+    assert sum(map(num_bytes, listed)) < 110e6
+
+
+def test_all_that_a_router_may_load_is_in_the_list(router_site: Path) -> None:
+    done = run_in(router_site, IMPORT_ALL, *ROUTER_PARTS)
+    assert (done.returncode, done.stdout.strip()) == (0, "{}"), done.stderr
+    tools = run_in(
+        router_site,
+        "import deploy.cluster.admin, deploy.cluster.admin_key, deploy.cluster.keys, deploy.cluster.key_steps",
+    )
+    assert tools.returncode == 0, tools.stderr
+
+
+def test_a_router_starts_from_its_list_alone(router_site: Path) -> None:
+    """With a real tokenizer and template, out of the weights' file."""
+    model = str(model_path.bundled_gguf())
+    flags = ["router", "--model", model, "--port", "0", "--node-endpoint", "tcp://127.0.0.1:0"]
+    process = subprocess.Popen(command_in(router_site, RUN, *flags), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    with process:
+        try:
+            lines = []
+            while not (found := re.search(r"serving url=(\S+)", "".join(lines[-1:]))):
+                lines.append(process.stderr.readline())
+                assert lines[-1], "".join(lines)
+            with urllib.request.urlopen(f"{found[1]}/health", timeout=60) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("words", [["decode", "--model", "hashlm", "--router", "tcp://127.0.0.1:1"], ["load"]])
+def test_what_is_not_for_the_router_says_how_to_install_the_rest(router_site: Path, words: list[str]) -> None:
+    done = run_in(router_site, RUN, *words)
+    assert done.returncode == 2, done.stderr
+    assert line_of(done.stderr) == extras.install_line()
