@@ -25,7 +25,7 @@ from shared.config import model_path
 from shared.core import extras
 from shared.core.errors import ConfigError
 from shared.transfer.transports import available_transports
-from tests.support.install_lines import dry_run
+from tests.support.install_lines import dry_run, lines_in, wanted_by
 from tests.support.small_site import ROOT, closure, command_in, link_site, num_bytes, run_in
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -245,3 +245,49 @@ def test_what_is_not_for_the_router_says_how_to_install_the_rest(router_site: Pa
     done = run_in(router_site, RUN, *words)
     assert done.returncode == 2, done.stderr
     assert line_of(done.stderr) == extras.install_line()
+
+
+# The pages
+
+
+def pages() -> list[Path]:
+    kinds = ("*.md", "*.py", "*.txt", "*.yaml", "*.toml", "*.sbatch", "*.service", "Dockerfile")
+    own = [file for name in sorted(extras.OURS) for kind in kinds for file in (ROOT / name).rglob(kind)]
+    return [*own, *ROOT.glob("*.md"), *ROOT.glob("*.toml"), ROOT / "Makefile"]
+
+
+def test_no_line_takes_baton_from_an_index() -> None:
+    """Lines name the checkout or a wheel, extras that exist, and the versions of the constraints."""
+    constraints = pins(ROOT / "constraints.txt")
+    found = [(file, line) for file in pages() for line in lines_in(file.read_text("utf-8"))]
+    assert len(found) > 10
+    for file, line in found:
+        wanted = wanted_by(line)
+        assert wanted.extras <= set(EXTRAS), (file, line)
+        for requirement in wanted.from_index:
+            name = canonicalize_name(requirement.name)
+            assert name not in ("baton", "baton-serve"), (file, line)
+            version = str(requirement.specifier).removeprefix("==").partition("+")[0]  # +cpu: a build of that version
+            assert version in ("", constraints.get(name, version)), (file, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "extra", "names"),
+    [
+        ("pip install 'baton-serve[ray]'", set(), ["baton-serve"]),
+        ("pip install --constraint constraints.txt '.[dev,load]' && x", {"dev", "load"}, []),
+        ("pip install --no-deps -r deploy/router-requirements.txt && pip install --no-deps .", set(), []),
+        ("pip install ./baton_serve-0.1.0-py3-none-any.whl[ray]", {"ray"}, []),
+        ('RUN pip install --index-url https://example.org/cpu "torch==2.13.0+cpu"', set(), ["torch"]),
+    ],
+)
+def test_what_a_line_wants(line: str, extra: set[str], names: list[str]) -> None:
+    (found,) = map(wanted_by, list(lines_in(line))[:1])
+    assert (found.extras, [one.name for one in found.from_index]) == (extra, names)
+
+
+def test_the_readme_says_what_every_command_needs() -> None:
+    table = (ROOT / "README.md").read_text("utf-8").partition("| command | needs |")[2].partition("\n\n")[0]
+    said = set(re.findall(r"`([\w-]+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[1:] if row)))
+    assert {*cli.COMMANDS, *cli.TOOLS} <= said
+    assert all(f".[{extra}]" in table for extra in extras.PACKAGES) and ROUTER_LIST.name in table
