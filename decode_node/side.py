@@ -13,7 +13,7 @@ from decode_node.handoff_in import HandoffIn
 from decode_node.prealloc import Prealloc
 from decode_node.prebuilt import process_prebuilt
 from decode_node.transfer import Transfers
-from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed, NodeLost
+from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed, PartnerLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.node.context import NodeContext
@@ -146,11 +146,11 @@ class DecodeSide:
     def peer_closed(self, peer: str) -> None:
         """A prefill node died. What has arrived completely goes on; the rest fails."""
         for waiting in self.prealloc.take_of_source(peer):
-            self._ctx.end(waiting.request.key, NodeLost(f"{peer} is gone"))
+            self._ctx.end(waiting.request.key, PartnerLost(f"{peer} is gone"))
         self.transfers.groups.peer_closed(peer)
         for handoff in self.transfers.of_source(peer):
             if handoff.needs_source:
-                self._fail(handoff, NodeLost(f"{peer} is gone"))
+                self._fail(handoff, PartnerLost(f"{peer} is gone"))
         self.transfers.forget_dead()
 
     def hands_over(self) -> dict[str, str]:

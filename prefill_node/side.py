@@ -14,7 +14,7 @@ from prefill_node.groups_out import GroupMessage, GroupsOut
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
 from prefill_node.transport_choice import TransportChoice
-from shared.core.errors import BatonError, HandoffFailed, NodeLost, PartnerOverloaded
+from shared.core.errors import BatonError, HandoffFailed, PartnerLost, PartnerOverloaded
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
@@ -172,7 +172,7 @@ class PrefillSide:
             self.bootstrap.forget(handoff.key)
             self.inflight.granted.pop(handoff.key, None)
         for handoff in lost:
-            self._fail(handoff.key, NodeLost(f"{peer} is gone"))
+            self._fail(handoff.key, PartnerLost(f"{peer} is gone"))
         self.groups.peer_closed(peer)
         self.choice.forget(peer)
         self._ctx.outbox.hang_up(peer)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from router.abort_log import AbortLog
 from router.effects import Alarm, Effects, Failure, Update
-from router.faults import can_resume, error_of_end, given_up, is_node_fault
+from router.faults import can_resume, error_of_end, given_up, is_node_fault, is_partners
 from router.journal import Journal, OpenRequest, SequenceJournal
 from router.occupancy import occupy, prompt_done, release
 from router.placement import NODES_AWAY_S, Placer
@@ -28,7 +28,6 @@ from shared.core.errors import (
     NodeLost,
     NoNodes,
     Overloaded,
-    PartnerOverloaded,
 )
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
@@ -334,7 +333,7 @@ class Dispatcher:
             return
         error = error_of_end(end, node.node_id)
         if error is not None:
-            self._ended_badly(request, node, end, error, effects)
+            self._ended_badly(request, node, error, effects)
             return
         node.breaker.succeeded()
         sequence.end = end
@@ -343,18 +342,16 @@ class Dispatcher:
             effects.news.append(Update(request.rid, end.key.seq_index, (), (), end))
             self._after_progress(request, effects)
 
-    def _ended_badly(
-        self, request: OpenRequest, node: RegisteredNode, end: SequenceEnd, error: BatonError, effects: Effects
-    ) -> None:
+    def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
         partner calls lost or full."""
         if isinstance(error, NodeDraining):
             node.is_draining = True  # its heartbeat will say so too
-        elif is_node_fault(end, error):
+        elif is_node_fault(error):
             node.breaker.failed(effects.now)
         if isinstance(error, HandoffFailed):
             self._avoid(request, *request.nodes)
-        elif end.error_code in (NodeLost.code, PartnerOverloaded.code):
+        elif is_partners(error):
             self._avoid(request, *(other for other in request.nodes if other is not node))
         else:
             self._avoid(request, node)

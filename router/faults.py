@@ -6,28 +6,16 @@ from shared.core.errors import (
     AdapterMissing,
     BatonError,
     DeadlineExceeded,
-    HandoffFailed,
     InvalidRequest,
-    NodeDraining,
     NodeLost,
     Overloaded,
+    PartnerLost,
     PartnerOverloaded,
-    StepFailed,
 )
 from shared.core.request import FinishReason
+from shared.wire.errors import error_of
 from shared.wire.messages import SequenceEnd
 
-_KINDS: tuple[type[BatonError], ...] = (
-    AdapterMissing,
-    DeadlineExceeded,
-    HandoffFailed,
-    InvalidRequest,
-    NodeDraining,
-    NodeLost,
-    Overloaded,
-    StepFailed,
-)
-_BY_CODE = {kind.code: kind for kind in _KINDS} | {PartnerOverloaded.code: Overloaded}  # of two: the router's concern
 _GOOD = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 MAX_MESSAGE_CHARS = 500
 
@@ -38,15 +26,19 @@ def error_of_end(end: SequenceEnd, node_id: str) -> BatonError | None:
         return None
     if end.reason == FinishReason.ABORT.value:
         return NodeLost(f"node {node_id} gave the request up")
-    kind = _BY_CODE.get(end.error_code, BatonError)
-    return kind(end.error_message[:MAX_MESSAGE_CHARS] or f"node {node_id} failed", subject=node_id)
+    message = end.error_message[:MAX_MESSAGE_CHARS] or f"node {node_id} failed"
+    return error_of(end.error_code, message, subject=node_id)
 
 
-def is_node_fault(end: SequenceEnd, error: BatonError) -> bool:
+def is_partners(error: BatonError) -> bool:
+    """Whether the node that sent it blames the other one of the hand-off."""
+    return isinstance(error, PartnerLost | PartnerOverloaded)
+
+
+def is_node_fault(error: BatonError) -> bool:
     """Only 5xx count against a node; a full one (429) or a bad request (4xx) says nothing about its health, nor does
     its word that another node is lost, or that it lacks an adapter."""
-    is_fault = error.status >= 500 and not isinstance(error, DeadlineExceeded | AdapterMissing)
-    return is_fault and end.error_code != NodeLost.code
+    return error.status >= 500 and not isinstance(error, DeadlineExceeded | AdapterMissing) and not is_partners(error)
 
 
 def can_resume(error: BatonError) -> bool:
@@ -55,7 +47,7 @@ def can_resume(error: BatonError) -> bool:
 
 
 def given_up(error: BatonError, num_attempts: int) -> BatonError:
-    """The last attempt's error, as the client gets it."""
-    if num_attempts < 2:
-        return error
-    return type(error)(f"{error.message}; given up after {num_attempts} attempts", subject=error.subject)
+    """The last attempt's error, as the client gets it: which node was full is the router's concern."""
+    kind = Overloaded if isinstance(error, PartnerOverloaded) else type(error)
+    tried = f"; given up after {num_attempts} attempts" if num_attempts > 1 else ""
+    return kind(error.message + tried, subject=error.subject)

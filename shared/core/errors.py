@@ -35,6 +35,12 @@ class ModelNotFound(InvalidRequest):
     status = 404
 
 
+class TooLarge(InvalidRequest):
+    """The request and its answer can never fit the node that got it, not even an empty one."""
+
+    code = "too_large"
+
+
 class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
     status = 413
@@ -71,6 +77,10 @@ class NodeLost(BatonError):
 
     code = "node_lost"
     status = 502
+
+
+class PartnerLost(NodeLost):
+    """A node's word that the other node of a hand-off is gone. The code is NodeLost's: clients hear no difference."""
 
 
 class NodeDraining(NodeLost):

@@ -79,7 +79,7 @@ class NodeContext:
 
     def end(self, key: RequestKey, error: BatonError) -> None:
         """Tell the router about a sequence that never came as far as the scheduler."""
-        self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error.code, error.message))
+        self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
     def missing_adapter(self, req: Request) -> str:
         """Empty when it needs none, or one that is here."""

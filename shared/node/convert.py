@@ -56,13 +56,14 @@ def run_of(event: Emitted) -> TokenRun:
 
 
 def end_of(event: Ended) -> SequenceEnd:
+    error = event.error
     return SequenceEnd(
         key=to_wire(event.key),
         reason=event.reason.value,
         num_output_tokens=event.num_output_tokens,
         cached_tokens=event.cached_tokens,
-        error_code=event.error_code,
-        error_message=event.error_message[:MAX_TEXT],  # a peer's words may be in it
+        error_code="" if error is None else error.code,
+        error_message="" if error is None else error.message[:MAX_TEXT],  # a peer's words may be in it
     )
 
 

@@ -276,7 +276,7 @@ class Node:
         key, life = key_of(generate.key), self.ctx.routers.life(peer)
         if life is None:  # the Welcome met a full queue: nobody would miss what we drop
             early = Overloaded(f"{self.ctx.facts.node_id} has not heard its router's Welcome")
-            self._report(peer, Ended(key, FinishReason.ERROR, 0, 0, early.code, early.message))
+            self._report(peer, Ended(key, FinishReason.ERROR, 0, 0, early))
             return
         if (key.router_id, key.router_epoch) != (life.router_id, life.epoch):
             self.ctx.drop(peer, "Generate of another life of the router")

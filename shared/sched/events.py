@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
+from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.engine.plan import StepResult
@@ -36,8 +37,7 @@ class Ended:
     reason: FinishReason
     num_output_tokens: int
     cached_tokens: int
-    error_code: str = ""
-    error_message: str = ""
+    error: BatonError | None = None  # set exactly when the reason is ERROR
 
 
 @dataclass(frozen=True, slots=True)

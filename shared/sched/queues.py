@@ -114,13 +114,14 @@ class Queues:
     def fail(self, key: RequestKey, error: BatonError) -> None:
         req = self.requests.get(key)
         if req is not None:
-            self.end(req, FinishReason.ERROR, error.code, error.message)
+            self.end(req, FinishReason.ERROR, error)
 
-    def end(self, req: Request, reason: FinishReason, code: str = "", message: str = "") -> None:
+    def end(self, req: Request, reason: FinishReason, error: BatonError | None = None) -> None:
+        """`error`: with reason ERROR, and only then; `fail` is the way to it."""
         req.finish_reason = reason
         self.requests.pop(req.key, None)
         self.leave(req)
-        self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, code, message))
+        self.events.append(Ended(req.key, reason, len(req.output_ids), req.cached_tokens, error))
 
     def leave(self, req: Request) -> None:
         """Out of every queue; computed pages stay in the prefix cache, the others are free."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from shared.core.errors import BatonError
+from shared.core.errors import BatonError, DeadlineExceeded, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request, RequestState
 from shared.device.stream import Stream
@@ -82,8 +82,7 @@ class Scheduler:
         """Queue a request. One that can never fit ends at once with an error."""
         self.requests[req.key] = req
         if not self.can_fit(req):
-            text = f"{req.num_tokens} tokens and an answer can never fit this node"
-            self.queues.end(req, FinishReason.ERROR, "too_large", text)
+            self.fail(req.key, TooLarge(f"{req.num_tokens} tokens and an answer can never fit this node"))
             return
         if req.handoff_to is not None:
             self.queues.ungranted.add(req.key)
@@ -102,7 +101,7 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """End requests past their deadline."""
         for req in [req for req in self.requests.values() if req.deadline < now]:
-            self.queues.end(req, FinishReason.ERROR, "deadline_exceeded", "the request's deadline passed")
+            self.fail(req.key, DeadlineExceeded("the request's deadline passed"))
 
     def fail(self, key: RequestKey, error: BatonError) -> None:
         self.queues.fail(key, error)

@@ -195,12 +195,21 @@ def test_a_restarted_node_replaces_its_earlier_life(pair: Pair) -> None:
     assert post(pair.router, "say:still").status_code == 200 and len(fresh.generates) == 2
 
 
-@pytest.mark.parametrize(("code", "status"), [("step_failed", 500), ("handoff_failed", 502), ("overloaded", 429)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("step_failed", 500), ("handoff_failed", 502), ("overloaded", 429), ("too_large", 400)]
+)
 def test_an_error_of_a_node_is_a_clear_answer(pair: Pair, code: str, status: int) -> None:
     for body in ({"stream": True}, {"stream": False}, {"n": 3}):
         response = post(pair.router, f"fail:{code}", **body)
         assert response.status_code == status and error_code(response) == code
     assert post(pair.router, "say:next").status_code == 200
+
+
+def test_a_request_that_is_too_large_is_tried_once_and_blamed_on_nobody(pair: Pair) -> None:
+    for attempt in range(1, 5):
+        assert post(pair.router, "fail:too_large").json()["error"]["type"] == "invalid_request_error"
+        assert len(pair.prefill.generates) == attempt, "the breaker lets the next one through, too"
+    assert pair.router.metric('baton_requests_total{outcome="too_large"}') == 4
 
 
 def test_an_error_in_a_stream_does_not_look_like_an_end(pair: Pair) -> None:

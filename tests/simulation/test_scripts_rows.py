@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shared.core.errors import IntegrityError
 from shared.core.request import FinishReason, Request
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
@@ -147,8 +148,8 @@ def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
     script.world.run_stream(TRANSFER)
     outcome = script.finish()
     end = outcome.ends["r2"]
-    assert arrived.finish_reason is FinishReason.ERROR and end.error_code == "integrity_error"
-    assert f"step {plan.step} read a relay row that another step had written" in end.error_message
+    assert arrived.finish_reason is FinishReason.ERROR and isinstance(end.error, IntegrityError)
+    assert f"step {plan.step} read a relay row that another step had written" in end.error.message
     assert len(outcome.streams["r2"]) == 1, "nothing after the first token, which came with the record, was believed"
     assert_whole(script.core)
 

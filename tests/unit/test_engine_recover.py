@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+from shared.core.errors import StepFailed
 from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
@@ -64,8 +65,9 @@ def run_with_fault(core: NodeCore, jobs: list[Job]) -> Outcome:
         else:
             assert stream == expected, f"r{job.rid} was not in the failed step, and its stream is wrong"
     for rid in failed:
-        assert outcome.ends[rid].error_code == "step_failed", outcome.ends[rid]
-        assert "injected" in outcome.ends[rid].error_message or "lengths" in outcome.ends[rid].error_message
+        error = outcome.ends[rid].error
+        assert isinstance(error, StepFailed), outcome.ends[rid]
+        assert "injected" in error.message or "lengths" in error.message
     return outcome
 
 
@@ -188,7 +190,7 @@ def test_an_admission_that_raises_fails_its_own_requests_only(backend: str) -> N
     while len(pair.outcome.streams["r0"]) < 5:
         pair.tick()
     outcome = run_pair(pair, [jobs[1]])
-    assert outcome.ends["r1"].reason is FinishReason.ERROR and "admission" in outcome.ends["r1"].error_message
+    assert outcome.ends["r1"].reason is FinishReason.ERROR and "admission" in str(outcome.ends["r1"].error)
     assert outcome.streams["r0"] == jobs[0].expected()
     assert pair.decode.loop.num_failed_steps == 1
     assert_whole(pair.prefill)
@@ -223,7 +225,7 @@ def test_lengths_that_were_not_made_fail_their_step() -> None:
     core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
     core.engine.worker.forward = watch  # type: ignore[method-assign, assignment]
     outcome = run_local(core, [])
-    assert broken and {end.error_code for end in outcome.ends.values()} == {"step_failed"}
-    assert all("its lengths were not made" in end.error_message for end in outcome.ends.values())
+    assert broken and {type(end.error) for end in outcome.ends.values()} == {StepFailed}
+    assert all("its lengths were not made" in str(end.error) for end in outcome.ends.values())
     assert_whole(core)
     core.close()

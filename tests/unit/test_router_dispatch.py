@@ -197,7 +197,8 @@ def test_malformed_runs_are_dropped_with_an_alarm(rig: RouterRig) -> None:
 
 ENDS = [("error", "step_failed", "step_failed", 1), ("error", "handoff_failed", "handoff_failed", 1),
         ("error", "invalid_request_error", "invalid_request_error", 0), ("error", "overloaded", "overloaded", 0),
-        ("error", "deadline_exceeded", "deadline_exceeded", 0), ("error", "made_up", "internal_error", 1),
+        ("error", "too_large", "too_large", 0), ("error", "deadline_exceeded", "deadline_exceeded", 0),
+        ("error", "integrity_error", "integrity_error", 1), ("error", "made_up", "internal_error", 1),
         ("abort", "", "node_lost", 1)]  # fmt: skip
 
 

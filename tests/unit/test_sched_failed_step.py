@@ -29,11 +29,12 @@ def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(outp
     while len(request.output_ids) < output:
         core.loop.step(block=True)
     core.scheduler.take_events()
+    error = HandoffFailed("the peer is gone")
     for _ in range(2):  # the second time the key is unknown, which is legal
-        core.scheduler.fail(request.key, HandoffFailed("the peer is gone"))
+        core.scheduler.fail(request.key, error)
     (end,) = core.scheduler.take_events()
     assert isinstance(end, Ended) and end.reason is FinishReason.ERROR
-    assert (end.error_code, end.error_message) == (HandoffFailed.code, "the peer is gone")
+    assert end.error is error
     while not core.loop.idle:
         core.loop.step(block=True)
     assert_whole(core)

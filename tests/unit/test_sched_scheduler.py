@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.core.errors import IntegrityError
+from shared.core.errors import DeadlineExceeded, IntegrityError, TooLarge
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import FinishReason, Request
 from shared.core.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ def test_a_request_that_can_never_fit_ends_at_once() -> None:
     for req in (job(0, 60, 30).request(), job(1, 500, 100).request(), job(2, 0).request()):
         core.scheduler.submit(req)
         (event,) = core.scheduler.take_events()
-        assert isinstance(event, Ended) and event.error_code == "too_large" and req.finished
+        assert isinstance(event, Ended) and isinstance(event.error, TooLarge) and req.finished
     assert not core.scheduler.requests and core.scheduler.plan() is None
     core.close()
 
@@ -158,7 +158,7 @@ def test_a_deadline_ends_a_request_in_any_state(state: str) -> None:
     core.scheduler.expire(10.5)
     assert late.finished and late.finish_reason is FinishReason.ERROR
     outcome = run_local(core, [])
-    assert outcome.ends["r0"].error_code == "deadline_exceeded"
+    assert isinstance(outcome.ends["r0"].error, DeadlineExceeded)
     assert_streams([other], outcome)
     assert_whole(core)
     core.close()

@@ -26,7 +26,7 @@ from router.placement import Placer
 from router.policy.least_load import LeastLoad
 from router.registry import RegisteredNode, Registry
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request, RequestState, TokenIds
+from shared.core.request import Request, RequestState, TokenIds
 from shared.core.sampling_params import SamplingParams
 from shared.sched.events import ChunkReady, Emitted, Ended, GrantRevoked, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.sched.prebuilt import Arrival
@@ -364,7 +364,7 @@ class SimCluster:
                     side.timed.scheduler.abort(event.key)
                     self._turn(side)
         record.end, record.finish_reason = self._clock.now, event.reason.value
-        record.error = event.error_message if event.reason is FinishReason.ERROR else ""
+        record.error = event.error.message if event.error is not None else ""
         record.reported_tokens, record.cached_tokens = event.num_output_tokens, event.cached_tokens
         answer = self._tokens.answer(event.num_output_tokens)
         self._driver.ended(open_.asked.number, answer, self._clock.now, may_go_on=record.is_whole)

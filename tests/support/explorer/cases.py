@@ -219,7 +219,7 @@ def _run_local(
         mutant.apply(Site(core, (), stack))
     outcome = _drive(core, jobs, rng)
     for rid, end in outcome.ends.items():
-        assert end.reason.value in ("stop", "length"), f"{rid} ended with {end.error_code}: {end.error_message}"
+        assert end.reason.value in ("stop", "length"), f"{rid} ended with {end.error!r}"
     assert_streams(jobs, outcome)
     return core.loop.num_steps
 
@@ -243,7 +243,7 @@ def _run_faulty(
     for job in jobs:
         end, stream = outcome.ends[f"r{job.rid}"], outcome.streams[f"r{job.rid}"]
         if end.reason.value == "error":
-            assert "injected" in end.error_message, f"r{job.rid} ended with {end.error_code}: {end.error_message}"
+            assert "injected" in str(end.error), f"r{job.rid} ended with {end.error!r}"
             assert stream == job.expected()[: len(stream)], f"r{job.rid} had said something wrong"
         else:
             assert stream == job.expected(), f"stream of r{job.rid} ({job.sampling})"
