@@ -35,12 +35,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """`staging` holds them, or `error` says why they do not come."""
+    """`staging` holds them, or says why they do not come."""
 
     handoff: HandoffIn
     ready: Ready
-    staging: torch.Tensor | None
-    error: str = ""
+    staging: torch.Tensor | HandoffFailed
 
 
 class GroupsIn:
@@ -101,15 +100,15 @@ class GroupsIn:
         if isinstance(message, StoreEntry):
             self.table.deliver(peer, message)
         elif (entry := self.table.get(peer, message.group)) is not None:
-            self._end(entry, f"{peer}: {message.reason}")
+            self._end(entry, HandoffFailed(f"{peer}: {message.reason}"))
 
     def poll(self) -> list[Fetched]:
         """What has come, or will not any more."""
         for entry in self.table:
             self._collect(entry)
             self._ask(entry.peer)
-        for entry in self.table.take_broken():
-            self._fail(entry, entry.group.error)
+        for entry, error in self.table.take_broken():
+            self._fail(entry, error)
         self.table.tell_peers()
         out, self._out = self._out, []
         return out
@@ -126,13 +125,13 @@ class GroupsIn:
         """What is in staging already needs nobody."""
         entry = self.table.get(peer)
         if entry is not None:
-            self._end(entry, f"{peer} is gone")
+            self._end(entry, HandoffFailed(f"{peer} is gone"))
 
-    def _end(self, entry: GroupEntry, reason: str) -> None:
+    def _end(self, entry: GroupEntry, error: HandoffFailed) -> None:
         self._collect(entry)
-        self.table.end(entry, reason, tell=False)
-        self._fail(entry, reason)
+        self.table.end(entry, error, tell=False)
+        self._fail(entry, error)
 
-    def _fail(self, entry: GroupEntry, reason: str) -> None:
+    def _fail(self, entry: GroupEntry, error: HandoffFailed) -> None:
         lost = [*self._asked.pop(entry), *self._waiting.pop(entry.peer, ())]
-        self._out += [Fetched(fetch.handoff, fetch.ready, None, reason) for fetch in lost]
+        self._out += [Fetched(fetch.handoff, fetch.ready, error) for fetch in lost]

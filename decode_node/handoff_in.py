@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from decode_node.page_ranges import PageRanges
+from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.wire.messages import Offer, Prebuilt
@@ -44,7 +45,8 @@ class HandoffIn:
     record_since: float = 0.0  # the source sends it when the last chunk is computed
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # the record's, host
     complete_since: float = 0.0
-    failure: str = "the decode node gave it up"  # what the source hears when it is over without being installed
+    # What the source hears when it is over without being installed
+    failure: BatonError = field(default_factory=lambda: HandoffFailed("the decode node gave it up"))
 
     @property
     def key(self) -> RequestKey:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decode_node.handoff_in import WaitingOffer
+from shared.core.errors import Aborted, BatonError, HandoffFailed, NodeDraining, Overloaded, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
@@ -16,7 +17,8 @@ from shared.node.convert import request_of
 from shared.node.fingerprint import difference
 from shared.transfer.transports import choose_transport
 from shared.wire.codec import key_of
-from shared.wire.messages import MAX_TEXT, Offer, Refuse, Wait
+from shared.wire.errors import refuse
+from shared.wire.messages import Offer, Wait
 
 MOST_OF_ONE_SOURCE = 0.75  # of the offers that may wait here
 
@@ -45,14 +47,14 @@ class Prealloc:
         req = request_of(offer, self._ctx.next_arrival(), now)
         facts = self._ctx.facts
         transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
-        reason = self._refusal(req, offer) or ("" if transport else "no transport that both nodes have")
-        is_full = not reason and not self._has_room(source)
-        if is_full:
-            reason = f"{facts.node_id} has too many offers waiting"
-        if reason or transport is None:
-            self._ctx.outbox.send(source, Refuse(offer.key, reason[:MAX_TEXT], is_full))  # it may quote the offer
+        refusal = self._refusal(req, offer)
+        if transport is None:
+            refusal = refusal or HandoffFailed("no transport that both nodes have")
+        elif refusal is None and self._has_room(source):
+            self._offers.append(WaitingOffer(req, source, offer, transport, now))
             return
-        self._offers.append(WaitingOffer(req, source, offer, transport, now))
+        refusal = refusal or Overloaded(f"{facts.node_id} has too many offers waiting")
+        self._ctx.outbox.send(source, refuse(offer.key, refusal))
 
     def _has_room(self, source: str) -> bool:
         """No node takes all the places."""
@@ -60,17 +62,20 @@ class Prealloc:
         of_source = sum(waiting.source == source for waiting in self._offers)
         return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
 
-    def _refusal(self, req: Request, offer: Offer) -> str:
+    def _refusal(self, req: Request, offer: Offer) -> BatonError | None:
         ctx = self._ctx
         if ctx.tombstones.covers(req.key):
-            return "aborted or ended already"
+            return Aborted("aborted or ended already")
         if ctx.routers.is_over(req.key):
-            return "its router has restarted since"
+            return Aborted("its router has restarted since")
         if ctx.draining:
-            return f"{ctx.facts.node_id} is shutting down"
+            return NodeDraining(f"{ctx.facts.node_id} is shutting down")
         if not ctx.core.scheduler.can_fit(req):
-            return f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}"
-        return difference(ctx.facts.fingerprint, offer.fingerprint) or ctx.missing_adapter(req) or ctx.bad_ids(req)
+            return TooLarge(f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}")
+        misfit = difference(ctx.facts.fingerprint, offer.fingerprint)
+        if misfit:
+            return HandoffFailed(misfit)
+        return ctx.missing_adapter(req) or ctx.bad_ids(req)
 
     def grant(self, now: float) -> list[Granted]:
         """Everything that fits now. One whose router has not said Welcome here yet is passed over."""

@@ -13,13 +13,14 @@ from decode_node.handoff_in import HandoffIn
 from decode_node.prealloc import Prealloc
 from decode_node.prebuilt import process_prebuilt
 from decode_node.transfer import Transfers
-from shared.core.errors import BatonError, DeadlineExceeded, HandoffFailed, PartnerLost
+from shared.core.errors import Aborted, BatonError, DeadlineExceeded, HandoffFailed, PartnerLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.node.context import NodeContext
 from shared.sched.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
+from shared.wire.errors import refuse
 from shared.wire.messages import (
     MAX_TEXT,
     Abort,
@@ -30,7 +31,6 @@ from shared.wire.messages import (
     Offer,
     Prebuilt,
     Ready,
-    Refuse,
     StoreEntry,
 )
 from shared.wire.peers import Received
@@ -107,7 +107,7 @@ class DecodeSide:
         if event.retracted:  # we prefill it here: the source's pages are not needed
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
-            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure[:MAX_TEXT]))
+            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure.message[:MAX_TEXT]))
 
     # ---- one round
 
@@ -130,10 +130,12 @@ class DecodeSide:
 
     def _expire_offers(self, now: float) -> None:
         for waiting in self.prealloc.take_expired(now):
-            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its deadline passed", False))
-            self._ctx.end(waiting.request.key, DeadlineExceeded("the request's deadline passed"))
+            late = DeadlineExceeded("the request's deadline passed")
+            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, late))
+            self._ctx.end(waiting.request.key, late)
         for waiting in self.prealloc.take_unknown(now):
-            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "its router is not known here", False))
+            unknown = HandoffFailed("its router is not known here")
+            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, unknown))
 
     # ---- ends
 
@@ -141,7 +143,7 @@ class DecodeSide:
         """The scheduler's GrantRevoked does it for granted ones."""
         waiting = self.prealloc.take(key)
         if waiting is not None:
-            self._ctx.outbox.send(waiting.source, Refuse(waiting.offer.key, "aborted", False))
+            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, Aborted("aborted")))
 
     def peer_closed(self, peer: str) -> None:
         """A prefill node died. What has arrived completely goes on; the rest fails."""
@@ -163,7 +165,7 @@ class DecodeSide:
         """Only its source knows why pages went away: it may have ended the request, with an answer. It hears Failed and
         tells the router what there is to tell; if it is gone or silent, the router notices that."""
         if self.transfers.open.get(handoff.key) is handoff:
-            handoff.failure = error.message
+            handoff.failure = error
             self._ctx.core.abort(handoff.key)
 
     def _fail(self, handoff: HandoffIn, error: BatonError) -> None:

@@ -116,8 +116,8 @@ class Transfers:
             if self.open.get(handoff.key) is not handoff:
                 continue
             handoff.touched = now
-            if fetched.staging is None:
-                failed.append((handoff, HandoffFailed(fetched.error)))
+            if isinstance(fetched.staging, HandoffFailed):
+                failed.append((handoff, fetched.staging))
             else:
                 self._pull(handoff, fetched.ready, fetched.staging)
         for done in self._pulls.take_done():

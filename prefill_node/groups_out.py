@@ -38,14 +38,14 @@ class GroupsOut:
         elif isinstance(message, Take):
             self._take(peer, message)
         elif (entry := self.table.get(peer, message.group)) is not None:
-            self.table.end(entry, f"{peer}: {message.reason}", tell=False)
+            self.table.end(entry, HandoffFailed(f"{peer}: {message.reason}"), tell=False)
 
     def _join(self, peer: str, join: Join) -> None:
         older = self.table.get(peer)
         if older is not None and join.group <= older.number:
             return  # heard before
         if older is not None:
-            self.table.end(older, f"{peer} has a new one", tell=False)
+            self.table.end(older, HandoffFailed(f"{peer} has a new one"), tell=False)
         if join.transport not in self._senders or self.table.is_full:
             self._ctx.outbox.send(peer, Broken(join.group, "no process groups here, or too many"))
             return
@@ -66,7 +66,7 @@ class GroupsOut:
             if len(entry.unposted) == WINDOW:  # the peer has none of them, and asks for no more before it has one
                 raise HandoffFailed(f"{WINDOW + 1} transfers asked for that have not begun")
         except HandoffFailed as error:
-            self.table.end(entry, error.message, tell=True)
+            self.table.end(entry, error, tell=True)
             return
         entry.num_agreed += 1
         entry.unposted.append(sender.views(take))
@@ -82,4 +82,4 @@ class GroupsOut:
     def peer_closed(self, peer: str) -> None:
         entry = self.table.get(peer)
         if entry is not None:
-            self.table.end(entry, f"{peer} is gone", tell=False)
+            self.table.end(entry, HandoffFailed(f"{peer} is gone"), tell=False)

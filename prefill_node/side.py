@@ -14,13 +14,14 @@ from prefill_node.groups_out import GroupMessage, GroupsOut
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
 from prefill_node.transport_choice import TransportChoice
-from shared.core.errors import BatonError, HandoffFailed, PartnerLost, PartnerOverloaded
+from shared.core.errors import BatonError, HandoffFailed, PartnerLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.node.context import NodeContext
 from shared.sched.events import ChunkLaunched, ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.transfer.interface import PageSender
 from shared.wire.codec import key_of, to_wire
+from shared.wire.errors import error_of_peer
 from shared.wire.messages import Abort, Failed, Generate, Grant, Installed, Refuse, Wait
 from shared.wire.peers import Received
 
@@ -102,10 +103,8 @@ class PrefillSide:
         if handoff is None:
             return
         handoff.answered, handoff.touched = True, now
-        if isinstance(message, Refuse) and message.is_full:
-            self._fail(handoff.key, PartnerOverloaded(f"{peer}: {message.reason}"))
-        elif not isinstance(message, Wait):
-            self._fail(handoff.key, HandoffFailed(f"{peer}: {message.reason}"))
+        if not isinstance(message, Wait):
+            self._fail(handoff.key, error_of_peer(peer, message))
 
     def _inflight_of(self, peer: str, message: Installed | Failed) -> HandoffOut | None:
         key = key_of(message.key)

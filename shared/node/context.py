@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.core.errors import BatonError, ConfigError
+from shared.core.errors import AdapterMissing, BatonError, ConfigError, InvalidRequest
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.device.cpu import do_nothing
@@ -81,20 +81,20 @@ class NodeContext:
         """Tell the router about a sequence that never came as far as the scheduler."""
         self.ends.append(Ended(key, FinishReason.ERROR, 0, 0, error))
 
-    def missing_adapter(self, req: Request) -> str:
-        """Empty when it needs none, or one that is here."""
+    def missing_adapter(self, req: Request) -> AdapterMissing | None:
+        """None when it needs none, or one that is here."""
         if self.core.settings.has_adapter(req):
-            return ""
-        return f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}"
+            return None
+        return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
-    def bad_ids(self, req: Request) -> str:
-        """What is wrong with a request's ids for this model; empty when nothing is."""
+    def bad_ids(self, req: Request) -> InvalidRequest | None:
+        """What is wrong with a request's ids for this model."""
         vocab_size = self.core.spec.vocab_size
         outputs, sampling = req.output_ids, req.sampling
         if len(req.prompt_ids) and int(req.prompt_ids.max()) >= vocab_size or any(i >= vocab_size for i in outputs):
-            return f"a token id beyond the vocabulary of {vocab_size}"
+            return InvalidRequest(f"a token id beyond the vocabulary of {vocab_size}")
         if any(token_id >= vocab_size for token_id, _ in sampling.logit_bias):
-            return f"logit_bias: a token id beyond the vocabulary of {vocab_size}"
+            return InvalidRequest(f"logit_bias: a token id beyond the vocabulary of {vocab_size}")
         if len(outputs) >= sampling.max_tokens:
-            return "output_ids: as many tokens as max_tokens allows, or more"
-        return ""
+            return InvalidRequest("output_ids: as many tokens as max_tokens allows, or more")
+        return None

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shared.core.errors import HandoffFailed
 from shared.node.context import NodeContext
 from shared.transfer.group_thread import Group
 from shared.transfer.torch_groups import Transfer
@@ -78,27 +79,27 @@ class GroupTable:
             for name, value in entry.group.take_entries():
                 self._ctx.outbox.send(entry.peer, StoreEntry(entry.number, name, value))
 
-    def take_broken(self) -> list[GroupEntry]:
-        """Groups that ended by themselves; their peers hear it."""
-        broken = [entry for entry in self if entry.group.error]
-        for entry in broken:
-            self.end(entry, entry.group.error, tell=True)
+    def take_broken(self) -> list[tuple[GroupEntry, HandoffFailed]]:
+        """Groups that ended by themselves, and why; their peers hear it."""
+        broken = [(entry, error) for entry in self if (error := entry.group.error) is not None]
+        for entry, error in broken:
+            self.end(entry, error, tell=True)
         return broken
 
-    def end(self, entry: GroupEntry, reason: str, *, tell: bool) -> None:
+    def end(self, entry: GroupEntry, error: HandoffFailed, *, tell: bool) -> None:
         """Nothing that was posted is waited for: its peer is gone, or will not take part any more."""
         if self._entries.get(entry.peer) is not entry:
             return
         del self._entries[entry.peer]
-        entry.group.abort(reason)
+        entry.group.abort(error)
         self._ended = [group for group in self._ended if not group.join(0.0)] + [entry.group]
-        self._ctx.log.warning((entry.peer, reason), "process group over", peer=entry.peer, why=reason)
+        self._ctx.log.warning((entry.peer, error.message), "process group over", peer=entry.peer, why=error.message)
         if tell:
-            self._ctx.outbox.send(entry.peer, Broken(entry.number, reason[:MAX_TEXT]))
+            self._ctx.outbox.send(entry.peer, Broken(entry.number, error.message[:MAX_TEXT]))
 
     def close(self) -> None:
         """At the node's end: threads are given a moment, none is left in a transfer if it can be helped."""
         for entry in self:
-            self.end(entry, "the node ends", tell=False)
+            self.end(entry, HandoffFailed("the node ends"), tell=False)
         for group in self._ended:
             group.join(END_S)

@@ -11,14 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.core.errors import (
-    AdapterMissing,
-    BatonError,
-    IntegrityError,
-    InvalidRequest,
-    NodeDraining,
-    Overloaded,
-)
+from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
 from shared.node.context import NodeContext
@@ -310,11 +303,7 @@ class Node:
             return NodeDraining(f"{self.ctx.facts.node_id} takes nothing new")
         if len(self.ctx.core.scheduler.waiting) + len(requests) > max(self.ctx.facts.max_waiting, len(requests)):
             return Overloaded(f"{self.ctx.facts.node_id} has too many requests waiting")
-        missing = self.ctx.missing_adapter(requests[0])
-        if missing:
-            return AdapterMissing(missing)
-        bad = next(filter(None, map(self.ctx.bad_ids, requests)), "")
-        return InvalidRequest(bad) if bad else None
+        return self.ctx.missing_adapter(requests[0]) or next(filter(None, map(self.ctx.bad_ids, requests)), None)
 
     def _submit(self, req: Request, now: float) -> None:
         self._waiting_since[req.key] = (req, now)

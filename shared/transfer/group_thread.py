@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from shared.core.errors import HandoffFailed
 from shared.transfer.link_store import LinkStore
 from shared.transfer.torch_groups import TorchGroup, Transfer
 
@@ -22,7 +23,7 @@ from shared.transfer.torch_groups import TorchGroup, Transfer
 class Group(Protocol):
     """One end of a process group of two, as the node's loop uses it."""
 
-    error: str  # why it is over; empty while it is not
+    error: HandoffFailed | None  # why it is over; None while it is not
 
     def post(self, transfer: Transfer) -> None:
         """The next one. It belongs to the group until it comes out as finished."""
@@ -40,7 +41,7 @@ class Group(Protocol):
         """What the peer's end told us."""
         ...
 
-    def abort(self, reason: str) -> None:
+    def abort(self, error: HandoffFailed) -> None:
         """The peer is proven dead, or nobody needs the group any more. Never blocks."""
         ...
 
@@ -58,7 +59,7 @@ class GroupThread:
         self._posted: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._finished: deque[Transfer] = deque()
         self._entries: deque[tuple[str, bytes]] = deque()
-        self.error = ""  # why it is over
+        self.error: HandoffFailed | None = None  # why it is over
         self._thread = threading.Thread(target=self._main, name=f"pair-group-{rank}", daemon=True)
         self._thread.start()
 
@@ -74,9 +75,9 @@ class GroupThread:
     def deliver(self, name: str, value: bytes) -> None:
         self._store.deliver(name, value)
 
-    def abort(self, reason: str) -> None:
-        self.error = self.error or reason
-        self._store.fail(reason)
+    def abort(self, error: HandoffFailed) -> None:
+        self.error = self.error or error
+        self._store.fail(error)
         self._posted.put(None)
         self._wire.abort()
 
@@ -93,7 +94,8 @@ class GroupThread:
             self._wire.connect(self._store, self._rank)
             self._carry_out()
         except Exception as error:
-            self.error = self.error or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            first_line = str(error).partition("\n")[0]
+            self.error = self.error or HandoffFailed(f"{type(error).__name__}: {first_line}")
         self._wire.abort()
         self._wire.close()
         self._wake()

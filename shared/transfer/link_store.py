@@ -29,7 +29,7 @@ class LinkStore(dist.Store):
         self._entries: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._failure = ""
+        self._failure: HandoffFailed | None = None
 
     def set(self, key: str, value: bytes | str) -> None:
         """An address or an id, for the peer."""
@@ -51,8 +51,8 @@ class LinkStore(dist.Store):
         """Without a timeout of its own: who gives the group up calls `fail`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or all(key in self._entries for key in keys))
-            if self._failure:
-                raise HandoffFailed(self._failure)
+            if self._failure is not None:
+                raise HandoffFailed(self._failure.message)  # a new one: several waits may raise, on several threads
 
     def check(self, keys: Sequence[str]) -> bool:
         with self._changed:
@@ -68,8 +68,8 @@ class LinkStore(dist.Store):
                 self._entries.setdefault(key, value)
             self._changed.notify_all()
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: HandoffFailed) -> None:
         """Whoever waits, now or later, raises."""
         with self._changed:
-            self._failure = self._failure or reason
+            self._failure = self._failure or error
             self._changed.notify_all()

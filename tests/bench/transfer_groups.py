@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from shared.core.errors import HandoffFailed
 from shared.device.malloc import keep_freed_memory
 from shared.node.group_table import END_S, WINDOW
 from shared.transfer.group_thread import GroupThread
@@ -201,7 +202,7 @@ def main() -> int:
     finally:
         child.kill()
         child.wait()
-        group.abort("the end")
+        group.abort(HandoffFailed("the end"))
         group.join(END_S)
     for size, row in figures.items():
         print(size)

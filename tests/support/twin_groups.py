@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
+from shared.core.errors import HandoffFailed
 from shared.transfer.torch_groups import SENDER, Transfer
 
 
@@ -30,7 +31,7 @@ class TwinGroup:
         self.name = f"{transport}-{TwinGroup.made}"
         self.transport, self.rank, self._wake = transport, rank, wake
         TwinGroup.ends[self.name] = self
-        self.error = ""
+        self.error: HandoffFailed | None = None
         self.open = True
         self.posted: deque[Transfer] = deque()
         self._finished: list[Transfer] = []
@@ -77,18 +78,18 @@ class TwinGroup:
         self._twin = twin
         self.move()
 
-    def abort(self, reason: str) -> None:
+    def abort(self, error: HandoffFailed) -> None:
         """As when a process closes its connection: the other end sees that."""
-        self.error = self.error or reason
+        self.error = self.error or error
         if self._twin is not None and self._twin._twin is self:
             self._twin.reset("Connection closed by peer")
 
     def vanish(self) -> None:
         """The machine lost its power: the other end sees nothing."""
-        self.error, self._twin = "gone", None
+        self.error, self._twin = HandoffFailed("gone"), None
 
     def reset(self, why: str) -> None:
-        self.error = self.error or why
+        self.error = self.error or HandoffFailed(why)
         self._wake()
 
     def join(self, timeout_s: float) -> bool:

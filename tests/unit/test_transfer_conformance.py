@@ -132,7 +132,7 @@ class Ends:
 
     def close(self) -> None:
         for group in self.__dict__.get("groups", ()):
-            group.abort("the end")
+            group.abort(HandoffFailed("the end"))
             assert group.join(20)
         self.receiver.close()
         self.src.close(), self.dst.close()

@@ -317,7 +317,7 @@ def test_a_peer_whose_connection_says_nothing_is_aborted_once_it_is_proven_dead(
     assert not ours.error
     net.inboxes[name_of(d)].append(PeerClosed(name_of(p)))
     net.run()
-    assert "is gone" in ours.error
+    assert "is gone" in str(ours.error)
     assert_clean(d)
 
 

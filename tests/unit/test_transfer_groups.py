@@ -39,7 +39,7 @@ def groups() -> Iterator[Groups]:
 
     yield make
     for group in made:
-        group.abort("the end")
+        group.abort(HandoffFailed("the end"))
     assert all(group.join(20) for group in made), "a thread is left behind"
 
 
@@ -123,13 +123,14 @@ def test_an_abort_ends_whoever_blocks(groups: Groups, phase: str) -> None:
         connect(receiver, sender)
         receiver.post(data(0))
         time.sleep(0.05)
-    receiver.abort("the peer is proven dead")
+    reason = HandoffFailed("the peer is proven dead")
+    receiver.abort(reason)
     assert receiver.join(20)
-    assert receiver.error == "the peer is proven dead" and not receiver.take_finished()
+    assert receiver.error is reason and not receiver.take_finished()
     if phase == "receiving":  # the other end notices with what it does next
         sender.post(data(1))
         until(lambda: sender.error)
-        assert "RuntimeError" in sender.error and not sender.take_finished()
+        assert "RuntimeError" in str(sender.error) and not sender.take_finished()
 
 
 PEER = """
@@ -184,7 +185,7 @@ def test_of_a_group_that_is_over_no_thread_and_no_socket_is_left(groups: Groups)
     assert held() > before
     receiver.post(data(0))  # under way when it ends
     for group in (receiver, sender):
-        group.abort("the peer is proven dead")
+        group.abort(HandoffFailed("the peer is proven dead"))
         assert group.join(20)
     until(lambda: held() <= before)
 
@@ -216,7 +217,7 @@ def test_whoever_waits_for_an_entry_gets_it_or_the_failure() -> None:
     assert store.get("a/1") == b"your"
     store.deliver("a/1", b"evil")
     assert store.get("a/1") == b"your", "the first one stays"
-    threading.Timer(0.02, store.fail, ("gone",)).start()
+    threading.Timer(0.02, store.fail, (HandoffFailed("gone"),)).start()
     with pytest.raises(HandoffFailed, match="gone"):
         store.wait(["a/2"])
 

@@ -7,16 +7,27 @@ import pytest
 from router.effects import Effects, Failure
 from router.faults import can_resume, error_of_end, is_node_fault
 from shared.core import errors
-from shared.core.errors import Aborted, BatonError, BodyTooLarge, ModelNotFound, NodeLost, NoNodes
+from shared.core.errors import (
+    Aborted,
+    BatonError,
+    BodyTooLarge,
+    HandoffFailed,
+    ModelNotFound,
+    NodeLost,
+    NoNodes,
+    Overloaded,
+    PartnerOverloaded,
+    TooLarge,
+)
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason
 from shared.node.convert import end_of
 from shared.node.mail import Outgoing
 from shared.node.node import Node
 from shared.sched.events import Ended
-from shared.wire.codec import decode, encode
-from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of
-from shared.wire.messages import Generate, Message, Tokens, Welcome
+from shared.wire.codec import decode, encode, to_wire
+from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of, error_of_peer, refuse
+from shared.wire.messages import MAX_TEXT, Generate, Message, Refuse, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerUp, Received
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import ROUTER, make_node
@@ -110,3 +121,18 @@ def test_every_error_of_the_core_is_in_the_table_or_the_routers_own() -> None:
 def test_a_code_of_another_version_is_a_fault_of_its_node() -> None:
     error = error_of("made_up", "why")
     assert type(error) is BatonError and error.status == 500 and is_node_fault(error) and can_resume(error)
+
+
+# ---- between nodes
+
+
+def test_a_full_decode_node_is_told_from_one_that_refuses() -> None:
+    for error, kind in ((Overloaded("why"), PartnerOverloaded), (TooLarge("why"), HandoffFailed)):
+        refusal = decode(encode(refuse(to_wire(KEY), error)))
+        assert isinstance(refusal, Refuse)
+        heard = error_of_peer("d@1", refusal)
+        assert type(heard) is kind and heard.message == "d@1: why"
+
+
+def test_a_refusal_is_cut_to_what_the_wire_takes() -> None:
+    assert decode(encode(refuse(to_wire(KEY), HandoffFailed("x" * (MAX_TEXT + 1)))))
