@@ -12,6 +12,7 @@ from decode_node.handoff_in import WaitingOffer
 from shared.core.errors import Aborted, BatonError, HandoffFailed, NodeDraining, Overloaded, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import Request
+from shared.core.states import QueueStage
 from shared.node.context import NodeContext
 from shared.node.convert import request_of
 from shared.node.fingerprint import difference
@@ -93,7 +94,7 @@ class Prealloc:
                 scheduler.oldest_offer = req.arrival
                 break
             self._offers.remove(waiting)
-            self._ctx.metrics.observe_queue("prealloc", now - waiting.since)
+            self._ctx.metrics.observe_queue(QueueStage.PREALLOC, now - waiting.since)
             granted.append(Granted(waiting, cached))
         return granted
 

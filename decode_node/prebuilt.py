@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_node.handoff_in import HandoffIn
+from shared.core.states import QueueStage
 from shared.node.context import NodeContext
 from shared.node.convert import logprobs_of_wire
 from shared.sched.prebuilt import Arrival
@@ -20,7 +21,7 @@ def process_prebuilt(ctx: NodeContext, complete: Sequence[HandoffIn], now: float
     for handoff in complete:
         ctx.metrics.count("handoffs")
         ctx.metrics.count("spec_rows_without_draft_state", int(handoff.request.lacks_draft_state))
-        ctx.metrics.observe_queue("prebuilt", now - handoff.complete_since)
+        ctx.metrics.observe_queue(QueueStage.PREBUILT, now - handoff.complete_since)
         ctx.metrics.observe("handoff_tail_seconds", now - handoff.record_since)
         ctx.outbox.send(handoff.source, Installed(to_wire(handoff.key), handoff.lease))
 

@@ -14,6 +14,7 @@ from decode_node.handoff_in import HandoffIn, WaitingOffer
 from decode_node.page_ranges import PageRanges
 from shared.core.errors import BatonError, HandoffFailed
 from shared.core.keys import RequestKey
+from shared.core.states import QueueStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import num_layers
 from shared.node.context import NodeContext
@@ -130,7 +131,7 @@ class Transfers:
             self._count(handoff, ready)
             if handoff.ranges.complete:
                 handoff.complete_since = now
-                self._ctx.metrics.observe_queue("transfer", now - handoff.since)
+                self._ctx.metrics.observe_queue(QueueStage.TRANSFER, now - handoff.since)
         self._tidying.take_done()
         self._release_held(now)
         return failed

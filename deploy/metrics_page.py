@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shared.core.states import PageState, RowState
+
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'(\w+)="([^"]*)"')
-RESTING_PAGES = ("free", "cached")
+RESTING_PAGES = (PageState.FREE, PageState.CACHED)
 OPEN = "baton_open_requests"
 TOTAL = "baton_kv_pages_total"  # one sample per node
 
@@ -51,7 +53,7 @@ def unrest(page: Page) -> list[str]:
         pages = states_of(page, "baton_kv_pages", node)
         rows = states_of(page, "baton_request_rows", node)
         found += [f"{node}: {int(n)} pages {state}" for state, n in pages.items() if n and state not in RESTING_PAGES]
-        found += [f"{node}: {int(n)} rows {state}" for state, n in rows.items() if n and state != "free"]
+        found += [f"{node}: {int(n)} rows {state}" for state, n in rows.items() if n and state != RowState.FREE]
         missing = total.value - sum(pages.values())
         if missing:
             found.append(f"{node}: {int(missing)} of {int(total.value)} pages in no state")

@@ -17,6 +17,7 @@ from prefill_node.transport_choice import TransportChoice
 from shared.core.errors import BatonError, HandoffFailed, PartnerLost
 from shared.core.keys import RequestKey
 from shared.core.request import Request
+from shared.core.states import PageState, QueueStage
 from shared.node.context import NodeContext
 from shared.sched.events import ChunkLaunched, ChunkReady, Ended, HandoffUnpinned, PrefillDone, SchedEvent
 from shared.transfer.interface import PageSender
@@ -70,7 +71,7 @@ class PrefillSide:
             self._ctx.drop_late(peer, "Grant of nothing that was offered", key)
             return
         del self.bootstrap.offered[key]
-        self._ctx.metrics.observe_queue("bootstrap", now - handoff.since)
+        self._ctx.metrics.observe_queue(QueueStage.BOOTSTRAP, now - handoff.since)
         self._ctx.core.scheduler.set_granted(key)
         try:
             self.inflight.add(handoff, grant, now)
@@ -87,7 +88,7 @@ class PrefillSide:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
-        self._ctx.metrics.observe_queue("inflight", now - handoff.since)
+        self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)
         del self.inflight.granted[handoff.key]
         self._ctx.core.scheduler.complete_handoff(handoff.key)
         self._ctx.tombstones.bury(handoff.key, now)
@@ -145,7 +146,7 @@ class PrefillSide:
             handoff.num_final_tokens = max(handoff.num_final_tokens, event.num_tokens)
         else:
             handoff.num_final_tokens, handoff.record, handoff.done_at = event.committed, event, now
-            self._ctx.core.kv.set_tag(event.request.row, "held")
+            self._ctx.core.kv.set_tag(event.request.row, PageState.HELD)
         if key in self.inflight.granted:
             self.inflight.push(handoff, now)
 

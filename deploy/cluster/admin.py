@@ -14,6 +14,7 @@ from typing import Any
 from deploy.cluster.admin_key import default_path
 from deploy.router_http import UNREACHABLE, RouterHttp
 from shared.core.errors import ConfigError
+from shared.core.states import PageState
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 0.2
@@ -166,7 +167,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
 def table(status: dict[str, Any]) -> str:
     rows = [list(COLUMNS)]
     for node in sorted(status["nodes"], key=lambda row: str(row["node"])):
-        free, total = node["pages"].get("free", 0), sum(node["pages"].values())
+        free, total = node["pages"].get(PageState.FREE, 0), sum(node["pages"].values())
         pages = f"{total - free}/{total}"
         cells = (node["role"], node["state"], node["open_sequences"], pages, node["waiting"], node["epoch"])
         rows.append([node["node"], *map(str, cells)])

@@ -8,6 +8,7 @@ from deploy.metrics_page import RESTING_PAGES, Page, Sample
 from deploy.ray.report import PREFILL
 from deploy.ray.scaling import RoleLoad
 from shared.config.ray_settings import ScalingConfig
+from shared.core.states import RowState
 
 
 def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: ScalingConfig) -> RoleLoad | None:
@@ -18,7 +19,7 @@ def load_of(role: str, before: Sequence[Page], now: Sequence[Page], settings: Sc
         return None
     waiting = sum(sample.value for sample in of_role(now[0], "baton_waiting_requests", role))
     busy = max(
-        share_in_use(now[0], "baton_request_rows", role, ("free",)),
+        share_in_use(now[0], "baton_request_rows", role, (RowState.FREE,)),
         share_in_use(now[0], "baton_kv_pages", role, RESTING_PAGES),
     )
     metric, objective = ("ttft", settings.slo_ttft_ms) if role == PREFILL else ("itl", settings.slo_itl_ms)

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.core.errors import IntegrityError
+from shared.core.states import TAGS, PageState, Tag
 from shared.kv.integrity import raise_problems
 from shared.kv.pages import PageAllocator, PageIds
 from shared.kv.prefix_cache import Keys, Lock, Match, PrefixCache
 from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
-
-TAGS = ("active", "granted", "held")  # a page shared by rows of several tags counts for the first of these
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +29,7 @@ class RowRecord:
     """What a row in use owns beside its pages. `lock` is None until `take_cached` or `insert_prefix`."""
 
     owner: str
-    tag: str = "active"
+    tag: Tag = PageState.ACTIVE
     lock: Lock | None = None
 
 
@@ -73,7 +72,7 @@ class KVManager:
         self.allocator.free(pages)
         return len(pages)
 
-    def alloc_row(self, owner: str, tag: str = "active") -> int | None:
+    def alloc_row(self, owner: str, tag: Tag = PageState.ACTIVE) -> int | None:
         """A fresh, empty, attached row; None when all are in use."""
         _require_tag(tag)
         row = self.rows.alloc_row()
@@ -81,7 +80,7 @@ class KVManager:
             self.attach(row, owner, tag)
         return row
 
-    def attach(self, row: int, owner: str, tag: str = "active") -> None:
+    def attach(self, row: int, owner: str, tag: Tag = PageState.ACTIVE) -> None:
         """Begin the record of a row that `rows.alloc_row` gave."""
         _require_tag(tag)
         if row in self._records:
@@ -91,10 +90,10 @@ class KVManager:
     def owner(self, row: int) -> str:
         return self._record(row).owner
 
-    def tag(self, row: int) -> str:
+    def tag(self, row: int) -> Tag:
         return self._record(row).tag
 
-    def set_tag(self, row: int, tag: str) -> None:
+    def set_tag(self, row: int, tag: Tag) -> None:
         _require_tag(tag)
         self._record(row).tag = tag
 
@@ -175,24 +174,30 @@ class KVManager:
         del self._records[row]
         self.rows.free_row(row)
 
-    def gauges(self) -> dict[str, int]:
-        """Pages by state: free, cached (evictable) and, pinned or private, active, granted, held; a partition."""
+    def gauges(self) -> dict[PageState, int]:
+        """Pages by state; a partition. Those with a tag are private, or pinned in the cache."""
         tag_of = np.zeros(self.allocator.num_pages, np.int8)
-        for code, tag in reversed(list(enumerate(TAGS, start=1))):  # "active" is written last
+        for code, tag in reversed(list(enumerate(TAGS, start=1))):  # ACTIVE is written last
             for row in self._rows_tagged(tag):
                 tag_of[self.rows.pages_of(row)] = code
         counts = np.bincount(tag_of[1:], minlength=len(TAGS) + 1)
         granted, held = int(counts[2]), int(counts[3])
         free, cached = self.allocator.num_free, self.cache.num_evictable
         active = self.allocator.num_total - free - cached - granted - held
-        return {"free": free, "cached": cached, "active": active, "granted": granted, "held": held}
+        return {
+            PageState.FREE: free,
+            PageState.CACHED: cached,
+            PageState.ACTIVE: active,
+            PageState.GRANTED: granted,
+            PageState.HELD: held,
+        }
 
-    def row_gauges(self) -> dict[str, int]:
+    def row_gauges(self) -> dict[PageState, int]:
         """Rows by tag, and free ones; a partition."""
         counts = Counter(record.tag for record in self._records.values())
-        return {"free": self.rows.num_free} | {tag: counts[tag] for tag in TAGS}
+        return {PageState.FREE: self.rows.num_free} | {tag: counts[tag] for tag in TAGS}
 
-    def _rows_tagged(self, tag: str) -> list[int]:
+    def _rows_tagged(self, tag: Tag) -> list[int]:
         return [row for row, record in self._records.items() if record.tag == tag]
 
     def _record(self, row: int) -> RowRecord:
@@ -243,9 +248,9 @@ class KVManager:
         return owners + ["the free list"] * free + ["the cache"] * cached
 
 
-def _require_tag(tag: str) -> None:
+def _require_tag(tag: Tag) -> None:
     if tag not in TAGS:
-        raise ValueError(f"tag {tag!r} is none of {TAGS}")
+        raise ValueError(f"tag {tag!r} is none of {', '.join(TAGS)}")
 
 
 def page_count(num_tokens: int, page_size: int) -> int:

@@ -14,6 +14,7 @@ from typing import Protocol
 from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request
+from shared.core.states import QueueStage
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of
 from shared.node.mail import Dial, HangUp, Outgoing
@@ -336,7 +337,7 @@ class Node:
         """How long requests were WAITING, seen when they no longer are."""
         for key, (req, since) in list(self._waiting_since.items()):
             if req.row or req.finished:
-                self.ctx.metrics.observe_queue("waiting", now - since)
+                self.ctx.metrics.observe_queue(QueueStage.WAITING, now - since)
                 del self._waiting_since[key]
 
     def _heartbeat(self, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shared.core.request import Request, RequestState
+from shared.core.states import PageState, RowState
 from shared.device.events import Event
 from shared.engine.plan import StepPlan
 from shared.node.core import NodeCore
@@ -18,9 +19,9 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], h
     waiting = [*scheduler.waiting, *offers]
     return NodeLoad(
         pages_total=kv.allocator.num_total,
-        pages=kv.gauges(),
+        pages={state.value: count for state, count in kv.gauges().items()},
         rows_total=kv.rows.num_total,
-        rows=_row_states(core),
+        rows={state.value: count for state, count in _row_states(core).items()},
         waiting=len(waiting),
         waiting_tokens=sum(req.num_tokens for req in waiting),
         spec_width=scheduler.widths.choose(len(scheduler.running)),
@@ -30,17 +31,17 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], h
     )
 
 
-def _row_states(core: NodeCore) -> dict[str, int]:
+def _row_states(core: NodeCore) -> dict[RowState, int]:
     """A partition of the rows. Of the active ones those that decode are running, the others prefill."""
     tags = core.kv.row_gauges()
     running = sum(req.state is RequestState.RUNNING for req in core.requests.values())
-    running = min(running, tags["active"])
+    running = min(running, tags[PageState.ACTIVE])
     return {
-        "free": tags["free"],
-        "running": running,
-        "prefilling": tags["active"] - running,
-        "granted": tags["granted"],
-        "held": tags["held"],
+        RowState.FREE: tags[PageState.FREE],
+        RowState.RUNNING: running,
+        RowState.PREFILLING: tags[PageState.ACTIVE] - running,
+        RowState.GRANTED: tags[PageState.GRANTED],
+        RowState.HELD: tags[PageState.HELD],
     }
 
 

@@ -6,8 +6,7 @@ short names below; anything else is dropped, so a peer can't make up metrics or 
 
 from __future__ import annotations
 
-PAGE_STATES = ("free", "cached", "active", "granted", "held")
-ROW_STATES = ("free", "running", "prefilling", "granted", "held")
+from shared.core.states import QueueStage
 
 # short name -> (metric, help)
 NODE_COUNTERS: dict[str, tuple[str, str]] = {
@@ -70,7 +69,7 @@ NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
 
 QUEUE_METRIC = ("baton_queue_seconds", "Time a request spent in one queue")
 QUEUE_PREFIX = "queue_seconds."  # queue_seconds.<stage>
-QUEUE_STAGES = ("router", "bootstrap", "waiting", "inflight", "prealloc", "transfer", "prebuilt")
+QUEUE_STAGES = tuple(QueueStage)
 
 LATENCY_BUCKETS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.35, 0.5, 0.75,

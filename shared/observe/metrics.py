@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from shared.core.states import PageState, RowState
 from shared.observe.metric_names import (
     LATENCY_BUCKETS,
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
-    PAGE_STATES,
     QUEUE_METRIC,
     QUEUE_PREFIX,
     QUEUE_STAGES,
     REFUSED_COUNTERS,
     REFUSED_METRIC,
     REFUSED_PREFIX,
-    ROW_STATES,
     SPEC_DEPTH_COUNTERS,
     SPEC_DEPTH_METRIC,
     SPEC_DEPTH_PREFIX,
@@ -144,10 +143,10 @@ class ClusterMetrics:
         role = self._shown.pop(node, None)
         if role is None:
             return
-        for state in PAGE_STATES:
+        for state in PageState:
             self._pages.remove(node, role, state)
-        for state in ROW_STATES:
-            self._rows.remove(node, role, state)
+        for row_state in RowState:
+            self._rows.remove(node, role, row_state)
         self._pages_total.remove(node, role)
         self._waiting.remove(node, role)
         self._width.remove(node, role)
@@ -155,10 +154,10 @@ class ClusterMetrics:
     def _set_gauges(self, report: NodeReport) -> None:
         place = (report.node, report.role)
         self._shown[report.node] = report.role
-        for state in PAGE_STATES:
+        for state in PageState:
             self._pages.labels(*place, state).set(report.pages.get(state, 0))
-        for state in ROW_STATES:
-            self._rows.labels(*place, state).set(report.rows.get(state, 0))
+        for row_state in RowState:
+            self._rows.labels(*place, row_state).set(report.rows.get(row_state, 0))
         self._pages_total.labels(*place).set(report.pages_total)
         self._waiting.labels(*place).set(report.waiting)
         self._width.labels(*place).set(report.spec_width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shared.core.states import QueueStage
 from shared.observe.metric_names import (
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
@@ -33,7 +34,7 @@ class NodeMetrics:
         if len(samples) < MAX_SAMPLES:
             samples.append(value)
 
-    def observe_queue(self, stage: str, seconds: float) -> None:
+    def observe_queue(self, stage: QueueStage, seconds: float) -> None:
         self.observe(QUEUE_PREFIX + stage, seconds)
 
     def counters(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ Decides who reserves, who is admitted and who gives way for it. Knows nothing of
 from __future__ import annotations
 
 from shared.core.request import Request, RequestState
+from shared.core.states import PageState
 from shared.kv.manager import KVManager, page_count
 from shared.sched.events import HandoffUnpinned
 from shared.sched.page_budget import pick_victim
@@ -82,7 +83,7 @@ class Capacity:
 
     def _admit(self, req: Request) -> bool:
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width
-        cached = self._budget.reserve(req, ids, extra, self.headroom(), "active")
+        cached = self._budget.reserve(req, ids, extra, self.headroom(), PageState.ACTIVE)
         if cached is None:
             return False
         queues = self._queues

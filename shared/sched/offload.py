@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
+from shared.core.states import PageState
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
 from shared.kv.integrity import raise_problems
@@ -205,7 +206,7 @@ class Offload:
         restore = Restore(req, req.row, num_cached, min(most, (first + len(found)) * page_size), found)
         pages = self._kv.rows.pages_of(req.row)[first:].tolist()
         self.restoring[req.key] = restore
-        self._kv.set_tag(req.row, "granted")
+        self._kv.set_tag(req.row, PageState.GRANTED)
         self._tier.load(restore, [(cold, cold.place, page) for (_, cold), page in zip(found, pages, strict=False)])
         return True
 
@@ -244,7 +245,7 @@ class Offload:
             return []
         self._counters.restored_pages += 0 if failed else len(restore.pages)
         del self.restoring[restore.request.key]
-        self._kv.set_tag(restore.row, "active")
+        self._kv.set_tag(restore.row, PageState.ACTIVE)
         return [restore]
 
     def check_integrity(self, idle: bool = False) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from shared.core.request import Request, TokenIds
+from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
 from shared.sched.settings import SchedSettings
 
@@ -49,7 +50,7 @@ class PageBudget:
         return num_rows * page_count(self._settings.width, self._settings.page_size)
 
     def reserve(
-        self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: str, first_needed: int = 0
+        self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
     ) -> int | None:
         """Row, cached prefix and all pages for `ids` plus `extra` tokens, or nothing at all. Returns the number of
         cached tokens; at least one token is left to compute. Pages before `first_needed` no step will read."""
@@ -98,7 +99,7 @@ class PageBudget:
         """Take the row away from its request while a pull may still write into its pages."""
         self.num_left += 1
         row, req.row = req.row, 0
-        self.kv.set_tag(row, "held")
+        self.kv.set_tag(row, PageState.HELD)
         self._held[row] = self.kv.num_private(row)
         return row
 

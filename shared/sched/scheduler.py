@@ -22,6 +22,7 @@ import torch
 from shared.core.errors import BatonError, DeadlineExceeded, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import FinishReason, Request, RequestState
+from shared.core.states import PageState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager
@@ -121,7 +122,7 @@ class Scheduler:
         cached prefix in tokens, page aligned, or None: not now. What no window will reach counts as cached."""
         ids, headroom = req.all_ids(), self.capacity.headroom()
         first_needed = self.kv.cache.first_needed(len(ids))
-        cached = self.budget.reserve(req, ids, self.settings.width, headroom, "granted", first_needed)
+        cached = self.budget.reserve(req, ids, self.settings.width, headroom, PageState.GRANTED, first_needed)
         if cached is None:
             return None
         req.cached_tokens = cached
@@ -143,7 +144,7 @@ class Scheduler:
     def _accept_first_token(self, arrival: Arrival) -> bool:
         req = arrival.request
         del self.granted[req.key]
-        self.kv.set_tag(req.row, "active")
+        self.kv.set_tag(req.row, PageState.ACTIVE)
         req.to(S.RUNNING)
         req.computed = arrival.committed
         self.queues.remember(req)

@@ -104,9 +104,9 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Gauges of a node, sent with every heartbeat. Page states partition pages_total, row states rows_total."""
 
     pages_total: Count
-    pages: States  # free, cached, active, granted, held
+    pages: States  # by PageState
     rows_total: Count
-    rows: States  # free, running, prefilling, granted, held
+    rows: States  # by RowState
     waiting: Count
     waiting_tokens: Count
     spec_width: Count  # tokens that a running row steps now; 1: no drafts

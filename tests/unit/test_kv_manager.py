@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from shared.core.errors import IntegrityError
+from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator
 from shared.kv.prefix_cache import Keys, PrefixCache
@@ -23,7 +24,7 @@ def tokens(n: int, start: int = 0) -> Keys:
     return np.arange(start, start + n, dtype=np.int64)
 
 
-def open_row(kv: KVManager, owner: str, keys: Keys, num_pages: int, tag: str = "active") -> int:
+def open_row(kv: KVManager, owner: str, keys: Keys, num_pages: int, tag: Tag = PageState.ACTIVE) -> int:
     """What admission does: match, row, cached pages, the rest private."""
     match = kv.cache.match(keys, len(keys) - 1, owner)
     row = kv.alloc_row(owner, tag)
@@ -126,15 +127,15 @@ def test_gauges_partition_pages_and_rows() -> None:
     evictable = open_row(kv, "r0", tokens(8, 500), 2)
     kv.insert_prefix(evictable, tokens(8, 500), 8)
     kv.release(evictable)
-    held = open_row(kv, "r1", tokens(9), 3, "held")
+    held = open_row(kv, "r1", tokens(9), 3, PageState.HELD)
     kv.insert_prefix(held, tokens(9), 9)
     active = open_row(kv, "r2", tokens(9), 4)
-    granted = open_row(kv, "r3", tokens(4, 900), 1, "granted")
+    granted = open_row(kv, "r3", tokens(4, 900), 1, PageState.GRANTED)
     # 2 pages are shared by "held" and "active" and count once, for the stronger of the two
     assert kv.gauges() == {"free": 7, "cached": 2, "active": 4, "granted": 1, "held": 1}
     assert kv.row_gauges() == {"free": 2, "active": 1, "granted": 1, "held": 1}
     assert kv.owner(granted) == "r3" and kv.tag(granted) == "granted"
-    kv.set_tag(granted, "active")
+    kv.set_tag(granted, PageState.ACTIVE)
     kv.release(active)
     assert kv.gauges() == {"free": 9, "cached": 2, "active": 1, "granted": 0, "held": 3}
     assert sum(kv.gauges().values()) == kv.allocator.num_total

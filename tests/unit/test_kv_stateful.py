@@ -14,7 +14,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.kv.manager import TAGS, KVManager, page_count
+from shared.core.states import TAGS
+from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator, PageIds
 from shared.kv.prefix_cache import Keys, Match, PrefixCache
 from shared.kv.rows import ReqToTokenPool

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS, PAGE_STATES, QUEUE_STAGES
+from shared.core.states import PageState, QueueStage, RowState
+from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.observe.node_metrics import MAX_SAMPLES, NodeMetrics
 
@@ -37,11 +39,28 @@ def changed(**fields):
 
 def test_gauges_of_a_node_partition_its_pages(registry):
     ClusterMetrics(registry).update(REPORT)
-    pages = [registry.get_sample_value("baton_kv_pages", PLACE | {"state": state}) for state in PAGE_STATES]
+    pages = [registry.get_sample_value("baton_kv_pages", PLACE | {"state": state}) for state in PageState]
     assert pages == [6, 0, 4, 0, 0]
     assert sum(pages) == registry.get_sample_value("baton_kv_pages_total", PLACE)
     assert registry.get_sample_value("baton_request_rows", PLACE | {"state": "running"}) == 1
     assert registry.get_sample_value("baton_waiting_requests", PLACE) == 2
+
+
+def test_labels_of_states_stay_as_dashboards_know_them(registry):
+    metrics, node = ClusterMetrics(registry), NodeMetrics()
+    for stage in QueueStage:
+        node.observe_queue(stage, 0.5)
+    metrics.update(changed(observations=node.take_observations()))
+    labels = defaultdict(set)
+    for sample in (sample for metric in registry.collect() for sample in metric.samples):
+        labels[sample.name].add(sample.labels.get("state", sample.labels.get("stage")))
+    assert labels["baton_kv_pages"] == {"free", "cached", "active", "granted", "held"}
+    assert labels["baton_request_rows"] == {"free", "running", "prefilling", "granted", "held"}
+    stages = {"bootstrap", "inflight", "prealloc", "prebuilt", "router", "transfer", "waiting"}
+    assert labels["baton_queue_seconds_count"] == stages
+    assert all(type(label) is str for found in labels.values() for label in found - {None})
+    metrics.forget(REPORT.node)
+    assert registry.get_sample_value("baton_request_rows", PLACE | {"state": RowState.FREE}) is None
 
 
 def test_a_state_that_is_empty_again_reads_zero(registry):
@@ -139,7 +158,7 @@ def test_a_node_counts_for_good_and_hands_samples_over_once():
     node.count("steps")
     node.count("device_idle_seconds", 0.5)
     node.observe("step_seconds", 0.1)
-    node.observe_queue("waiting", 0.2)
+    node.observe_queue(QueueStage.WAITING, 0.2)
     assert node.take_observations() == {"step_seconds": [0.1], "queue_seconds.waiting": [0.2]}
     assert node.take_observations() == {}
     counters = node.counters()
@@ -166,12 +185,12 @@ def test_everything_a_node_can_report_is_shown(registry):
         node.count(name)
     for name in NODE_HISTOGRAMS:
         node.observe(name, 0.5)
-    for stage in QUEUE_STAGES:
+    for stage in QueueStage:
         node.observe_queue(stage, 0.5)
     ClusterMetrics(registry).update(changed(counters=node.counters(), observations=node.take_observations()))
     for metric, _ in NODE_COUNTERS.values():
         assert registry.get_sample_value(metric, {"node": "decode-0"}) == 1, metric
     for metric, _ in NODE_HISTOGRAMS.values():
         assert registry.get_sample_value(f"{metric}_count", {"node": "decode-0"}) == 1, metric
-    for stage in QUEUE_STAGES:
+    for stage in QueueStage:
         assert registry.get_sample_value("baton_queue_seconds_count", {"stage": stage}) == 1
