@@ -14,7 +14,7 @@ from typing import Any
 from deploy.cluster.admin_key import default_path
 from deploy.router_http import UNREACHABLE, RouterHttp
 from shared.core.errors import ConfigError
-from shared.core.states import PageState
+from shared.core.states import NodeState, PageState
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 0.2
@@ -152,7 +152,7 @@ def move(client: AdminClient, name: str, args: argparse.Namespace) -> bool:
 def has_moved(node: NodeStatus | None, old_epoch: str, stays_down: bool) -> bool:
     if stays_down:
         return node is None or node.epoch != old_epoch
-    return node is not None and node.epoch != old_epoch and node.state == "ready"
+    return node is not None and node.epoch != old_epoch and node.state == NodeState.READY
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -16,6 +16,7 @@ from router.api.schemas import Body
 from router.gateway import Gateway
 from router.registry import RegisteredNode, Registry
 from shared.core.errors import Aborted, InvalidRequest
+from shared.core.states import NodeState
 from shared.wire.messages import Drain
 
 MAX_BODY_BYTES = 4096
@@ -131,9 +132,9 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
     }
 
 
-def state_of(node: RegisteredNode, now: float) -> str:
+def state_of(node: RegisteredNode, now: float) -> NodeState:
     if node.is_silent:
-        return "silent"
+        return NodeState.SILENT
     if node.is_draining:
-        return "draining"
-    return "ready" if node.breaker.allows(now) else "avoided"
+        return NodeState.DRAINING
+    return NodeState.READY if node.breaker.allows(now) else NodeState.AVOIDED

@@ -12,6 +12,7 @@ from router.api.generation_plan import ShowOptions
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
+from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import TokenLogprobs
 
@@ -24,7 +25,7 @@ class Delta:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
 
     def add(self, more: Delta) -> None:
         self.text += more.text
@@ -45,7 +46,7 @@ class ChoiceText:
         self._wants_offsets = show.num_logprobs >= 0
         self._num_chars = 0
         self.num_tokens = 0
-        self.finish_reason: str | None = None
+        self.finish_reason: FinishReason | None = None
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Delta:
         delta = Delta()
@@ -56,17 +57,17 @@ class ChoiceText:
                 delta.offsets.append(self._num_chars)
             delta.text += self._feed_one(token)
             if self._matcher.matched is not None:
-                self.finish_reason = delta.finish_reason = "stop"
+                self.finish_reason = delta.finish_reason = FinishReason.STOP
                 break
         delta.ids = list(ids[:used])
         delta.logprobs = list(logprobs[:used])
         return delta
 
-    def finish(self, reason: str) -> Delta:
+    def finish(self, reason: FinishReason) -> Delta:
         """The node ended the sequence: what was held back is text after all, unless it completes a stop string."""
         tail = self._detokenizer.flush()
         text = self._matcher.feed(tail) + self._matcher.flush()
-        self.finish_reason = "stop" if self._matcher.matched is not None else reason
+        self.finish_reason = FinishReason.STOP if self._matcher.matched is not None else reason
         return Delta(text=text, finish_reason=self.finish_reason)
 
     def _feed_one(self, token: int) -> str:

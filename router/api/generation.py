@@ -24,6 +24,7 @@ from router.gateway import Gateway
 from router.mailbox import Mailbox, News
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError
+from shared.core.request import FinishReason
 from shared.observe.metrics import RequestMetrics
 
 SSE_HEADERS = [
@@ -73,7 +74,7 @@ class Generation:
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._metrics.started()
         connection.was_admitted = True
-        outcome = "abort"
+        outcome: str = FinishReason.ABORT
         try:
             if self._plan.show.stream:
                 await self._stream(connection, mailbox)
@@ -88,7 +89,7 @@ class Generation:
         except ClientGone:
             raise
         except Exception:
-            outcome = "internal_error"
+            outcome = BatonError.code
             if connection.status is not None:
                 await connection.write(sse_event(error_json(internal_error())), last=True)
             raise
@@ -150,7 +151,7 @@ class Generation:
         if update.end is not None:
             self._note_cached(update.rid, update.end.cached_tokens)
             if choice.finish_reason is None:
-                delta.add(choice.finish(update.end.reason))
+                delta.add(choice.finish(FinishReason(update.end.reason)))
         if choice.finish_reason is not None:
             self._num_open -= 1
             if update.end is None:
@@ -224,7 +225,7 @@ class Generation:
             return None
         return self._plan.jobs[index // self._plan.num_sequences].ids
 
-    def _outcome(self) -> str:
+    def _outcome(self) -> FinishReason:
         """One word for the whole request: length when any choice was cut off."""
         reasons = {choice.finish_reason for choice in self._choices}
-        return "length" if "length" in reasons else "stop"
+        return FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP

@@ -14,7 +14,9 @@ from shared.core.sampling_params import SamplingParams
 TokenIds = npt.NDArray[np.int64]
 
 
-class FinishReason(enum.Enum):
+class FinishReason(enum.StrEnum):
+    """The values are OpenAI's words where it has one, and labels of metrics."""
+
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"

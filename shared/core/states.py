@@ -1,4 +1,4 @@
-"""States that are counted. Their values are labels of metrics and words on the wire: they never change."""
+"""States that others see. Their values are labels of metrics, words on the wire or of /admin: they never change."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ class QueueStage(StrEnum):
     PREALLOC = "prealloc"  # decode node: offered, no memory
     TRANSFER = "transfer"  # decode node: granted, its pages are not all here
     PREBUILT = "prebuilt"  # decode node: its pages are here, its record is not, or it is not installed
+
+
+class NodeState(StrEnum):
+    """Of a node, as its router sees it."""
+
+    READY = "ready"
+    SILENT = "silent"
+    DRAINING = "draining"
+    AVOIDED = "avoided"  # requests there failed: its breaker is open
 
 
 Tag = Literal[PageState.ACTIVE, PageState.GRANTED, PageState.HELD]  # what a row says of its pages

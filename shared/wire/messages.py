@@ -204,7 +204,7 @@ class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     reason: Text  # core.request.FinishReason value
     num_output_tokens: Count
     cached_tokens: Count
-    error_code: Text  # "" unless reason is "error"
+    error_code: Text  # of wire/errors.py; "" unless reason is "error"
     error_message: Text
 
 

@@ -11,6 +11,7 @@ import msgspec
 from deploy.tools.doctor.facts import Cluster, ReadyFacts, SeenNode
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 from shared.config.endpoints import is_loopback
+from shared.core.states import NodeState
 from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Fingerprint
 
@@ -65,10 +66,14 @@ def check_misfits(ready: ReadyFacts) -> list[Finding]:
 
 
 def check_state(node: SeenNode) -> list[Finding]:
-    says = {
-        "silent": (BROKEN, f"silent for {node.last_seen_s:.0f} s", "see whether it runs, and whether it reaches us"),
-        "avoided": (LOOK, "requests there failed: it gets none for a while", "see its log for why"),
-        "draining": (LOOK, "it drains, and takes nothing new", "nothing, if that is wanted"),
+    says: dict[str, tuple[str, str, str]] = {
+        NodeState.SILENT: (
+            BROKEN,
+            f"silent for {node.last_seen_s:.0f} s",
+            "see whether it runs, and whether it reaches us",
+        ),
+        NodeState.AVOIDED: (LOOK, "requests there failed: it gets none for a while", "see its log for why"),
+        NodeState.DRAINING: (LOOK, "it drains, and takes nothing new", "nothing, if that is wanted"),
     }
     if node.state not in says:
         return []
