@@ -12,7 +12,7 @@ from shared.core.errors import (
     PartnerLost,
     PartnerOverloaded,
 )
-from shared.core.request import FinishReason
+from shared.core.states import FinishReason
 from shared.wire.errors import error_of
 from shared.wire.messages import SequenceEnd
 

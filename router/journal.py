@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from router.registry import RegisteredNode
 from shared.core.errors import IntegrityError
-from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.wire.messages import SequenceEnd, TokenLogprobs
 
 

@@ -12,8 +12,8 @@ from router.api.generation_plan import ShowOptions
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
-from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.wire.messages import TokenLogprobs
 
 

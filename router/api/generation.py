@@ -24,7 +24,7 @@ from router.gateway import Gateway
 from router.mailbox import Mailbox, News
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError
-from shared.core.request import FinishReason
+from shared.core.states import FinishReason
 from shared.observe.metrics import RequestMetrics
 
 SSE_HEADERS = [

@@ -10,17 +10,9 @@ import numpy.typing as npt
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 
 TokenIds = npt.NDArray[np.int64]
-
-
-class FinishReason(enum.StrEnum):
-    """The values are OpenAI's words where it has one, and labels of metrics."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
 
 
 class RequestState(enum.Enum):
@@ -49,11 +41,7 @@ TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Owned by one scheduler. `arrival` is seniority and survives retraction; `incarnation` rises with each one.
-
-    committed = tokens whose KV is (or will be, once the launched steps ran) in the pool = the position of the
-    next input token. Under speculation the host knows bounds only: committed_lo <= device <= committed_hi.
-    """
+    """Owned by one scheduler. `arrival` is seniority and survives retraction; `incarnation` rises with each one."""
 
     key: RequestKey
     prompt_ids: TokenIds

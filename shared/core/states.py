@@ -6,6 +6,15 @@ from enum import StrEnum
 from typing import Literal
 
 
+class FinishReason(StrEnum):
+    """Why a sequence ended. The values are OpenAI's words where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
 class PageState(StrEnum):
     """Of a KV page; a partition of the pool. A page shared by several rows counts for the first of ACTIVE, GRANTED and
     HELD that one of them is tagged with."""

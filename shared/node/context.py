@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from shared.core.errors import AdapterMissing, BatonError, ConfigError, InvalidRequest
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
+from shared.core.states import FinishReason
 from shared.device.cpu import do_nothing
 from shared.node.core import NodeCore
 from shared.node.mail import Outbox

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request
-from shared.core.states import QueueStage
+from shared.core.request import Request
+from shared.core.states import FinishReason, QueueStage
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of
 from shared.node.mail import Dial, HangUp, Outgoing

@@ -8,7 +8,8 @@ import torch
 
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
+from shared.core.states import FinishReason
 from shared.engine.plan import StepResult
 from shared.model.interface import LayerMarks
 from shared.observe.metric_names import SPEC_DEPTH_PREFIX

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
+from shared.core.states import FinishReason
 from shared.engine.plan import StepResult
 from shared.sched.events import Emitted, TokenLogprob
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request, RequestState, TokenIds
+from shared.core.request import Request, RequestState, TokenIds
+from shared.core.states import FinishReason
 from shared.device.stream import Stream
 from shared.engine.plan import RowId
 from shared.kv.manager import KVManager

@@ -21,8 +21,8 @@ import torch
 
 from shared.core.errors import BatonError, DeadlineExceeded, TooLarge
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason, Request, RequestState
-from shared.core.states import PageState
+from shared.core.request import Request, RequestState
+from shared.core.states import FinishReason, PageState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.kv.manager import KVManager

@@ -1,8 +1,8 @@
 """How KV pages get from one node's pool into another's: the receiver pulls, checks, and trusts nobody.
 
-    sender      describe(pages, part): generation, then digest of each page's part   on its transfer stream, pinned
+    sender      describe(pages, part): generation and digest of each page's part     on its transfer stream, pinned
     message     Ready (part, generations, digests; where the bytes are, or they follow as frames)
-    receiver    pull(ready): copy -> generation -> digest                            on its transfer stream
+    receiver    pull(ready): copy -> digest (shm: generation, too)                   on its transfer stream
 
 A part is some layers of a page: those of layer i can travel while layer i + 1 is computed.
 

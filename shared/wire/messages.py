@@ -1,6 +1,6 @@
 """Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Tokens, Finished, Goodbye
+    node -> router   Hello, Heartbeat, Tokens, Goodbye
     router -> node   Welcome, Generate, Abort, Drain
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed

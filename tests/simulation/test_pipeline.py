@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shared.core.errors import ConfigError
-from shared.core.request import FinishReason
+from shared.core.states import FinishReason
 from shared.device.streams import make_streams
 from shared.engine.transfer_jobs import TransferJobs
 from shared.model.hashlm.model import HashLM

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.core.request import FinishReason
+from shared.core.states import FinishReason
 from shared.device.events import Ticket
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan

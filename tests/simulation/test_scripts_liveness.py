@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
+from shared.core.states import FinishReason
 from shared.node.core import NodeCore
 from shared.sched.events import GrantRevoked
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, make_core

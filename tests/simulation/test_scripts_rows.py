@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shared.core.errors import IntegrityError
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
+from shared.core.states import FinishReason
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
 from shared.model.hashlm.reference import reference_stream

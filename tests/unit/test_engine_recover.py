@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator
 import pytest
 
 from shared.core.errors import StepFailed
-from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.device.events import Event
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan

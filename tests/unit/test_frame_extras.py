@@ -207,7 +207,7 @@ def test_the_list_is_complete_and_small() -> None:
         if need.marker is None or need.marker.evaluate({"extra": ""})
     }
     assert wanted - listed == {"huggingface-hub"}
-    assert sum(map(num_bytes, listed)) < 110e6
+    assert sum(map(num_bytes, listed)) < 50e6
 
 
 def test_all_that_a_router_may_load_is_in_the_list(router_site: Path) -> None:

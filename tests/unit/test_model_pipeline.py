@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.kernel.product import supports

@@ -10,8 +10,9 @@ import torch
 from decode_node.page_ranges import PageRanges
 from shared.core.errors import HandoffFailed, PartnerLost
 from shared.core.keys import RequestKey, sequence_seed
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import PlaneSpec

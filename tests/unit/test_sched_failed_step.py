@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from shared.core.errors import HandoffFailed
-from shared.core.request import FinishReason
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.sched.events import Ended
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 

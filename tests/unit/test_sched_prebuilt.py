@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from shared.core.request import FinishReason, RequestState
+from shared.core.request import RequestState
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.engine.plan import Admission
 from shared.sched.events import Emitted, GrantRevoked
 from shared.sched.scheduler import Arrival

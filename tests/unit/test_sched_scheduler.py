@@ -12,8 +12,9 @@ import pytest
 
 from shared.core.errors import DeadlineExceeded, IntegrityError, TooLarge
 from shared.core.keys import RequestKey, sequence_seed
-from shared.core.request import FinishReason, Request
+from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.core.states import FinishReason
 from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
 from shared.sched.events import Emitted, Ended, HandoffUnpinned, TokenLogprob

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from shared.core.errors import NodeLost
-from shared.core.request import FinishReason, Request, RequestState
+from shared.core.request import Request, RequestState
+from shared.core.states import FinishReason
 from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.events import Emitted, Ended, GrantRevoked
 from shared.sched.scheduler import Arrival

@@ -20,7 +20,7 @@ from shared.core.errors import (
     TooLarge,
 )
 from shared.core.keys import RequestKey
-from shared.core.request import FinishReason
+from shared.core.states import FinishReason
 from shared.node.convert import end_of
 from shared.node.mail import Outgoing
 from shared.node.node import Node
