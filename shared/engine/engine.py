@@ -173,7 +173,7 @@ class Engine:
         for lease in drained:
             lease.done.synchronize()
             lease.closed = True
-            lease.carry.clear()
+            lease.carry = None
             del self._open[lease.step]
         self.leases.clear()
         self.last_done = None
@@ -208,7 +208,7 @@ def _to_host(lease: StepLease) -> StepResult | None:
         return None
     assert lease.sampled is not None
     verified = lease.sampled.result
-    assert isinstance(verified, Verified)
+    assert verified is not None
     sampled, output_of = verified.sampled, verified.output_of.cpu()
     has_logprobs = bool((plan.sampling.num_logprobs >= 0).any()) and sampled.ids.numel() > 0
     num_top = sampled.top_ids.shape[1] if has_logprobs else 0

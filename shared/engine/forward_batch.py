@@ -4,12 +4,12 @@ stream by the worker; the scheduler's batch is never written from here (S8)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.engine.lease import StepLease
 from shared.engine.plan import Int32s, Int64s, StepPlan
 from shared.model.interface import ModelInputs
 
@@ -87,7 +87,15 @@ def _logits_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
     return np.concatenate([chunk_last, window]).astype(np.int64)
 
 
-def resolve_forward_inputs(fb: ForwardBatch, lease: StepLease, future_map: FutureMap) -> None:
+class Staged(Protocol):
+    """What holds the prompt tokens of a step: its lease."""
+
+    def take_staging(self) -> torch.Tensor:
+        """The tokens, once."""
+        ...
+
+
+def resolve_forward_inputs(fb: ForwardBatch, lease: Staged, future_map: FutureMap) -> None:
     """Fill input_ids (S9): chunk tokens from pinned staging, consumed once; the first token of every decode row from
     the relay. The drafter fills the rest of a verify window."""
     plan, ids = fb.plan, fb.inputs.input_ids

@@ -11,7 +11,9 @@ import torch
 from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, Ticket
+from shared.engine.carry import Carry
 from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.engine.verify import Verified
 from shared.model.interface import LayerMarks
 
 
@@ -49,12 +51,12 @@ class StepLease:
     work: StepPlan | Admission
     publish_ready: Event | None
     staging: torch.Tensor | None = None
-    forward: Ticket | None = None
-    stages: list[Ticket] = field(default_factory=list)  # of a pipeline's stages behind the first
-    sampled: Ticket | None = None
-    result: Ticket | None = None
+    forward: Ticket[None] | None = None
+    stages: list[Ticket[None]] = field(default_factory=list)  # of a pipeline's stages behind the first
+    sampled: Ticket[Verified | None] | None = None  # None: of an admission
+    result: Ticket[StepResult | None] | None = None
     layers: LayerMarks | None = None
-    carry: dict[str, object] = field(default_factory=dict)
+    carry: Carry | None = None  # from the forward to the sampling; None before, after, and once closed (H10)
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     closed: bool = False
 
@@ -79,10 +81,8 @@ class StepLease:
         """Drop all references and give the result. Raises what the step raised, after the references are gone."""
         assert self.result is not None
         self.closed = True
-        self.carry.clear()
+        self.carry = None
         self.staging = None
         if self.result.error is not None:
             raise self.result.error
-        result = self.result.result
-        assert result is None or isinstance(result, StepResult)
-        return result
+        return self.result.result

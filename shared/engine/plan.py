@@ -113,7 +113,8 @@ class StepResult:
     @property
     def width(self) -> int:
         """The plan's."""
-        return self.tokens.shape[1]
+        width: int = self.tokens.shape[1]
+        return width
 
     def stepped(self, index: int) -> int:
         """Tokens that row `index` may have committed of the FutureMap's and the drafts': none in a chunk."""

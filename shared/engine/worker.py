@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 import numpy as np
 import torch
 
+from shared.engine.carry import Carry
 from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
@@ -24,7 +25,7 @@ from shared.engine.plan import StepPlan
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
-from shared.model.interface import Model, ModelInputs, ModelOutput, Stage
+from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
 from shared.ranks.tp import Ranks
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import needs_history, sample
@@ -73,20 +74,24 @@ class Worker:
         output = self._stages[0](fb.inputs, None, self.kv) if self._stages else self._run_model(fb.inputs)
         if lease.layers is not None:
             lease.layers.reached_all()
-        lease.carry.update(fb=fb, output=output, drafts=drafts)
+        lease.carry = Carry(fb, output, drafts)
         yield
 
     def stage(self, index: int, lease: StepLease) -> Generator[None, None, None]:
         """Runs on the stage's stream, behind the stage before it."""
-        fb, carried = lease.carry["fb"], lease.carry["output"]
+        carry = lease.carry
+        assert carry is not None and isinstance(carry.output, Carried), "a stage runs behind another"
         yield
-        lease.carry["output"] = self._stages[index](fb.inputs, carried, self.kv)
+        output = self._stages[index](carry.fb.inputs, carry.output, self.kv)
+        lease.carry = Carry(carry.fb, output, carry.drafts)
         yield
 
     def sample(
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
     ) -> Generator[None, None, Verified]:
-        fb, output, drafts = lease.carry["fb"], lease.carry["output"], lease.carry["drafts"]
+        carry = lease.carry
+        assert carry is not None and isinstance(carry.output, ModelOutput), "sampling runs behind the last stage"
+        fb, output, drafts = carry.fb, carry.output, carry.drafts
         sampled = self._sample_rows(fb, output.logits, drafts)
         verified = verify(fb, sampled, drafts)
         yield
@@ -104,7 +109,7 @@ class Worker:
         extras = {name: value[emits] for name, value in verified.draft_state.items()}
         self.future_map.stash(FutureIndices(fb.future.indices[emits]), verified.next_token[emits], plan.step, **extras)
         lease.times.mark()
-        lease.carry.clear()
+        lease.carry = None
         yield
         return verified
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from shared.core.errors import IntegrityError
 from shared.device.events import Event
 from shared.device.simulated import World
+from shared.engine.carry import Carry
 from shared.engine.future_map import FutureIndices, FutureMap, RelaySpec
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, HistorySeed
+from shared.model.interface import ModelOutput
+from tests.support.verify_steps import make_batch, make_plan
 
 HIDDEN = RelaySpec("hidden_states", (3,), torch.float32)
 
@@ -142,14 +147,21 @@ def test_staging_is_consumed_once() -> None:
         lease_of(None).take_staging()
 
 
+def carry_logits(lease: StepLease) -> weakref.ref[torch.Tensor]:
+    """Leave the lease what a forward leaves it, and nobody else."""
+    logits = torch.zeros(1, 8)
+    lease.carry = Carry(make_batch(make_plan([5], 1, [])), ModelOutput(logits, torch.zeros(1, 4)), None)
+    return weakref.ref(logits)
+
+
 @pytest.mark.rule("H7", "H10")
 def test_closing_a_lease_drops_all_it_held() -> None:
     world, lease = World.script(), lease_of(tensor(1))
-    lease.carry["output"] = object()
+    logits = carry_logits(lease)
     lease.result = world.stream("copy").launch(lambda: None)
     world.run_until_idle()
     assert lease.done.peek() and lease.close() is None
-    assert lease.closed and lease.carry == {} and lease.staging is None
+    assert lease.closed and lease.carry is None and logits() is None and lease.staging is None
 
 
 def test_closing_a_failed_lease_raises_after_the_references_are_gone() -> None:
@@ -157,9 +169,9 @@ def test_closing_a_failed_lease_raises_after_the_references_are_gone() -> None:
         raise ValueError("boom")
 
     world, lease = World.script(), lease_of(tensor(1))
-    lease.carry["output"] = object()
+    logits = carry_logits(lease)
     lease.result = world.stream("copy").launch(boom)
     world.run_until_idle()
     with pytest.raises(ValueError, match="boom"):
         lease.close()
-    assert lease.closed and lease.carry == {} and lease.staging is None
+    assert lease.closed and lease.carry is None and logits() is None and lease.staging is None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from shared.core.errors import IntegrityError
+from shared.model.interface import ModelOutput
 from tests.support.scripted_core import Script, job
 
 
@@ -64,3 +67,33 @@ def test_closed_leases_are_forgotten(how: str) -> None:
     else:
         script.finish()
     script.core.check_integrity(idle=True)
+
+
+def test_a_sampled_step_holds_no_logits() -> None:
+    """H10, before anybody collects the step."""
+    script = Script()
+    (req,) = script.submit(job(1, 12, 9))
+    script.run_until_running(req)
+    lease = script.core.engine.leases[-1]
+    assert lease.forward is not None and lease.carry is None
+    lease.forward.done.synchronize()
+    assert lease.carry is not None and isinstance(lease.carry.output, ModelOutput)
+    logits = weakref.ref(lease.carry.output.logits)
+    script.world.run_until_idle()
+    assert lease.carry is None and logits() is None and not lease.closed
+    script.finish()
+
+
+def test_a_drained_step_holds_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H10, where the sampling that would have dropped them raised."""
+
+    def raises(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    script = Script()
+    (req,) = script.submit(job(1, 12, 9))
+    script.run_until_running(req)
+    monkeypatch.setattr(script.core.engine.worker, "sample", raises)
+    script.world.run_until_idle()
+    assert script.core.engine.leases[-1].carry is not None
+    assert [lease.carry for lease in script.core.engine.recover()] == [None]

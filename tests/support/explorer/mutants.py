@@ -121,7 +121,8 @@ def publish_before_verify(site: Site) -> None:
     sample = worker.sample
 
     def early(plan: StepPlan, lease: StepLease, publish: Callable[[torch.Tensor], None]) -> Any:
-        publish(lease.carry["fb"].committed)  # type: ignore[attr-defined]
+        assert lease.carry is not None
+        publish(lease.carry.fb.committed)
         return sample(plan, lease, publish)
 
     worker.sample = early  # type: ignore[method-assign]
