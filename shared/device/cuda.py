@@ -32,7 +32,7 @@ POOL_SIZE = 32  # streams of one priority that torch hands out, round robin
 def draw_stream(device: torch.device, priority: int, taken: Collection[int]) -> torch.cuda.Stream:
     """One whose handle is not in `taken`: two streams with one handle are one stream, and nothing overlaps (H7)."""
     for _ in range(POOL_SIZE):
-        stream = torch.cuda.Stream(device=device, priority=priority)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device=device, priority=priority)
         if stream.cuda_stream not in taken:
             return stream
     raise ConfigError(f"torch has no stream on {device} that is not in use here already")
@@ -57,7 +57,7 @@ class CudaMarks:
 
     def defer(self, event: Event) -> bool:
         """Records where the stream is now; the watcher completes the event after it."""
-        mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        mark = torch.cuda.Event(blocking=True)
         mark.record(self._stream)
         self._marks[event] = mark
         self._pending.put((event, mark))

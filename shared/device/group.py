@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 from datetime import timedelta
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,24 @@ import torch.distributed as dist
 from shared.core.errors import RankLost
 
 LOOPBACK = "127.0.0.1"  # all ranks of a node are on one machine
+
+
+class Pending(Protocol):
+    def wait(self) -> bool: ...
+
+
+class Gloo(Protocol):
+    """What a rank uses of torch's ProcessGroupGloo, most of which the stubs lack."""
+
+    def _set_default_timeout(self, timeout: timedelta) -> None: ...
+
+    def _allgather_base(self, output: torch.Tensor, own: torch.Tensor) -> Pending: ...
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Pending: ...
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Pending: ...
+
+    def barrier(self) -> Pending: ...
 
 
 def file_store(path: str, size: int) -> dist.Store:
@@ -33,11 +52,12 @@ class RankGroup:
     def __init__(self, store: dist.Store, rank: int, size: int, patience_s: float) -> None:
         """Joins: returns when all ranks are here. RankLost when they are not in time."""
         self.rank, self.size = rank, size
-        options = dist.ProcessGroupGloo._Options()
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the stubs name it `Options`
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
         options._timeout = timedelta(seconds=patience_s)
         with self._together("joining"):
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, options)
+            # The stubs lack its methods, and this way to make one.
+            self._gloo: Gloo = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
 
     def be_patient(self, seconds: float) -> None:
         """From now on a rank that keeps the others waiting for longer counts as lost."""

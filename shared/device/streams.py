@@ -27,8 +27,9 @@ class StreamSet:
     forward: Stream
     copy: Stream
     transfer: Stream
-    clock: Clock = field(default_factory=StillClock)  # of the forward stream's work
-    stages: tuple[Stream, ...] = ()  # of a pipeline's stages behind the first, which runs on `forward`
+    clock: Clock = field(default_factory=StillClock, kw_only=True)  # of the forward stream's work
+    # of a pipeline's stages behind the first, which runs on `forward`
+    stages: tuple[Stream, ...] = field(default=(), kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
         return self.schedule, self.forward, self.copy, self.transfer, *self.stages
