@@ -118,7 +118,7 @@ class EagleHead:
     ) -> None:
         self.config: HeadConfig = source.config
         self.hidden_size = self.config.layer.hidden_size
-        self.hidden_shape = (self.hidden_size,)
+        self.hidden_shape: tuple[int, ...] = (self.hidden_size,)
         self.draft_vocab_size = self.config.draft_vocab_size
         self.aux_layers = self.config.aux_layers
         self.weights_hash = source.content_hash()

@@ -156,7 +156,7 @@ class _HeaderReader(gguf.GGUFReader):
             return length * np.dtype(self.gguf_scalar_to_np[kind]).itemsize
         if kind != gguf.GGUFValueType.STRING:
             raise ValueError(f"an array of {kind.name} in the header")
-        data, at = memoryview(self.data), offset
+        data, at = self.data.data, offset
         for _ in range(length):
             if at >= len(data):
                 raise ValueError(f"an array of {length} strings reaches past the end")

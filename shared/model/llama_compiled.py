@@ -15,7 +15,7 @@ without the end all of its layers run on all tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class ProgramLayout:
     gate_up: Index
     gate: Index
     down: Index
+    _: KW_ONLY
     out_post: Index | None  # where what a half adds is normed
     down_post: Index | None
     take_residual: int
@@ -178,8 +179,11 @@ class CompiledLlama:
 
     def _run(self, stop: int | None, layers: LayerMarks | None) -> None:
         """In one call, or in one for each group of layers that somebody waits for."""
+        if layers is None:
+            self._program.run(stop)
+            return
         start = 0
-        for end in layers.ends if layers is not None else ():
+        for end in layers.ends:
             written = int(self._at.write[end - 1]) + 1
             self._program.run(written, start)
             layers.reached(end)

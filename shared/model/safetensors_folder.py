@@ -93,7 +93,8 @@ class TensorFiles:
         if name not in self._where:
             raise ConfigError(f"{self.path} has no tensor {name}")
         with safe_open(self._where[name], framework="pt") as shard:
-            return shard.get_tensor(name)
+            tensor: torch.Tensor = shard.get_tensor(name)
+        return tensor
 
     def content_hash(self) -> str:
         """Of config.json too."""

@@ -13,6 +13,8 @@ token). Knows nothing of the head's weights and of acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -41,7 +43,7 @@ class EagleWorkerV2:
         self._vocab_size = vocab_size
         self._topk, self._steps = topk, steps
         self.state_name = f"eagle, topk {topk}, head {head.weights_hash}"
-        self.relay_specs = (
+        self.relay_specs: Sequence[RelaySpec] = (
             *((RelaySpec("topk_p", (topk,), torch.float32),) if topk > 1 else ()),
             RelaySpec("topk_index", (topk,), torch.int64),
             RelaySpec("hidden_states", head.hidden_shape, head.hidden_dtype),

@@ -43,7 +43,7 @@ class MultiLayerEagleWorkerV2:
         self._layers = tuple(layers)
         self._vocab_size = vocab_size
         self.state_name = f"mtp, layers {' '.join(layer.weights_hash for layer in self._layers)}"
-        self.relay_specs = (RelaySpec("topk_index", (1,), torch.int64),)
+        self.relay_specs: Sequence[RelaySpec] = (RelaySpec("topk_index", (1,), torch.int64),)
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         first = self._layers[0]

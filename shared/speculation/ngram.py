@@ -11,6 +11,8 @@ Knows nothing of models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
@@ -28,7 +30,7 @@ class NgramWorkerV2:
     """A Drafter; `history_tokens` of the FutureMap is all it reads."""
 
     state_name = NO_DRAFT_STATE
-    relay_specs: tuple[RelaySpec, ...] = ()
+    relay_specs: Sequence[RelaySpec] = ()
     key_lookahead = 0
     reads_history = True
 

@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @exact
-def is_hit(position: int, hit_rate: int) -> bool:
+def is_hit(position: int, hit_rate: int) -> np.bool_:
     """Whether the draft is right about the token at this position."""
     return np.int64(mix(_u64(0xD4AF7), position) % _u64(100)) < hit_rate
 
@@ -57,10 +57,11 @@ def _advance(lower: np.int64, upper: np.int64, token_id: np.int64, position: int
 
 
 @exact
-def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: int, layer: int) -> bool:
+def _follows(slot: Ints, lower: np.int64, upper: np.int64, depth: np.int64, layer: int) -> bool:
     """Whether a slot is what the one before it led to: (lower, upper), and its depth a step more, or none."""
     steps = slot[SLOT_DEPTH] == depth + 1 or (slot[SLOT_DEPTH] == layer and depth == layer)
-    return slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
+    follows: bool = slot[SLOT_LOWER] == lower and slot[SLOT_UPPER] == upper and steps
+    return follows
 
 
 @exact

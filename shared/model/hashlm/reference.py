@@ -78,9 +78,11 @@ def reference_run(
         bias[token_id] = value
     stops = np.zeros(vocab_size, dtype=np.bool_)
     stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
-    rules = (knobs, sampling.top_k, sampling.min_tokens, bias, stops)
     limits = (len(prompt_ids), limit, window or len(tokens))
-    count, stopped = _run(tokens, *limits, *begin, logprobs, _u64(seed), *rules, _u64(adapter_salt(adapter)))
+    salt = _u64(adapter_salt(adapter))
+    count, stopped = _run(
+        tokens, *limits, *begin, logprobs, _u64(seed), knobs, sampling.top_k, sampling.min_tokens, bias, stops, salt
+    )
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
 

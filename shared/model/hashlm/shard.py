@@ -162,7 +162,8 @@ class HashLMShard(HashLM):
             sums,
         )
         partial: Words = self._group.stack(torch.from_numpy(sums.view(np.int64))).numpy().view(np.uint64)
-        return partial.sum(axis=0, dtype=np.uint64)
+        total: Words = partial.sum(axis=0, dtype=np.uint64)
+        return total
 
     def _own_lanes(self, kv: KVPool, layer: int) -> Lanes:
         """A view of the pool: least significant lane first, as the machine stores an integer."""
