@@ -261,7 +261,7 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
 @inlined
 def _locate(
     addresses: int,
-    base: int,
+    base: np.int64,
     table: int,
     start: int,
     num_keys: int,
@@ -297,7 +297,7 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 @inlined
 def _locate_seen(
     addresses: int,
-    base: int,
+    base: np.int64,
     table: int,
     start: int,
     window: int,
@@ -325,7 +325,7 @@ def _locate_seen(
 
 @inlined
 def _fetch(
-    base: int, table: int, start: int, num_keys: int, page_size: int, page_bytes: int, head_bytes: int, lanes: int
+    base: np.int64, table: int, start: int, num_keys: int, page_size: int, page_bytes: int, head_bytes: int, lanes: int
 ) -> None:
     """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
     would not look before it needs them."""

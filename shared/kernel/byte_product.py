@@ -16,10 +16,9 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from shared.kernel.byte_format import to_bytes
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
 from shared.kernel.product import (
     BIAS,
     BLOCKS,
@@ -116,7 +115,7 @@ def make_byte_task(is_half: bool, is_float8: bool) -> Any:
     return compile_task(byte_product)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@emitted_for_constants
 def multiply_bytes(
     typing_context: Any,
     rows: Any,

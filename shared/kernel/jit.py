@@ -11,7 +11,7 @@ import logging
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from llvmlite import ir
@@ -19,6 +19,9 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+C = TypeVar("C")
+R = TypeVar("R")
 # Sums may be reordered into vector lanes (always the same way for the same lengths); NaN and infinity stay honest.
 FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
@@ -35,10 +38,11 @@ def kernel(**options: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
         try:
-            return njit(cache=True, **settings)(function)  # type: ignore[no-any-return]
+            compiled: F = njit(cache=True, **settings)(function)
         except RuntimeError as error:
             logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-            return njit(**settings)(function)  # type: ignore[no-any-return]
+            compiled = njit(**settings)(function)
+        return compiled
 
     return decorate
 
@@ -59,12 +63,11 @@ def compile_c(function: Callable[..., None], signature: Any) -> Any:
     from others: so its name there carries a stamp of this folder.
     """
     function.__qualname__ += f"_{sources_stamp():08x}"
-    options = {"fastmath": FAST_MATH, "error_model": "numpy"}
     try:
-        return cfunc(signature, cache=True, **options)(function)
+        return cfunc(signature, cache=True, fastmath=FAST_MATH, error_model="numpy")(function)
     except RuntimeError as error:
         logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-        return cfunc(signature, **options)(function)
+        return cfunc(signature, fastmath=FAST_MATH, error_model="numpy")(function)
 
 
 def sources_stamp() -> int:
@@ -76,10 +79,22 @@ def sources_stamp() -> int:
 
 def inlined(function: F) -> F:
     """A kernel's part: merged into its caller, so that the caller's constants unroll its loops."""
-    return njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)  # type: ignore[no-any-return]
+    compiled = njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", forceinline=True)(function)
+    return compiled  # type: ignore[return-value]  # numba's Dispatcher is called as the function is
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
+    """A kernel's part that is written in LLVM. Callers leave the typing context out: numba adds it."""
+    return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
+
+
+def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
+    """The same, with other code for other constants."""
+    made = intrinsic(prefer_literal=True)(function)
+    return made  # type: ignore[return-value]  # the stubs ask callers for the context
+
+
+@emitted
 def take_one(typing_context: Any, address: Any) -> Any:
     """The int64 at an address, which is one more afterwards; a single operation for all threads."""
 
@@ -90,7 +105,7 @@ def take_one(typing_context: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def look_at(typing_context: Any, address: Any) -> Any:
     """The int64 at an address, read anew, and with it all that was written before it was raised."""
 
@@ -101,7 +116,7 @@ def look_at(typing_context: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any) -> Any:
     """Calls the compiled task at an address."""
 
@@ -115,7 +130,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def call_plain(typing_context: Any, function: Any) -> Any:
     """Calls the C function `int f(void)` at an address."""
 
@@ -134,31 +149,31 @@ def _pointer(address: Any, item: types.Type) -> Any:
     return types.CPointer(item)(address), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def floats_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to float32."""
     return _pointer(address, types.float32)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def halves_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to the bits of bfloat16."""
     return _pointer(address, types.uint16)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def ints_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to int32."""
     return _pointer(address, types.int32)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def longs_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to int64."""
     return _pointer(address, types.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def bits_of(typing_context: Any, value: Any) -> Any:
     """float32 -> its bits, uint32."""
 
@@ -168,7 +183,7 @@ def bits_of(typing_context: Any, value: Any) -> Any:
     return types.uint32(types.float32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def float_of(typing_context: Any, value: Any) -> Any:
     """uint32 bits -> float32."""
 
@@ -178,7 +193,7 @@ def float_of(typing_context: Any, value: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@emitted
 def prefetch(typing_context: Any, address: Any) -> Any:
     """Asks for the cache line at an int64 address; never faults."""
 
@@ -202,7 +217,8 @@ def emit_prefetch(builder: Any, address: Any) -> None:
 @inlined
 def from_half(bits: np.uint16) -> np.float32:
     """bfloat16 bits -> float32."""
-    return float_of(_u32(_u32(bits) << _u32(16)))
+    number: np.float32 = float_of(_u32(_u32(bits) << _u32(16)))
+    return number
 
 
 @inlined
@@ -223,7 +239,8 @@ def exp32(value: np.float32) -> np.float32:
     for k in range(1, 6):
         series = series * rest + _f32(EXP_TERMS[k])
     total = series * rest * rest + rest + _f32(1.0)
-    return total * float_of(_u32(_u32(_i32(power) + _i32(127)) << _u32(23)))
+    raised: np.float32 = total * float_of(_u32(_u32(_i32(power) + _i32(127)) << _u32(23)))
+    return raised
 
 
 @inlined

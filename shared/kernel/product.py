@@ -23,9 +23,8 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
 from shared.kernel.program import Program
 from shared.kernel.team import Team
 
@@ -137,7 +136,7 @@ def make_task(is_half: bool, out_half: bool) -> Any:
     return compile_task(product)
 
 
-class _Half(ir.Type):
+class _Half(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
@@ -150,7 +149,7 @@ class _Half(ir.Type):
         return hash(_Half)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@emitted_for_constants
 def multiply_tile(
     typing_context: Any,
     rows: Any,

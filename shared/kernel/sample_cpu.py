@@ -59,7 +59,7 @@ class Outputs(NamedTuple):
 
 
 @exact
-def _ranked(value: np.float32, token_id: int) -> np.int64:
+def _ranked(value: np.float32, token_id: int | np.int64) -> np.int64:
     """A key whose integer order is (value, then the lower id); NaN ranks last."""
     bits = _i32(bits_of(_f32(value + _f32(0))))  # + 0: -0.0 and 0.0 are equal
     order = _i32(bits ^ _i32((bits >> _i32(31)) & _i32(0x7FFFFFFF)))
@@ -82,9 +82,10 @@ def argmax(logits: npt.NDArray[np.float32]) -> np.int64:
 
 
 @exact
-def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int) -> bool:
+def _before(value: np.float32, token_id: int, bound: np.float32, bound_id: int | np.int64) -> bool:
     """Whether an id ranks before another. No branches: it is evaluated in vectors."""
-    return (value > bound) | ((value == bound) & (token_id < bound_id))
+    is_before: bool = (value > bound) | ((value == bound) & (token_id < bound_id))
+    return is_before
 
 
 @exact
@@ -123,7 +124,7 @@ def _draw_before(
 
 @exact
 def _mass_before(
-    logits: npt.NDArray[np.float32], best: np.float32, scale: np.float32, bound: np.float32, bound_id: int
+    logits: npt.NDArray[np.float32], best: np.float32, scale: np.float32, bound: np.float32, bound_id: int | np.int64
 ) -> np.int64:
     """Weight of the ids that rank before (bound, bound_id)."""
     total = _i64(0)

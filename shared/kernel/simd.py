@@ -13,7 +13,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+
+from shared.kernel.jit import emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # of 32 vector registers: what may hold queries, and what sums
@@ -24,7 +25,7 @@ def block_lanes(head_dim: int) -> int:
     return next((lanes for lanes in (16, 8, 4) if head_dim % lanes == 0), 0)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@emitted_for_constants
 def score_block(
     typing_context: Any,
     group: Any,
@@ -65,7 +66,7 @@ def score_block(
     return _block_signature(group, head_dim, is_half, queries, keys, out, stride, tops), codegen
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@emitted_for_constants
 def weigh_block(
     typing_context: Any, group: Any, head_dim: Any, is_half: Any, weights: Any, stride: Any, values: Any, sums: Any
 ) -> Any:

@@ -42,6 +42,6 @@ def _openmp_entry() -> Callable[..., None] | None:
             continue
         entry.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         entry.restype = None
-        return entry  # type: ignore[no-any-return]
+        return entry
     logging.getLogger(__name__).warning("torch's OpenMP runtime was not found: our own kernels use one thread")
     return None
