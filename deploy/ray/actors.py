@@ -94,7 +94,7 @@ def end_actor(why: object) -> None:
 
 
 def place() -> Place:
-    ip = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    ip = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # half of ray has no types
     return Place(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
 
 

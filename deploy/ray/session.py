@@ -126,12 +126,12 @@ def launch(config: RayClusterConfig, record: RayRecord) -> list[StatusRow]:
 
 
 def alive_machines() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # half of ray has no types
     return [node for node in nodes if node["Alive"]]
 
 
 def check_resources(config: RayClusterConfig) -> None:
-    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]  # half of ray has no types
     bundles = [plan.resources(config, name) for name in plan.names_at_start(config)]
     for kind in ("CPU", "GPU"):
         wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)

@@ -106,4 +106,4 @@ def replaced(config: P, **changes: Mapping[str, Any]) -> P:
     sections = {
         section: dataclasses.replace(getattr(config, section), **dict(fields)) for section, fields in changes.items()
     }
-    return dataclasses.replace(config, **sections)  # type: ignore[type-var]
+    return dataclasses.replace(config, **sections)  # type: ignore[type-var]  # every process's config is a dataclass

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args, overload
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import msgspec
 
 from shared.core.errors import WireError

@@ -58,7 +58,8 @@ def chains(
     net: HeadNet, weights: Weights, draft_ids: Tensor, traces: Sequence[FeatureTrace], steps: int
 ) -> list[list[Tensor]]:
     """Per answer, per step: whether the draft of the chain that starts at the r-th token is the token that came."""
-    rows, right = rows_of(traces), [[] for _ in traces]  # type: ignore[var-annotated]
+    rows = rows_of(traces)
+    right: list[list[Tensor]] = [[] for _ in traces]
     head = weights["lm_head.weight"]
     for step, hidden in enumerate(net.unroll(weights, traces, steps)):
         drafts = draft_ids[(hidden @ head.to(hidden.dtype).T).argmax(dim=-1).cpu()]
