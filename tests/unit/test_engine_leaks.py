@@ -69,6 +69,7 @@ def test_closed_leases_are_forgotten(how: str) -> None:
     script.core.check_integrity(idle=True)
 
 
+@pytest.mark.rule("H10")
 def test_a_sampled_step_holds_no_logits() -> None:
     """H10, before anybody collects the step."""
     script = Script()
