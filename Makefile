@@ -8,13 +8,14 @@ FAULTS ?=
 SECONDS ?= 600
 SEED ?=
 
-.PHONY: help setup run test test-fast bench lint mutants mutants-sampled sim soak fuzz clean
+.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
 	@echo "make test       set up, then lint and all tests that need no GPU"
 	@echo "make test-fast  lint, unit tests and short simulations"
+	@echo "make test-long  hours: more seeds, all ranks, fuzzing, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make lint       style, types, layers"
 	@echo "make bench      measure, beside transformers"
@@ -36,6 +37,9 @@ test: setup
 
 test-fast: setup
 	@$(BIN)/python tests/tiers.py fast
+
+test-long: setup
+	@$(BIN)/python tests/tiers.py long
 
 lint: setup
 	@$(BIN)/python tests/tiers.py lint

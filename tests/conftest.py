@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_items and not has_gpu():
         for item in gpu_items:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode) -> None:
+    """After Ctrl-C, which tests/tiers.py sends to a tier that hangs: say where."""
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        terminalreporter.write_line(f"ended in {os.environ.get('PYTEST_CURRENT_TEST', 'no test')}")
 
 
 def has_gpu() -> bool:
