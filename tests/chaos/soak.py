@@ -28,8 +28,9 @@ from pathlib import Path
 import openai
 import psutil
 
-from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.chaos_cluster import ChaosCluster
 from tests.support.mixed_clients import make_client
+from tests.support.patience import SILENCE_S
 from tests.support.sdk_clients import check_broken, stream
 
 SMALL_POOL = ("--kv-bytes", "400KiB")  # full before the first sample counts
@@ -169,7 +170,7 @@ class Faults:
             kind, victim = self._rng.choice(kinds), self._rng.choice(list(self._cluster.nodes))
             left_s = self._until - time.monotonic()
             is_long = kind == self._freeze and left_s > 2 * LONG_FREEZE_S and self._rng.random() < 0.5
-            lasts_s = LONG_FREEZE_S if is_long else 2.5 * SILENCE_S
+            lasts_s = LONG_FREEZE_S if is_long else 2 * SILENCE_S
             kind(victim)
             role = "prefill" if victim[0] == "p" else "decode"
             self.done[f"{kind.__name__.strip('_')} {role} {lasts_s:.0f} s"] += 1

@@ -11,11 +11,12 @@ import time
 import pytest
 
 from shared.wire.messages import Ready, Tokens
-from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.chaos_cluster import ChaosCluster
+from tests.support.patience import SILENCE_S
 from tests.support.proxy import Seen, Trap
 from tests.support.sdk_clients import fresh_clients, run_clients
 
-FROZEN_S = 2.5 * SILENCE_S
+FROZEN_S = 2 * SILENCE_S
 
 
 def freeze_for(pid: int, seconds: float) -> threading.Timer:

@@ -7,11 +7,12 @@ import threading
 import pytest
 
 from shared.wire.messages import Ready, Tokens
-from tests.support.chaos_cluster import SILENCE_S, ChaosCluster
+from tests.support.chaos_cluster import ChaosCluster
+from tests.support.patience import SILENCE_S
 from tests.support.proxy import Link, Seen, Trap
 from tests.support.sdk_clients import fresh_clients, run_clients
 
-HELD_S = 2.5 * SILENCE_S
+HELD_S = 2 * SILENCE_S
 
 
 def handing_over(seen: Seen) -> bool:

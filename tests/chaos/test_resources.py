@@ -20,10 +20,10 @@ import pytest
 from tests.support.chaos_cluster import ChaosCluster, ready_nodes
 from tests.support.cluster import ROOT, free_port
 from tests.support.metrics_page import read_metrics
+from tests.support.patience import HANG_GUARD_S
 from tests.support.router_process import eventually
 from tests.support.sdk_clients import check_broken, fresh_clients, run_clients, stream_all
 
-PATIENCE_S = 120.0
 NUM_ABORTING = 1000
 ABORTING_AT_ONCE = 100
 NUM_SLEEPERS = 4
@@ -60,7 +60,7 @@ def test_clients_that_do_not_read(cluster: ChaosCluster) -> None:
         run_clients(cluster.url, clients)
         for client in clients:
             client.check()
-        eventually(lambda: aborted(cluster.url) == before + NUM_SLEEPERS, PATIENCE_S)
+        eventually(lambda: aborted(cluster.url) == before + NUM_SLEEPERS)
 
 
 async def abort_once(url: str, rng: random.Random, outcomes: Counter[str]) -> None:
@@ -77,7 +77,7 @@ async def abort_once(url: str, rng: random.Random, outcomes: Counter[str]) -> No
         if phase == "later":
             await asyncio.sleep(rng.random() * 0.1)
         elif phase.endswith("bytes"):
-            await asyncio.wait_for(reader.read(1 if phase == "first bytes" else 2000), PATIENCE_S)
+            await asyncio.wait_for(reader.read(1 if phase == "first bytes" else 2000), HANG_GUARD_S)
         outcomes[phase] += 1
     finally:
         if rng.random() < 0.5:
@@ -175,14 +175,14 @@ def test_logs_on_a_full_disk(supervised: bool) -> None:
         processes += [start_to_full_disk(role, "--router", nodes) for role in ("prefill", "decode")]
     url = f"http://127.0.0.1:{http}"
     try:
-        eventually(lambda: len(ready_nodes(url)) == 2, PATIENCE_S)
+        eventually(lambda: len(ready_nodes(url)) == 2)
         clients = fresh_clients()
         run_clients(url, clients)
         for client in clients:
             client.check()
         for process in reversed(processes):
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(60) for process in processes] == [0] * len(processes)
+        assert [process.wait(HANG_GUARD_S) for process in processes] == [0] * len(processes)
     finally:
         for process in processes:
             process.kill()

@@ -13,13 +13,14 @@ import pytest
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_stream
 from tests.support.cluster import Cluster, baton_up
+from tests.support.patience import HANG_GUARD_S
 
 NUM_REQUESTS = 2000
 NUM_CLIENTS = 24
 
 
 async def one_client(cluster: Cluster, rng: random.Random, count: int, outcomes: Counter[str]) -> None:
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=HANG_GUARD_S) as client:
         for _ in range(count):
             outcomes[await one_request(client, cluster, rng)] += 1
 

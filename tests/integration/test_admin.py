@@ -13,9 +13,11 @@ import pytest
 
 from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
+from tests.support.patience import HANG_GUARD_S
 from tests.support.router_process import RouterProcess
 
 KEY = "a-key-for-tests"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +36,13 @@ async def baton_admin(cluster: Cluster, *words: str) -> str:
     process = await asyncio.create_subprocess_exec(
         sys.executable, *argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    printed, _ = await asyncio.wait_for(process.communicate(), 120)
+    printed, _ = await asyncio.wait_for(process.communicate(), HANG_GUARD_S)
     assert process.returncode == 0, printed.decode()
     return printed.decode()
 
 
 def status(cluster: Cluster) -> dict[str, tuple[str, str]]:
-    answer = httpx.get(cluster.url + "/admin/status", headers={"authorization": f"Bearer {KEY}"})
+    answer = httpx.get(cluster.url + "/admin/status", headers=HEADERS, timeout=HANG_GUARD_S)
     return {node["node"]: (node["role"], node["state"]) for node in answer.json()["nodes"]}
 
 
@@ -98,7 +100,7 @@ def test_a_drained_node_stays_down(cluster: Cluster) -> None:
 
 def test_an_answer_is_aborted_by_its_id(cluster: Cluster) -> None:
     body = {"model": "hashlm", "prompt": "x" * 50, "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    with httpx.stream("POST", cluster.url + "/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", cluster.url + "/v1/completions", json=body, timeout=HANG_GUARD_S) as response:
         events = (line[6:] for line in response.iter_lines() if line.startswith("data: {"))
         answer_id = json.loads(next(events))["id"]
         asyncio.run(baton_admin(cluster, "abort", answer_id))
@@ -106,13 +108,16 @@ def test_an_answer_is_aborted_by_its_id(cluster: Cluster) -> None:
     assert json.loads(last)["error"]["code"] == "aborted"
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
     answer = httpx.post(
-        cluster.url + "/admin/abort", json={"id": answer_id}, headers={"authorization": f"Bearer {KEY}"}
+        cluster.url + "/admin/abort",
+        json={"id": answer_id},
+        headers=HEADERS,
+        timeout=HANG_GUARD_S,
     )
     assert answer.status_code == 404
 
 
 def test_what_admin_refuses(cluster: Cluster) -> None:
-    with httpx.Client(base_url=cluster.url, headers={"authorization": f"Bearer {KEY}"}) as http:
+    with httpx.Client(base_url=cluster.url, headers=HEADERS, timeout=HANG_GUARD_S) as http:
         assert http.post("/admin/drain", json={"node": "nobody"}).status_code == 404
         assert http.post("/admin/role", json={"node": "decode-0", "role": "decode"}).status_code == 400
         assert http.post("/admin/role", json={"node": "decode-0", "role": "cook"}).status_code == 400
@@ -128,11 +133,11 @@ def test_what_admin_refuses(cluster: Cluster) -> None:
 def test_admin_is_off_until_it_has_a_key(flags: tuple[str, ...], expected: int) -> None:
     router = RouterProcess(*flags)
     try:
-        assert httpx.get(router.url + "/admin/status").status_code == expected
-        assert httpx.post(router.url + "/admin/drain", json={"node": "d"}).status_code == (
+        assert httpx.get(router.url + "/admin/status", timeout=HANG_GUARD_S).status_code == expected
+        assert httpx.post(router.url + "/admin/drain", json={"node": "d"}, timeout=HANG_GUARD_S).status_code == (
             403 if expected == 403 else 404
         )
-        assert httpx.get(router.url + "/health").status_code == 200
+        assert httpx.get(router.url + "/health", timeout=HANG_GUARD_S).status_code == 200
     finally:
         assert router.stop() == 0
 
@@ -140,7 +145,10 @@ def test_admin_is_off_until_it_has_a_key(flags: tuple[str, ...], expected: int) 
 def test_the_last_node_leaves_only_by_force(cluster: Cluster) -> None:
     asyncio.run(baton_admin(cluster, "drain", "decode-0"))
     answer = httpx.post(
-        cluster.url + "/admin/drain", json={"node": "decode-1"}, headers={"authorization": f"Bearer {KEY}"}
+        cluster.url + "/admin/drain",
+        json={"node": "decode-1"},
+        headers=HEADERS,
+        timeout=HANG_GUARD_S,
     )
     assert answer.status_code == 409 and "last node" in answer.json()["error"]["message"]
     assert status(cluster) == {"decode-1": ("decode", "ready")}

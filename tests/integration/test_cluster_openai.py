@@ -13,6 +13,7 @@ from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_run, reference_stream
 from tests.support.cluster import Cluster, baton_up
+from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
 LONG = "The quick brown fox jumps over the lazy dog, again and again, until the prefill node has seen enough of it. "
@@ -119,7 +120,7 @@ def test_chat_stream_with_usage(client: openai.OpenAI) -> None:
 def test_a_client_that_hangs_up_frees_its_pages(cluster: Cluster) -> None:
     for prompt_len in (10, 2000):
         body = {"model": "hashlm", "prompt": "x" * prompt_len, "max_tokens": 1500, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())
         cluster.eventually(cluster.at_rest, "pages are back after the hang-up")
@@ -129,7 +130,7 @@ def test_a_client_that_hangs_up_frees_its_pages(cluster: Cluster) -> None:
 def test_models_health_and_errors(client: openai.OpenAI, cluster: Cluster) -> None:
     model = client.models.list().data[0]
     assert model.id == "hashlm"
-    assert httpx.get(f"{cluster.url}/health").status_code == 200
+    assert httpx.get(f"{cluster.url}/health", timeout=HANG_GUARD_S).status_code == 200
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="hashlm", prompt="x", max_tokens=-1)
     assert "max_tokens" in str(caught.value)

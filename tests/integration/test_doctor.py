@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.support.cluster import ROOT, baton_up
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.router_fake_node import FINGERPRINT, FakeNode
 from tests.support.router_process import RouterProcess, eventually
 
@@ -20,7 +21,9 @@ LOCAL = ("cpu", "memory", "disk", "files", "keys")  # of the machine that tests 
 
 def doctor(url: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
     argv = ["-m", "deploy.cli", "doctor", "--url", url, "--interval", "1.5", "--json", *words]
-    done = subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False
+    )
     assert done.returncode in (0, 1), done.stderr
     return done.returncode, json.loads(done.stdout)["findings"]
 
@@ -69,7 +72,7 @@ def test_nodes_that_are_no_pair(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_nodes_is_found_behind_a_real_router() -> None:
     """Both hold pages that nobody uses; one has a clock ahead and another dtype, one does not speak any more."""
-    router = RouterProcess("--admin-without-key", "--node-silence-s", "1")
+    router = RouterProcess("--admin-without-key", "--node-silence-s", str(SILENCE_S))
     ahead = int((time.time() + 30.0) * 1e6)
     other = msgspec.structs.replace(FINGERPRINT, dtype="float32")
     nodes = [

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from tests.support.cluster import Cluster, baton_up
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.tiny_t5 import EOS, greedy, text_of, write_tiny_t5
 
 TEXTS = ("the quick baton runs to the sea", "Translate: hello, moon!", "", "a tide is far and slow. " * 12, "moon")
@@ -58,7 +59,7 @@ def cluster(
 
 def ask(cluster: Cluster, **fields: Any) -> Answer:
     body = {"model": "tiny-t5", "return_token_ids": True, "max_tokens": NUM_TOKENS} | fields
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -112,14 +113,14 @@ def test_stops_echo_and_limits(cluster: Cluster, folder: Path, expected: list[tu
     short = ask(cluster, prompt=TEXTS[0], temperature=0, max_tokens=5)
     assert ids_of(short) == [expected[0][1][:5]] and short["choices"][0]["finish_reason"] == "length"
     body = {"model": "tiny-t5", "prompt": [7] * 1000, "max_tokens": 24}
-    refused = httpx.post(f"{cluster.url}/v1/completions", json=body)
+    refused = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S)
     assert refused.status_code == 400 and "only 23 tokens fit" in refused.text
     assert len(ids_of(ask(cluster, prompt=[7] * 1000, max_tokens=23, ignore_eos=True))[0]) == 23
 
 
 def test_chat_is_refused(cluster: Cluster) -> None:
     body = {"model": "tiny-t5", "messages": [{"role": "user", "content": "hi"}]}
-    refused = httpx.post(f"{cluster.url}/v1/chat/completions", json=body)
+    refused = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=HANG_GUARD_S)
     assert refused.status_code == 400
     assert "no chat template" in refused.json()["error"]["message"] and refused.json()["error"]["param"] == "messages"
 
@@ -129,7 +130,7 @@ def test_an_answer_goes_on_where_its_node_died(
     folder: Path, tmp_path: Path, temperature: float, expected: list[tuple[list[int], list[int]]]
 ) -> None:
     """What was said comes behind the start token again, and not into the encoder."""
-    more = ("--node-silence-s", "1.5", "--silence-s", "1.5")
+    more = ("--node-silence-s", str(SILENCE_S), "--silence-s", str(SILENCE_S))
     fields = {"prompt": TEXTS[3], "temperature": temperature, "seed": 5, "max_tokens": 400, "ignore_eos": True}
     with baton_up(tmp_path / "up.log", *flags(folder), *more) as cluster:
         unbroken = ids_of(ask(cluster, **fields))[0]
@@ -144,7 +145,7 @@ def stream(cluster: Cluster, fields: dict[str, Any], strike_at: int) -> list[int
     """Kills the decode node once so many tokens are there."""
     ids: list[int] = []
     body = {"model": "tiny-t5", "return_token_ids": True, "stream": True} | fields
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=HANG_GUARD_S) as answer:
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue

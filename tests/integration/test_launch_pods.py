@@ -16,6 +16,7 @@ from shared.wire.keyring import ring_of_node, ring_of_router
 from tests.support.cluster import ROOT, baton_up
 from tests.support.key_folders import make_keys
 from tests.support.launch_lines import LAUNCH, documents
+from tests.support.patience import HANG_GUARD_S
 from tests.support.tls_proxy import make_certificate, tls_proxy
 
 
@@ -35,7 +36,7 @@ def run(folder: Path, script: str, replaced: dict[str, str], **environment: str)
     (own / "baton").chmod(0o755)
     given = {**os.environ, "PATH": f"{own}:{os.environ['PATH']}", **environment}
     return subprocess.run(
-        ["sh", "-c", script], cwd=ROOT, env=given, capture_output=True, text=True, timeout=120, check=False
+        ["sh", "-c", script], cwd=ROOT, env=given, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False
     )
 
 

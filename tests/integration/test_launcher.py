@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from deploy.cluster.local import free_port
+from tests.support.patience import HANG_GUARD_S, PATIENT_UP
 
 BATON = str(Path(sys.executable).with_name("baton"))
 
@@ -31,7 +32,7 @@ class Cluster:
         self.port = free_port("127.0.0.1")
         self.log = folder / "log"
         self.folder = folder
-        command = [BATON, "up", "--model", "hashlm", "--kv-bytes", "16MiB", "--port", str(self.port)]
+        command = [BATON, "up", "--model", "hashlm", "--kv-bytes", "16MiB", "--port", str(self.port), *PATIENT_UP]
         with self.log.open("wb") as out:
             self.process = psutil.Popen(command, stdout=out, stderr=out, cwd=folder, **options)
 
@@ -51,7 +52,7 @@ class Cluster:
     def ready(self):
         """Nodes that are ready, by the router's word."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=HANG_GUARD_S) as answer:
                 return {node["node"] for node in json.load(answer)["nodes"] if node["ready"]}
         except (OSError, urllib.error.URLError):
             return set()
@@ -65,7 +66,7 @@ class Cluster:
         ).encode()
         url = f"http://127.0.0.1:{self.port}/v1/completions"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_GUARD_S) as answer:
             return json.load(answer)["usage"]["completion_tokens"]
 
 
@@ -98,7 +99,7 @@ def cluster(tmp_path_factory):
 
 
 def wait_gone(processes):
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=HANG_GUARD_S)
     assert not alive
 
 
@@ -107,7 +108,7 @@ def test_it_serves_from_any_folder_and_stops_when_asked(own):
     assert len(children) == 3 and own.ready() == {"prefill-0", "decode-0"}
     assert own.complete() == 5
     own.process.send_signal(signal.SIGTERM)
-    assert own.process.wait(60) == 0
+    assert own.process.wait(HANG_GUARD_S) == 0
     wait_gone(children)
     assert "killed" not in own.text() and "Traceback" not in own.text()
     assert [file.name for file in own.folder.iterdir()] == ["log"]
@@ -152,7 +153,7 @@ def test_ctrl_c_in_a_terminal_stops_it_once_and_cleanly(tmp_path):
         try:
             children = started.wait_until_ready().process.children()
             os.write(controller, b"\x03")
-            assert started.process.wait(60) == 0
+            assert started.process.wait(HANG_GUARD_S) == 0
             wait_gone(children)
             assert "killed" not in started.text() and "Traceback" not in started.text()
         finally:

@@ -18,6 +18,7 @@ from deploy import cli
 from deploy.tools.load import harness, live, truth
 from deploy.tools.load import one_run as play
 from tests.support.mock_openai import Behaviour, in_thread
+from tests.support.patience import HANG_GUARD_S
 
 FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "60"]
 FAST += ["--golden-every", "3", "--rest", "0.2"]
@@ -53,7 +54,7 @@ def test_a_true_server_passes_every_check(capsys, api):
 # a fault, the check that must find it, and words that it must say
 FAULTS = [
     (Behaviour(wrong_at=(2, 5)), [], "tokens", "1 of 20 answers to golden prompts differ"),
-    (Behaviour(stall_at=(20, 3), stall_s=1.5), ["--stall", "0.9"], "stalls", "before chunk 3"),
+    (Behaviour(stall_at=(20, 3), stall_s=4.0), ["--stall", "3"], "stalls", "before chunk 3"),
     (Behaviour(leak_after=30), [], "leaks", "decode-0: 1 pages held"),
     (Behaviour(metrics_shift_s=60.0), [], "agreement", "there"),
     (Behaviour(break_at=(25, 4)), [], "answers", "1 of 60 requests failed"),
@@ -150,7 +151,7 @@ def test_a_trace_is_asked_to_its_end(capsys, tmp_path):
 
 
 def test_two_runs_side_by_side(capsys, tmp_path):
-    for name, itl_s in (("before", 0.004), ("after", 0.001)):
+    for name, itl_s in (("before", 0.05), ("after", 0.001)):
         run(capsys, Behaviour(itl_s=itl_s), "--out", str(tmp_path / name))
     assert cli.main(["load", "compare", str(tmp_path / "before"), str(tmp_path / "after" / "report.json")]) == 0
     text = capsys.readouterr().out
@@ -240,7 +241,7 @@ def test_ctrl_c_ends_a_run_with_what_there_is(tmp_path):
             while len(mock.seen) < 20 and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
-            text, _ = process.communicate(timeout=60)
+            text, _ = process.communicate(timeout=HANG_GUARD_S)
     assert process.returncode == 0, text
     summary = json.loads((out / "report.json").read_text())["summary"]
     assert summary["num_hung_up"] > 0 and summary["num_failed"] == 0

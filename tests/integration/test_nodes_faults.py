@@ -14,10 +14,11 @@ from shared.wire.codec import encode
 from shared.wire.messages import Key, Welcome
 from tests.support.core_rig import Job, draw_jobs
 from tests.support.node_pair import expected, sibling
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.procs import NodeProcess, RouterStub
 
 ENDLESS = SamplingParams(max_tokens=3000, temperature=0.8)
-FAST_SILENCE = ("--silence-s", "1")
+FAST_SILENCE = ("--silence-s", str(SILENCE_S))
 Spawn = Callable[..., NodeProcess]
 
 
@@ -59,6 +60,17 @@ def spawn(router: RouterStub, tmp_path: Path) -> Iterator[Spawn]:
 
 def started(router: RouterStub, node_id: str, key: Key, tokens: int = 5) -> None:
     router.until(lambda: len(router.book.by_node[node_id, key]) >= tokens, f"{node_id} streams {key.rid}")
+
+
+def is_draining(router: RouterStub, node_id: str) -> bool:
+    """By its newest heartbeat, if one has come yet."""
+    beat = router.book.heartbeats.get(node_id)
+    return beat is not None and beat.draining
+
+
+def num_wire_errors(router: RouterStub, node_id: str) -> float:
+    beat = router.book.heartbeats.get(node_id)
+    return 0.0 if beat is None else beat.load.counters["wire_errors"]
 
 
 def test_a_killed_decode_node(router: RouterStub, spawn: Spawn) -> None:
@@ -119,18 +131,18 @@ def test_a_frozen_prefill_node_counts_as_dead(router: RouterStub, spawn: Spawn) 
 
 def test_sigterm_drains(router: RouterStub, spawn: Spawn) -> None:
     """What runs is finished, new requests are turned away, then Goodbye and exit code 0."""
-    p0, d0 = spawn("p0", "d0")
+    p0, d0 = spawn("p0", "d0", flags=("--drain-s", str(HANG_GUARD_S)))
     running = job(0, sampling=SamplingParams(max_tokens=800, temperature=0.8))
     key = router.generate("p0", running, "d0")
     started(router, "d0", key)
     d0.process.terminate()
-    router.until(lambda: router.book.heartbeats["d0"].draining, "it says that it drains")
+    router.until(lambda: is_draining(router, "d0"), "it says that it drains")
     late = router.generate("d0", short(1))
     router.wait_ends([key, late])
     assert router.book.streams[key] == expected(running)
     assert router.book.end(late).error_code == "node_draining"
     router.until(lambda: "d0" in router.book.goodbyes, "Goodbye")
-    assert d0.process.wait(30) == 0, d0.log
+    assert d0.process.wait(HANG_GUARD_S) == 0, d0.log
     router.wait_at_rest("p0")
     assert p0.terminate() == 0
 
@@ -141,12 +153,12 @@ def test_a_drain_has_an_end(router: RouterStub, spawn: Spawn) -> None:
     key = router.generate("d0", job(0))
     started(router, "d0", key)
     router.drain("d0")
-    router.until(lambda: "d0" in router.book.heartbeats and router.book.heartbeats["d0"].draining, "draining")
+    router.until(lambda: is_draining(router, "d0"), "it says that it drains")
     assert d0.process.poll() is None and not router.book.ends[key]
     d0.process.terminate()
     router.wait_ends([key])
     assert router.book.end(key).error_code == "node_draining"
-    assert d0.process.wait(30) == 0, d0.log
+    assert d0.process.wait(HANG_GUARD_S) == 0, d0.log
     assert "add up" not in d0.log
 
 
@@ -187,7 +199,7 @@ def send_nonsense(router: RouterStub) -> None:
     stranger.setsockopt(zmq.METADATA, b"X-Peer:who?")
     stranger.connect(router.hellos["d0"].node_endpoint)
     stranger.send_multipart([good])
-    router.until(lambda: router.book.heartbeats["d0"].load.counters["wire_errors"] >= 7, "all counted")
+    router.until(lambda: num_wire_errors(router, "d0") >= 7, "all counted")
     stranger.close()
     context.term()
     fine = router.generate("p0", short(1), "d0")

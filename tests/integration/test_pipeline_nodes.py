@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.cluster import ROOT, baton_up
 from tests.support.mixed_clients import make_client, stream_all
+from tests.support.patience import HANG_GUARD_S
 
 FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1")
 
@@ -52,6 +53,6 @@ def test_a_node_with_more_stages_than_layers_does_not_start() -> None:
         "--pp",
         "3",
     )
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
     assert ended.returncode != 0
     assert "--pp 3: hashlm has 2 layers" in ended.stderr and "Traceback" not in ended.stderr

@@ -24,6 +24,7 @@ from shared.model.load import load_model
 from shared.wire.messages import Key
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 from tests.support.node_pair import expected
+from tests.support.patience import HANG_GUARD_S
 from tests.support.procs import NodeProcess, RouterStub
 from tests.support.tiny_llama import write_tiny_llama
 
@@ -69,7 +70,7 @@ class Nodes:
             node = self._started.pop(node_id)
             family = psutil.Process(node.process.pid).children(recursive=True)
             assert node.terminate() == 0, node.log
-            assert not psutil.wait_procs(family, timeout=20)[1], "a rank was left behind"
+            assert not psutil.wait_procs(family, timeout=HANG_GUARD_S)[1], "a rank was left behind"
             assert "add up" not in node.log and "Traceback" not in node.log, node.log
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from tests.support.key_folders import make_keys
 from tests.support.listening import listening
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.mixed_clients import Client, make_client, stream_all
+from tests.support.patience import HANG_GUARD_S
 from tests.support.ray_machines import ROOT, BatonRay, Machines, Rows, all_run, environment, pids_of, ray_machines
 from tests.support.router_process import eventually
 
@@ -40,10 +41,10 @@ model = "hashlm"
 kv_bytes = "2MiB"
 [node]
 heartbeat_s = 0.1
-silence_s = 2.0
+silence_s = 4.0
 [timeouts]
-node_silence_s = 2.0
-resume_wait_s = 60.0
+node_silence_s = 4.0
+resume_wait_s = 300.0
 [router]
 port = {port}
 node_endpoint = "tcp://127.0.0.1:{node_port}"
@@ -95,7 +96,7 @@ def stream_while(url: str, clients: list[Client], happens: Callable[[], None]) -
             await asyncio.sleep(0.01)
         await asyncio.to_thread(happens)
 
-    asyncio.run(stream_all(url, clients, meanwhile, timeout_s=300))
+    asyncio.run(stream_all(url, clients, meanwhile))
     for client in clients:
         client.check()
 
@@ -105,7 +106,7 @@ def long_clients(first: int) -> list[Client]:
 
 
 def ends(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=60)[1]
+    return not psutil.wait_procs(processes, timeout=HANG_GUARD_S)[1]
 
 
 def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines) -> None:
@@ -128,13 +129,13 @@ def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines)
     after = baton.until(lambda rows: all_run(rows) and changed(before, rows) >= hit, "they are back")
     assert changed(before, after) == hit, "the others never noticed"
     assert lost not in {row["ray_node"] for row in after.values()}
-    eventually(lambda: whole(url, NODES), 60)
+    eventually(lambda: whole(url, NODES))
 
     actor_and_daemon_die_together(baton, after)
-    eventually(lambda: whole(url, NODES), 60)
+    eventually(lambda: whole(url, NODES))
     the_router_moves(baton, machines)
     an_actor_that_ray_gives_up_is_made_again(baton, machines.address)
-    eventually(lambda: whole(url, NODES), 60)
+    eventually(lambda: whole(url, NODES))
     family = baton.family()
     assert baton.run("down", str(baton.file)).returncode == 0
     assert ends(family)
@@ -178,7 +179,7 @@ ray.kill(ray.get_actor(sys.argv[2]), no_restart=True)
 def an_actor_that_ray_gives_up_is_made_again(baton: BatonRay, address: str) -> None:
     before = baton.until(all_run, "everyone runs")
     command = [sys.executable, "-c", GIVE_UP, address, "decode-1"]
-    subprocess.run(command, env=environment(baton.home), check=True, timeout=300)
+    subprocess.run(command, env=environment(baton.home), check=True, timeout=HANG_GUARD_S)
     baton.until(lambda now: all_run(now) and changed(before, now) == {"decode-1"}, "it is back")
 
 
@@ -227,7 +228,7 @@ def test_a_ray_of_its_own_that_scales(own: tuple[BatonRay, str, str]) -> None:
     async def until_it_has_grown() -> None:
         while "decode-2" not in nodes_of(await asyncio.to_thread(read_metrics, url)):
             clients.extend(more := long_clients(8 * len(clients)))
-            await asyncio.gather(*(stream_all(target, more[i::2], None, 300) for i, target in enumerate(both)))
+            await asyncio.gather(*(stream_all(target, more[i::2]) for i, target in enumerate(both)))
 
     clients: list[Client] = []
     both = (url, second_url)
@@ -236,7 +237,7 @@ def test_a_ray_of_its_own_that_scales(own: tuple[BatonRay, str, str]) -> None:
         client.check()
     baton.until(lambda rows: "decode-2" not in rows and all_run(rows), "it has shrunk")
     for target in both:
-        eventually(lambda target=target: whole(target, NODES), 60)
+        eventually(lambda target=target: whole(target, NODES))
     family += everyone(baton)
     assert baton.run("down").returncode == 0
     assert ends(family)

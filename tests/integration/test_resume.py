@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.cluster import Cluster, baton_up
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
+from tests.support.patience import SILENCE_S
 
-FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "1.5", "--silence-s", "1.5")
+FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S), "--silence-s", str(SILENCE_S))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode, char_ids
 from tests.support.router_process import RouterProcess, eventually
 
@@ -42,7 +43,7 @@ def client(router: RouterProcess, nodes: tuple[FakeNode, FakeNode]) -> Iterator[
 
 @pytest.fixture
 def http(router: RouterProcess, nodes: tuple[FakeNode, FakeNode]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=router.url, timeout=20) as client:
+    with httpx.Client(base_url=router.url, timeout=HANG_GUARD_S) as client:
         yield client
 
 
@@ -260,8 +261,8 @@ def test_the_key_is_asked_for_where_it_is_set(tmp_path: Path) -> None:
     try:
         for headers, status in (({}, 401), ({"authorization": "Bearer wrong"}, 401), ({"authorization": "s3cret"}, 401),
                                 ({"authorization": "Bearer s3cret"}, 200)):  # fmt: skip
-            assert httpx.get(router.url + "/v1/models", headers=headers).status_code == status
-        assert httpx.post(router.url + "/v1/completions", json={}).status_code == 401
-        assert httpx.get(router.url + "/health").status_code == 200
+            assert httpx.get(router.url + "/v1/models", headers=headers, timeout=HANG_GUARD_S).status_code == status
+        assert httpx.post(router.url + "/v1/completions", json={}, timeout=HANG_GUARD_S).status_code == 401
+        assert httpx.get(router.url + "/health", timeout=HANG_GUARD_S).status_code == 200
     finally:
         router.stop()

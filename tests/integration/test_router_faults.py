@@ -22,17 +22,18 @@ import zmq
 
 from shared.wire.codec import encode
 from shared.wire.messages import Goodbye, Hello, TokenRun, Tokens
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.router_fake_node import FINGERPRINT, FakeNode, prompt_text
 from tests.support.router_process import ROOT, RouterProcess, eventually
 
 MODEL = "hashlm"
-FLAGS = ("--node-silence-s", "1", "--local-prefill-tokens", "0", "--max-open-requests", "4", "--shutdown-s", "1")
+FLAGS = ("--node-silence-s", str(SILENCE_S), "--local-prefill-tokens", "0", "--max-open-requests", "4")
 FLAGS += ("--max-attempts", "1")  # what a fault means for the request it hits; test_resume.py has the rest
 
 
 @pytest.fixture
-def router() -> Iterator[RouterProcess]:
-    process = RouterProcess(*FLAGS)
+def router(request: pytest.FixtureRequest) -> Iterator[RouterProcess]:
+    process = RouterProcess(*FLAGS, "--shutdown-s", getattr(request, "param", "1"))
     yield process
     assert process.stop() == 0
     assert not [line for line in process.lines if " ERROR " in line]
@@ -61,7 +62,9 @@ def pair(router: RouterProcess) -> Iterator[Pair]:
 
 def post(router: RouterProcess, prompt: Any, **body: Any) -> httpx.Response:
     return httpx.post(
-        router.url + "/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 2000, **body}, timeout=30
+        router.url + "/v1/completions",
+        json={"model": MODEL, "prompt": prompt, "max_tokens": 2000, **body},
+        timeout=HANG_GUARD_S,
     )
 
 
@@ -89,9 +92,9 @@ def test_no_node_at_all(router: RouterProcess) -> None:
     response = post(router, "x")
     assert response.status_code == 503 and error_code(response) == "no_nodes"
     assert int(response.headers["retry-after"]) >= 1
-    ready = httpx.get(router.url + "/ready")
+    ready = httpx.get(router.url + "/ready", timeout=HANG_GUARD_S)
     assert ready.status_code == 503 and ready.json()["ready"] is False
-    assert httpx.get(router.url + "/health").status_code == 200
+    assert httpx.get(router.url + "/health", timeout=HANG_GUARD_S).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -131,7 +134,7 @@ def test_a_node_that_dies_before_the_first_token_is_a_5xx(pair: Pair, role: str)
         answer = pool.submit(post, pair.router, "hold:", stream=True)
         eventually(lambda: pair.prefill.generates)
         getattr(pair, role).stop()
-        response = answer.result(10)
+        response = answer.result(HANG_GUARD_S)
     assert response.status_code == 502 and error_code(response) == "node_lost"
     survivor = pair.decode if role == "prefill" else pair.prefill
     eventually(lambda: survivor.aborts)
@@ -139,7 +142,7 @@ def test_a_node_that_dies_before_the_first_token_is_a_5xx(pair: Pair, role: str)
 
 def test_a_node_that_dies_in_a_stream_is_an_error_event(pair: Pair) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "stream": True}
-    with httpx.stream("POST", pair.router.url + "/v1/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", pair.router.url + "/v1/completions", json=body, timeout=HANG_GUARD_S) as response:
         events = stream_events(response)
         assert response.status_code == 200 and next(events)["choices"][0]["text"] == "a"
         pair.decode.stop()
@@ -150,11 +153,13 @@ def test_a_node_that_dies_in_a_stream_is_an_error_event(pair: Pair) -> None:
 
 def test_other_requests_go_on_when_a_node_dies(pair: Pair) -> None:
     """The prefill node dies; a stream that decodes already never notices, and new ones run on the decode node alone."""
+    pair.decode.paused.set()
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(post, pair.router, "x", max_tokens=200)
         eventually(lambda: pair.decode.num_running > 0)
         pair.prefill.stop()
-        response = answer.result(20)
+        pair.decode.paused.clear()
+        response = answer.result(HANG_GUARD_S)
     assert response.status_code == 200 and len(response.json()["choices"][0]["text"]) == 200
     assert post(pair.router, "say:alone").json()["choices"][0]["text"] == "alone"
     assert pair.decode.generates[-1].decode_node == ""
@@ -162,7 +167,7 @@ def test_other_requests_go_on_when_a_node_dies(pair: Pair) -> None:
 
 def test_prefill_decodes_when_no_decode_node_is_left(pair: Pair) -> None:
     pair.decode.stop()
-    eventually(lambda: len(httpx.get(pair.router.url + "/ready").json()["nodes"]) == 1)
+    eventually(lambda: len(httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"]) == 1)
     assert post(pair.router, "say:alone").json()["choices"][0]["text"] == "alone"
 
 
@@ -171,11 +176,11 @@ def test_a_frozen_node_is_noticed_and_comes_back(pair: Pair) -> None:
         answer = pool.submit(post, pair.router, "x", max_tokens=4000)
         eventually(lambda: pair.decode.num_running > 0)
         pair.decode.frozen.set()
-        response = answer.result(20)
+        response = answer.result(HANG_GUARD_S)
     assert response.status_code == 502 and error_code(response) == "node_lost"
     pair.decode.frozen.clear()
     eventually(lambda: pair.decode.num_running == 0)  # the abort was waiting for it
-    eventually(lambda: httpx.get(pair.router.url + "/ready").json()["pair"])
+    eventually(lambda: httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["pair"])
     assert post(pair.router, "say:again").json()["choices"][0]["text"] == "again"
 
 
@@ -184,7 +189,7 @@ def test_a_restarted_node_replaces_its_earlier_life(pair: Pair) -> None:
         answer = pool.submit(post, pair.router, "hold:")
         eventually(lambda: pair.prefill.generates)
         fresh = FakeNode("prefill", pair.router.nodes, "p0", peer=pair.decode).start()
-        response = answer.result(10)
+        response = answer.result(HANG_GUARD_S)
     old, pair.prefill = pair.prefill, fresh
     try:
         assert response.status_code == 502
@@ -219,32 +224,36 @@ def test_an_error_in_a_stream_does_not_look_like_an_end(pair: Pair) -> None:
 
 
 def test_too_many_open_requests(pair: Pair) -> None:
+    pair.decode.paused.set()
     with ThreadPoolExecutor() as pool:
         answers = [pool.submit(post, pair.router, "x", max_tokens=400) for _ in range(4)]
         eventually(lambda: pair.decode.num_running == 4)
         refused = post(pair.router, "x")
         assert refused.status_code == 429 and error_code(refused) == "overloaded" and "retry-after" in refused.headers
-        assert [answer.result(30).status_code for answer in answers] == [200] * 4
+        pair.decode.paused.clear()
+        assert [answer.result(HANG_GUARD_S).status_code for answer in answers] == [200] * 4
     assert post(pair.router, ["say:a"] * 5).status_code == 429
 
 
 def test_a_draining_node_gets_no_new_requests(pair: Pair) -> None:
     pair.prefill.is_draining = True
-    eventually(lambda: any(n["draining"] for n in httpx.get(pair.router.url + "/ready").json()["nodes"]))
+    eventually(
+        lambda: any(n["draining"] for n in httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"])
+    )
     assert post(pair.router, "say:x").status_code == 200 and not pair.prefill.generates
 
 
 def test_goodbye_is_a_loss_at_once(pair: Pair) -> None:
     node = pair.prefill
     node.raw.put(lambda links: links.send("router", Goodbye(node.node_id, node.epoch)) and None)
-    eventually(lambda: len(httpx.get(pair.router.url + "/ready").json()["nodes"]) == 1)
+    eventually(lambda: len(httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"]) == 1)
 
 
 def test_nodes_that_do_not_fit_are_named(router: RouterProcess, pair: Pair) -> None:
     odd = FakeNode("prefill", router.nodes, "odd", fingerprint=msgspec.structs.replace(FINGERPRINT, page_size=64))
     try:
         odd.start()
-        misfits = httpx.get(router.url + "/ready").json()["misfits"]
+        misfits = httpx.get(router.url + "/ready", timeout=HANG_GUARD_S).json()["misfits"]
         assert {"a": "d0", "b": "odd", "differs": "page_size"} in misfits
         for _ in range(4):
             post(router, "say:x")
@@ -291,7 +300,7 @@ def test_a_node_can_not_speak_for_anothers_requests(pair: Pair) -> None:
             eventually(lambda: spy.aborts)  # it is told to stop what it has no part in
             assert not answer.done()
             pair.prefill.install(msgspec.structs.replace(generate, prompt_ids=[1]))
-            assert answer.result(10).json()["choices"][0]["text"] == "abcde"
+            assert answer.result(HANG_GUARD_S).json()["choices"][0]["text"] == "abcde"
     finally:
         spy.stop()
 
@@ -326,37 +335,40 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         connection.connect((host, int(port)))
         connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode())
         connection.sendall(body)
-        eventually(lambda: router.metric('baton_requests_total{outcome="abort"}') == 1, 30)
+        eventually(lambda: router.metric('baton_requests_total{outcome="abort"}') == 1)
         connection.close()
     finally:
         node.stop()
         router.stop()
 
 
+@pytest.mark.parametrize("router", [str(HANG_GUARD_S)], indirect=True)
 def test_sigterm_lets_open_streams_finish(router: RouterProcess, pair: Pair) -> None:
+    pair.decode.paused.set()
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(post, router, "x", max_tokens=60)
         eventually(lambda: pair.decode.num_running > 0)
         os.kill(router.process.pid, signal.SIGTERM)
-        assert len(answer.result(10).json()["choices"][0]["text"]) == 60
-    assert router.process.wait(10) == 0
+        pair.decode.paused.clear()
+        assert len(answer.result(HANG_GUARD_S).json()["choices"][0]["text"]) == 60
+    assert router.process.wait(HANG_GUARD_S) == 0
 
 
 def test_sigterm_does_not_wait_for_ever(router: RouterProcess, pair: Pair) -> None:
     body = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "stream": True}
-    with httpx.stream("POST", router.url + "/v1/completions", json=body, timeout=20) as response:
+    with httpx.stream("POST", router.url + "/v1/completions", json=body, timeout=HANG_GUARD_S) as response:
         events = stream_events(response)
         next(events)
         os.kill(router.process.pid, signal.SIGTERM)
         assert "shutting down" in list(events)[-1]["error"]["message"]
-    assert router.process.wait(10) == 0
+    assert router.process.wait(HANG_GUARD_S) == 0
     eventually(lambda: pair.decode.aborts)
 
 
 def test_a_taken_port_is_a_clear_message(router: RouterProcess) -> None:
     port = router.url.rpartition(":")[2]
     command = [sys.executable, "-m", "deploy.cli", "router", "--model", "hashlm", "--port", port]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode != 0 and port in done.stderr and "Traceback" not in done.stderr
 
 
@@ -368,7 +380,7 @@ def test_torch_is_never_loaded(tmp_path: Any) -> None:
         "bad = [m for m in ('torch', 'transformers', 'numba') if m in sys.modules]\n"
         "assert not bad, bad\n"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=HANG_GUARD_S)
 
 
 def test_prompts_are_not_logged(pair: Pair) -> None:

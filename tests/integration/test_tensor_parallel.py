@@ -14,11 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.cluster import PATIENCE_S, ROOT, Cluster, baton_up
+from tests.support.cluster import ROOT, Cluster, baton_up
 from tests.support.metrics_page import nodes_of
 from tests.support.mixed_clients import make_client, stream_all, wait_until
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 
-FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", "3", "--silence-s", "3")
+FLAGS = ("--model", "hashlm", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S), "--silence-s", str(SILENCE_S))
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_a_model_that_can_not_be_shared_out_is_refused_by_all_ranks() -> None:
     """By rank 0's words alone, and nobody stays behind."""
     router = ("--router", "tcp://127.0.0.1:7001")  # nobody is there, and nobody is dialled for long
     command = (sys.executable, "-m", "deploy.cli", "decode", "--model", "hashlm", "--tp", "3", "--node-id", "refused-0")
-    done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run((*command, *router), cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--tp 3: hashlm has 4 lanes, which so many ranks can't share evenly")
     assert "Traceback" not in done.stderr

@@ -23,7 +23,8 @@ from catalogue import ROOT, CatalogueError, Mutant, find_tests, mutated, node_id
 
 FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
 FILES = ("pyproject.toml",)
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 300
+HANG_GUARD_S = 30  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up
 # Failed: pytest.raises that saw nothing raised; the last four are the simulations' and the hazard detector's
 ORACLES = ("AssertionError", "IntegrityError", "Failed", "HazardError", "LatencyError", "Violation", "WrongStream")
 TIMED_OUT = "Timeout"
@@ -50,7 +51,10 @@ def run_tests(root: Path, tests: tuple[str, ...]) -> list[tuple[str, str]]:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     options = [f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal"]
-    done = subprocess.run([*command, *options, *tests], cwd=root, capture_output=True, text=True)
+    patience = {"BATON_TEST_HANG_GUARD_S": str(HANG_GUARD_S)}
+    done = subprocess.run(
+        [*command, *options, *tests], cwd=root, env=os.environ | patience, capture_output=True, text=True
+    )
     if done.returncode not in (0, 1) or not report.exists():
         return [("collection", "pytest: " + (done.stdout + done.stderr).strip()[-400:])]
     failures = []

@@ -20,6 +20,7 @@ from graft import graft
 from run import TIMED_OUT, is_oracle
 
 TEST_TIMEOUT_S = 45
+HANG_GUARD_S = 20  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up
 MUTANT_TIMEOUT_S = 600
 MEMORY_BYTES = 10 << 30  # a loop without an end fills memory first
 MAX_CRASHES = 6  # tests that may crash before we give up waiting for an oracle's word
@@ -55,6 +56,7 @@ class Trials:
 
     def start(self, files: Iterable[str], *options: str) -> None:
         """Returns after `work` has."""
+        os.environ["BATON_TEST_HANG_GUARD_S"] = str(HANG_GUARD_S)
         times = (f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal")
         quiet = ("-q", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider")
         status = pytest.main([*quiet, *times, *options, *files], plugins=[self])

@@ -21,13 +21,12 @@ import psutil
 
 from shared.wire.messages import Hello, Message
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.procs import NodeProcess
 from tests.support.proxy import FaultProxy, Seen
 from tests.support.router_process import RouterProcess
 
-PATIENCE_S = 300.0  # only a bound: tests wait for what must happen (kernels may be compiled first)
-SILENCE_S = 1.5
-ROUTER_FLAGS = ("--node-silence-s", str(SILENCE_S))
+ROUTER_FLAGS = ("--node-silence-s", str(SILENCE_S), "--resume-wait-s", str(HANG_GUARD_S))
 NODE_FLAGS = ("--silence-s", str(SILENCE_S), "--chunk-size", "128", "--mixed-chunk-size", "64", "--kv-bytes", "2MiB")
 FLAGS_OF = {"p1": ("--transport", "zmq")}  # the other one shares memory: both transports see every fault
 
@@ -119,7 +118,7 @@ class ChaosCluster:
         return all(ready_nodes(router.url) == set(self.nodes) for router in self.routers)
 
     def eventually(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_GUARD_S
         while not condition():
             assert time.monotonic() < deadline, f"never: {what}\n{self.last_words()}"
             time.sleep(0.1)
@@ -160,10 +159,10 @@ class ChaosCluster:
         for process in processes.values():
             process.send_signal(signal.SIGTERM)
         try:
-            statuses = {name: process.wait(PATIENCE_S) for name, process in processes.items()}
+            statuses = {name: process.wait(HANG_GUARD_S) for name, process in processes.items()}
             statuses |= {f"router{i}": router.stop() for i, router in enumerate(self.routers)}
             assert not any(statuses.values()), f"{statuses}\n{self.last_words()}"
-            assert not psutil.wait_procs(family, timeout=10)[1], "a process was left behind"
+            assert not psutil.wait_procs(family, timeout=HANG_GUARD_S)[1], "a process was left behind"
         finally:
             for node in self.nodes.values():
                 node.close()
@@ -172,7 +171,7 @@ class ChaosCluster:
 
 def ready_nodes(url: str) -> set[str]:
     with contextlib.suppress(httpx.HTTPError):
-        nodes = httpx.get(f"{url}/ready", timeout=60, verify=False).json()["nodes"]
+        nodes = httpx.get(f"{url}/ready", timeout=HANG_GUARD_S, verify=False).json()["nodes"]
         return {node["node"] for node in nodes if node["ready"]}
     return set()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from tests.support.metrics_page import Metrics, at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.patience import HANG_GUARD_S, PATIENT_UP
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120.0  # only a bound: tests wait for what must happen
 
 
 def free_port() -> int:
@@ -32,7 +32,7 @@ class Cluster:
         self.log_path = log
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(self.port), *flags]
+        command = [sys.executable, "-m", "deploy.cli", "up", "--port", str(self.port), *PATIENT_UP, *flags]
         with log.open("wb") as sink:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT)
         self._supervisor = psutil.Process(self.process.pid)
@@ -43,7 +43,7 @@ class Cluster:
         return "Baton is ready" in self.log_path.read_text()
 
     def eventually(self, condition: object, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_GUARD_S
         while not condition():  # type: ignore[operator]
             assert time.monotonic() < deadline, f"never: {what}\n{self.log_path.read_text()[-3000:]}"
             time.sleep(0.05)
@@ -72,8 +72,8 @@ class Cluster:
         """Ctrl-C; gives the exit status and asserts that nobody is left."""
         family = self._supervisor.children(recursive=True)
         self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(PATIENCE_S)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        status = self.process.wait(HANG_GUARD_S)
+        _, alive = psutil.wait_procs(family, timeout=HANG_GUARD_S)
         assert not alive, f"orphans: {alive}"
         return status
 

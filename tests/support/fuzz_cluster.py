@@ -26,10 +26,10 @@ from tests.support.fuzz_node import FuzzNode
 from tests.support.key_folders import make_keys
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
 from tests.support.mixed_clients import Client, make_client, stream
+from tests.support.patience import HANG_GUARD_S
 from tests.support.procs import NodeProcess
 from tests.support.router_process import RouterProcess
 
-PATIENCE_S = 120.0
 REQUEST_TIMEOUT_S = 15
 ENDPOINT = re.compile(r'ready endpoint="?(\S+?)"? ')
 NODES = {"p0": "prefill", "d0": "decode"}
@@ -64,12 +64,12 @@ class FuzzCluster:
 
     def ready_nodes(self) -> set[str]:
         with contextlib.suppress(httpx.HTTPError):
-            nodes = httpx.get(f"{self.url}/ready", timeout=60).json()["nodes"]
+            nodes = httpx.get(f"{self.url}/ready", timeout=HANG_GUARD_S).json()["nodes"]
             return {node["node"] for node in nodes if node["ready"]}
         return set()
 
     def eventually(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_GUARD_S
         while not condition():
             self.check_alive()
             assert time.monotonic() < deadline, f"never: {what}\n{self.last_words()}"
@@ -86,7 +86,7 @@ class FuzzCluster:
     async def serve(self, fuzzer: FuzzNode, more: Callable[[], bool], num_clients: int = 3) -> None:
         """Streams one after another, by so many clients, until there is enough."""
         indices = iter(range(1, 1 << 30))
-        async with httpx.AsyncClient(timeout=4 * REQUEST_TIMEOUT_S) as http:
+        async with httpx.AsyncClient(timeout=HANG_GUARD_S) as http:
             await asyncio.gather(*(self._one_after_another(http, fuzzer, more, indices) for _ in range(num_clients)))
 
     async def _one_after_another(
@@ -133,7 +133,7 @@ class FuzzCluster:
         for process in processes:
             process.send_signal(signal.SIGTERM)
         try:
-            statuses = [process.wait(PATIENCE_S) for process in processes] + [self.routers[0].stop()]
+            statuses = [process.wait(HANG_GUARD_S) for process in processes] + [self.routers[0].stop()]
             assert not any(statuses), f"{statuses}\n{self.last_words()}"
             left = set(psutil.Process().children(recursive=True)) - self._others
             assert not left, f"left behind: {left}"

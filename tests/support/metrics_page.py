@@ -6,6 +6,8 @@ import re
 
 import httpx
 
+from tests.support.patience import HANG_GUARD_S
+
 SAMPLE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
 NODE = re.compile(r'node="([^"]*)"')
 GAUGES = ("baton_kv_pages", "baton_request_rows")
@@ -15,7 +17,7 @@ Metrics = dict[tuple[str, str], float]  # (name, labels) -> value
 
 
 def read_metrics(url: str) -> Metrics:
-    text = httpx.get(f"{url}/metrics", timeout=60, verify=False).text
+    text = httpx.get(f"{url}/metrics", timeout=HANG_GUARD_S, verify=False).text
     found = (SAMPLE.match(line) for line in text.splitlines())
     return {(m[1], m[2] or ""): float(m[3]) for m in found if m}
 

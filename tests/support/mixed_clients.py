@@ -18,6 +18,7 @@ import httpx
 from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_run
+from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
 NUM_KINDS = 8
@@ -142,7 +143,7 @@ async def stream_all(
     url: str,
     clients: Sequence[Client],
     meanwhile: Meanwhile | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = HANG_GUARD_S,
 ) -> None:
     """All at once; `meanwhile` runs beside them."""
     limits = httpx.Limits(max_connections=None)
@@ -153,8 +154,8 @@ async def stream_all(
             tasks.create_task(meanwhile())
 
 
-async def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
+async def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HANG_GUARD_S
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         await asyncio.sleep(0.01)

@@ -23,6 +23,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+from tests.support.patience import HANG_GUARD_S
 
 PAGES = 64
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -292,7 +293,7 @@ def in_thread(behaviour: Behaviour) -> Iterator[Mock]:
 
     thread = threading.Thread(target=lambda: uvloop.run(serve_until_told()))
     thread.start()
-    mock, loop, told = started.get(timeout=30)
+    mock, loop, told = started.get(timeout=HANG_GUARD_S)
     try:
         yield mock
     finally:

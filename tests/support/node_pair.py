@@ -38,11 +38,13 @@ from shared.wire.messages import (
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from tests.support.core_rig import CoreKnobs, Job, make_core
+from tests.support.patience import HANG_GUARD_S
 from tests.support.twin_groups import TwinGroup
 
 ROUTER = "tcp://127.0.0.1:7001"
 ROUTER_ID, ROUTER_EPOCH = "test", 1
 LEASE_S = 60.0
+PAUSE_S = 0.0002
 
 
 def make_node(
@@ -256,20 +258,23 @@ class Net:
 
     def run_until_ended(self, keys: Sequence[Key]) -> None:
         """For streams with threads, where quiet does not mean finished."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_GUARD_S
         while not all(self.router.ends[key] for key in keys):
             assert time.monotonic() < deadline, "no end"
-            for name in self.nodes:
-                self.tick(name)
+            self.turn()
 
     def settle(self, *nodes: Node) -> None:
         """Let what is in flight come home, then look for leaks."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_GUARD_S
         while not all(node.idle for node in nodes):
             assert time.monotonic() < deadline, "never idle"
-            for name in self.nodes:
-                self.tick(name)
+            self.turn()
         assert_clean(*nodes)
+
+    def turn(self) -> None:
+        """Everyone once. When nothing moved, the threads of streams and transfers get the interpreter."""
+        if not any([self.tick(name) for name in self.nodes]):
+            time.sleep(PAUSE_S)
 
     def at(self, seconds: float) -> None:
         self.now += seconds

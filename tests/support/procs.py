@@ -20,10 +20,10 @@ from shared.wire.peers import PeerClosed, Received
 from shared.wire.sockets import LinkOptions
 from tests.support.core_rig import Job
 from tests.support.node_pair import FakeRouter
+from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTER_ID, ROUTER_EPOCH = "test", 1
-PATIENCE_S = 60.0  # only a bound: tests wait for what must happen, never for time to pass
 
 
 class RouterStub:
@@ -63,7 +63,7 @@ class RouterStub:
         return msgspec.structs.replace(message, runs=runs, ends=ends)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_GUARD_S
         while not condition():
             assert time.monotonic() < deadline, f"waited in vain: {what}"
             self.pump()
@@ -136,11 +136,11 @@ class NodeProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(HANG_GUARD_S)
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(HANG_GUARD_S)
 
     def freeze(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -151,4 +151,4 @@ class NodeProcess:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(HANG_GUARD_S)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from shared.core.errors import WireError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import AnyMessage, Message
+from tests.support.patience import HANG_GUARD_S
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
@@ -145,7 +146,7 @@ class FaultProxy:
 
     def close(self) -> None:
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(HANG_GUARD_S)
         assert not self._thread.is_alive() and not self.errors, self.errors
 
     # ---- on the proxy's thread

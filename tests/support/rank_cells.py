@@ -30,6 +30,7 @@ from shared.transfer.transports import open_group
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, Job, draw_jobs, make_core, retract_somebody, run_local
 from tests.support.draft_head import head_config, head_tensors, save_head
 from tests.support.node_pair import Net, make_node
+from tests.support.patience import HANG_GUARD_S
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
 from tests.support.tp_rig import Team, followers
 
@@ -51,7 +52,6 @@ DRAFTS: dict[str, dict] = {
 KNOBS = CoreKnobs(chunk_size=16, page_size=4, num_pages=120)
 NUM_JOBS = 6
 RETRACT_EVERY, MAX_RETRACTIONS = 25, 8
-PATIENCE_S = 60.0  # only a bound
 TURN_S = 0.001  # so that ranks, which are threads here, need not wait for the interpreter at each of their meetings
 
 
@@ -217,7 +217,7 @@ def run_cell(kind: Kind, cell: RankCell, watch: Callable[[Net, Node, Node], None
     ):
         net = Net([prefill, decode])
         keys = [net.generate(prefill, job, decode) for job in jobs]
-        deadline, retractions = time.monotonic() + PATIENCE_S, 0
+        deadline, retractions = time.monotonic() + HANG_GUARD_S, 0
         for round_ in itertools.count(1):
             if all(net.router.ends[key] for key in keys):
                 break

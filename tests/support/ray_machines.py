@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 
 from shared.config import ray_settings
+from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 300.0  # only a bound: tests wait for what must happen
 STORE_BYTES = 80 << 20
 Rows = dict[str, dict[str, Any]]  # of `baton ray status --json`, by name
 
@@ -68,7 +68,7 @@ class Machines:
         family = psutil.Process(self._process.pid).children(recursive=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(HANG_GUARD_S)
         self._process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=30)
         for process in alive:
@@ -95,7 +95,7 @@ class BatonRay:
     def run(self, word: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-P", "-m", "deploy.cli", "ray", word, *arguments]
         return subprocess.run(
-            command, cwd=self.home, env=environment(self.home), capture_output=True, text=True, timeout=PATIENCE_S
+            command, cwd=self.home, env=environment(self.home), capture_output=True, text=True, timeout=HANG_GUARD_S
         )
 
     def up(self) -> None:
@@ -108,7 +108,7 @@ class BatonRay:
         return {row["name"]: row for row in json.loads(done.stdout)}
 
     def until(self, condition: Callable[[Rows], bool], what: str) -> Rows:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + HANG_GUARD_S
         while not condition(rows := self.rows()):
             assert time.monotonic() < deadline, f"never: {what}\n{rows}"
         return rows

@@ -34,6 +34,7 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerUp, Received
+from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
 FINGERPRINT = Fingerprint(1, 1, "hashlm", "w", "int", 16, "paged", "none", "build")
@@ -87,6 +88,7 @@ class FakeNode:
     raw: queue.SimpleQueue[Callable[[NodeLinks], None]] = field(default_factory=queue.SimpleQueue)
     epoch: int = 0
     frozen: threading.Event = field(default_factory=threading.Event)
+    paused: threading.Event = field(default_factory=threading.Event)  # it lives and listens, and says no tokens
     welcomed: threading.Event = field(default_factory=threading.Event)
     is_draining: bool = False
 
@@ -98,13 +100,13 @@ class FakeNode:
 
     def start(self) -> FakeNode:
         self._thread.start()
-        assert self.welcomed.wait(10)
+        assert self.welcomed.wait(HANG_GUARD_S)
         return self
 
     def stop(self) -> None:
         """Closes its connections at once, as a killed process does."""
         self._stopping.set()
-        self._thread.join(10)
+        self._thread.join(HANG_GUARD_S)
 
     def install(self, generate: Generate) -> None:
         """The hand-off, in one call instead of pages and records."""
@@ -131,7 +133,8 @@ class FakeNode:
                         self._handle(links, inbound.message)
                 while not self.raw.empty():
                     self.raw.get()(links)
-                self._step(links)
+                if not self.paused.is_set():
+                    self._step(links)
                 if time.monotonic() - last_beat > 0.1:
                     last_beat = time.monotonic()
                     links.send("router", Heartbeat(self.node_id, self.epoch, self._load(), self.is_draining))

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.patience import HANG_GUARD_S
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
-START_TIMEOUT_S = 60.0
 
 
 class RouterProcess:
@@ -29,7 +30,7 @@ class RouterProcess:
         self._serving = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._serving.wait(START_TIMEOUT_S) and self.url, "\n".join(self.lines)
+        assert self._serving.wait(HANG_GUARD_S) and self.url, "\n".join(self.lines)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -44,23 +45,23 @@ class RouterProcess:
     def stop(self) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(20)
-        self._reader.join(5)
+        code = self.process.wait(HANG_GUARD_S)
+        self._reader.join(HANG_GUARD_S)
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics, labels included in `name`; 0 where it is not there."""
-        for line in httpx.get(self.url + "/metrics").text.splitlines():
+        for line in httpx.get(self.url + "/metrics", timeout=HANG_GUARD_S).text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rpartition(" ")[2])
         return 0.0
 
 
-def eventually(what: Callable[[], object], timeout_s: float = 10.0) -> None:
+def eventually(what: Callable[[], object]) -> None:
     """Waits for something another process or thread will do; how long it takes is no part of the test."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + HANG_GUARD_S
     while not what():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)

@@ -11,8 +11,8 @@ import httpx
 import openai
 
 from tests.support.mixed_clients import NUM_KINDS, Answer, Client, make_client, take
+from tests.support.patience import HANG_GUARD_S
 
-BOUND_S = 60.0  # for one request, from its start to its end, whatever happens
 LENGTHS = (0, 700, 0, 400, 1000, 0, 300, 500)  # of prompts; 0: by seed, some dozens
 _rounds = itertools.count(1)
 BEYOND_OPENAI = ("ignore_eos", "min_tokens", "repetition_penalty")
@@ -37,7 +37,7 @@ async def stream(sdk: openai.AsyncOpenAI, client: Client) -> None:
     known = {name: value for name, value in client.fields.items() if name not in BEYOND_OPENAI}
     beyond = {name: value for name, value in client.fields.items() if name in BEYOND_OPENAI}
     try:
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(HANG_GUARD_S):
             events = await sdk.completions.create(
                 model="hashlm",
                 prompt=client.prompt,
@@ -49,7 +49,9 @@ async def stream(sdk: openai.AsyncOpenAI, client: Client) -> None:
             async for event in events:
                 take(client, event.model_dump())
     except TimeoutError:
-        raise AssertionError(f"no end within {BOUND_S} s, after {client.num_tokens} tokens: {client.fields}") from None
+        raise AssertionError(
+            f"no end within {HANG_GUARD_S} s, after {client.num_tokens} tokens: {client.fields}"
+        ) from None
     except (openai.APIError, httpx.HTTPError) as error:  # the SDK passes on what breaks in mid stream
         client.error = f"{type(error).__name__}: {error}"
     if not client.error:

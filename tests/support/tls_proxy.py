@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import HANG_GUARD_S
+
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
     """(certificate, key) for localhost, signed by itself."""
@@ -53,7 +55,7 @@ def tls_proxy(port: int, certificate: Path, key: Path) -> Iterator[str]:
     finally:
         loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(HANG_GUARD_S)
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(loop.shutdown_asyncgens())

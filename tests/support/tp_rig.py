@@ -19,8 +19,8 @@ from shared.model.interface import Model
 from shared.ranks.dp import DPRanks, follow_dp
 from shared.ranks.tp import Ranks, TPRanks, follow_tp
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
+from tests.support.patience import HANG_GUARD_S
 
-PATIENCE_S = 20.0  # only a bound
 Load = Callable[[RankGroup], Model]
 
 
@@ -40,7 +40,7 @@ class Team:
         ]
         for thread in self.threads:
             thread.start()
-        self.group = RankGroup(store, 0, size, PATIENCE_S)
+        self.group = RankGroup(store, 0, size, HANG_GUARD_S)
         self.model = load(self.group)
         self.ranks: Ranks = (DPRanks if by_rows else TPRanks)(self.group, self.sockets)
 
@@ -50,7 +50,7 @@ class Team:
     def _main(self, store: dist.Store, rank: int, size: int, load: Load, orders: socket.socket) -> None:
         torch.set_num_threads(1)
         try:
-            group = RankGroup(store, rank, size, PATIENCE_S)
+            group = RankGroup(store, rank, size, HANG_GUARD_S)
             self._follow(orders, group, load(group), self._pool.result())
         except RankLost as error:
             self.errors.append(error)
@@ -61,7 +61,7 @@ class Team:
         for ours in self.sockets:
             ours.close()
         for thread in self.threads:
-            thread.join(PATIENCE_S)
+            thread.join(HANG_GUARD_S)
             assert not thread.is_alive(), "a follower did not end"
 
 

@@ -16,6 +16,7 @@ from deploy.cluster.child import ChildSpec, describe_end
 from deploy.cluster.restart_policy import EXIT_CONFIG, LONGEST_DELAY_S, WINDOW_S, RestartPolicy
 from deploy.cluster.supervisor import Readiness, Supervisor
 from shared.observe.log import Logger
+from tests.support.patience import HANG_GUARD_S
 
 OBEDIENT = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); "
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
@@ -35,10 +36,10 @@ class Run:
         self.announced = 0
         self._when_ready = when_ready or (lambda run: os.kill(os.getpid(), signal.SIGTERM))
         ready = ready or (lambda run: len([line for line in run.lines if line.endswith("up")]) >= len(specs))
-        settings = {"max_restarts": 3, "stop_timeout_s": 20.0} | options
+        settings = {"max_restarts": 3, "stop_timeout_s": HANG_GUARD_S} | options
         self.supervisor = Supervisor(
             specs,
-            Readiness(lambda: ready(self), self._announce, settings.pop("start_timeout_s", 60.0)),
+            Readiness(lambda: ready(self), self._announce, settings.pop("start_timeout_s", HANG_GUARD_S)),
             Logger("up", self.log),
             write_line=self.lines.append,
             **settings,

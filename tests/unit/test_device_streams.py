@@ -15,8 +15,8 @@ from shared.device.inline import InlineStream
 from shared.device.simulated import World
 from shared.device.stream import Stream
 from shared.device.streams import StreamSet, make_streams
+from tests.support.patience import HANG_GUARD_S
 
-WAIT_S = 10.0
 KINDS = ("inline", "cpu", "simulated")
 
 
@@ -34,7 +34,7 @@ def boom() -> None:
 def test_results_and_order(streams: StreamSet) -> None:
     seen: list[int] = []
     tickets = [streams.forward.launch(lambda i=i: seen.append(i) or i * i) for i in range(20)]
-    assert [ticket.take(WAIT_S) for ticket in tickets] == [i * i for i in range(20)]
+    assert [ticket.take(HANG_GUARD_S) for ticket in tickets] == [i * i for i in range(20)]
     assert seen == list(range(20))
 
 
@@ -48,7 +48,7 @@ def test_a_wait_orders_across_streams(streams: StreamSet) -> None:
 
     ticket = streams.forward.launch(produce)
     streams.copy.wait(ticket.done)
-    streams.copy.launch(lambda: seen.append("copy")).take(WAIT_S)
+    streams.copy.launch(lambda: seen.append("copy")).take(HANG_GUARD_S)
     assert seen == ["first half", "second half", "copy"]
 
 
@@ -59,10 +59,10 @@ def test_a_cpu_wait_blocks_the_stream_until_the_event_fires() -> None:
     other = CpuStream("two")
     stream.wait(gate)
     ticket = stream.launch(lambda: seen.append("after"))
-    other.launch(lambda: seen.append("other")).take(WAIT_S)
+    other.launch(lambda: seen.append("other")).take(HANG_GUARD_S)
     assert not ticket.done.query()
-    other.launch(lambda: seen.append("gate") or gate.fire()).take(WAIT_S)
-    ticket.take(WAIT_S)
+    other.launch(lambda: seen.append("gate") or gate.fire()).take(HANG_GUARD_S)
+    ticket.take(HANG_GUARD_S)
     assert seen == ["other", "gate", "after"]
     stream.stop(), other.stop()
 
@@ -70,7 +70,7 @@ def test_a_cpu_wait_blocks_the_stream_until_the_event_fires() -> None:
 def test_a_wait_on_a_failed_event_only_orders(streams: StreamSet) -> None:
     failed = streams.forward.launch(boom)
     streams.copy.wait(failed.done)
-    assert streams.copy.launch(lambda: "ran").take(WAIT_S) == "ran"
+    assert streams.copy.launch(lambda: "ran").take(HANG_GUARD_S) == "ran"
     assert isinstance(failed.done.error, ValueError)
 
 
@@ -79,11 +79,11 @@ def test_after_a_failure_the_epoch_is_skipped_and_nobody_hangs(streams: StreamSe
     first = streams.forward.launch(boom, arms=[arms[0]])
     second = streams.forward.launch(lambda: "never", arms=[arms[1]])
     with pytest.raises(ValueError, match="boom"):
-        first.take(WAIT_S)
+        first.take(HANG_GUARD_S)
     with pytest.raises(StreamSkipped):
-        second.take(WAIT_S)
+        second.take(HANG_GUARD_S)
     assert isinstance(arms[0].error, ValueError) and isinstance(arms[1].error, StreamSkipped)
-    assert streams.copy.launch(lambda: 1).take(WAIT_S) == 1  # the other streams live
+    assert streams.copy.launch(lambda: 1).take(HANG_GUARD_S) == 1  # the other streams live
 
 
 def test_reset_opens_an_epoch_that_runs_again(streams: StreamSet) -> None:
@@ -91,7 +91,7 @@ def test_reset_opens_an_epoch_that_runs_again(streams: StreamSet) -> None:
     old = streams.forward.launch(lambda: "old")
     streams.reset()
     new = streams.forward.launch(lambda: "new")
-    assert new.take(WAIT_S) == "new"
+    assert new.take(HANG_GUARD_S) == "new"
     assert streams.forward.epoch == 1
     assert isinstance(first.error, ValueError) and isinstance(old.error, StreamSkipped)
 
@@ -102,7 +102,7 @@ def test_a_forgotten_arm_is_fired_with_an_error_before_done(streams: StreamSet) 
     forgotten.add_callback(lambda event: order.append(event.name))
     ticket = streams.forward.launch(lambda: kept.fire(), arms=[kept, forgotten], label="step 1")
     ticket.done.add_callback(lambda _: order.append("done"))
-    ticket.take(WAIT_S)
+    ticket.take(HANG_GUARD_S)
     assert kept.error is None
     assert isinstance(forgotten.error, EventNotFired) and "step 1" in str(forgotten.error)
     assert order == ["forgotten", "done"]
@@ -116,7 +116,7 @@ def test_generator_closures_give_their_return_value(streams: StreamSet) -> None:
             yield
         return total
 
-    assert streams.forward.launch(closure).take(WAIT_S) == 6
+    assert streams.forward.launch(closure).take(HANG_GUARD_S) == 6
 
 
 def test_a_generator_that_raises_midway_fails_like_any_closure(streams: StreamSet) -> None:
@@ -129,7 +129,7 @@ def test_a_generator_that_raises_midway_fails_like_any_closure(streams: StreamSe
 
     ticket = streams.forward.launch(closure, arms=[early])
     with pytest.raises(ValueError, match="boom"):
-        ticket.take(WAIT_S)
+        ticket.take(HANG_GUARD_S)
     assert early.error is None  # it fired before the failure
 
 
@@ -139,7 +139,7 @@ def test_closures_run_in_inference_mode(streams: StreamSet) -> None:
         yield
         return before, torch.is_inference_mode_enabled()
 
-    assert streams.forward.launch(closure).take(WAIT_S) == (True, True)
+    assert streams.forward.launch(closure).take(HANG_GUARD_S) == (True, True)
     assert not torch.is_inference_mode_enabled()
 
 
@@ -148,7 +148,7 @@ def test_stop_skips_later_work_and_is_idempotent(streams: StreamSet) -> None:
     streams.stop()
     if isinstance(streams.forward, (InlineStream, CpuStream)):
         with pytest.raises(StreamSkipped):
-            streams.forward.launch(lambda: 1).take(WAIT_S)
+            streams.forward.launch(lambda: 1).take(HANG_GUARD_S)
 
 
 def test_cpu_thread_sets_itself_up() -> None:
@@ -156,7 +156,7 @@ def test_cpu_thread_sets_itself_up() -> None:
     stream = CpuStream("forward", on_thread_start=lambda: torch.set_num_threads(1))
     name, threads, inference = stream.launch(
         lambda: (threading.current_thread().name, torch.get_num_threads(), torch.is_inference_mode_enabled())
-    ).take(WAIT_S)
+    ).take(HANG_GUARD_S)
     assert (name, threads, inference) == ("stream-forward", 1, True)
     assert threading.current_thread().name != name and torch.get_num_threads() == main_threads
     stream.stop()
@@ -169,7 +169,7 @@ def test_the_host_is_woken_for_what_it_waits_for_only() -> None:
     streams = make_streams("cpu", notify=lambda: calls.append(threading.current_thread().name))
     for stream in streams.all():
         for _ in range(3):
-            stream.launch(lambda: None).take(5)
+            stream.launch(lambda: None).take(HANG_GUARD_S)
     streams.stop()
     assert sorted(calls) == ["stream-copy"] * 3 + ["stream-transfer"] * 3
 
@@ -181,31 +181,31 @@ def test_cpu_notify_runs_after_each_completion() -> None:
         stream.launch(lambda: None)
     stream.launch(boom)
     for _ in range(4):
-        assert woken.acquire(timeout=WAIT_S)
+        assert woken.acquire(timeout=HANG_GUARD_S)
     stream.stop()
 
 
 def test_cpu_stop_leaves_nobody_waiting() -> None:
     started, gate, arm = threading.Event(), threading.Event(), Event("arm")
     stream = CpuStream("forward")
-    running = stream.launch(lambda: started.set() or gate.wait(WAIT_S))
-    assert started.wait(WAIT_S)
+    running = stream.launch(lambda: started.set() or gate.wait(HANG_GUARD_S))
+    assert started.wait(HANG_GUARD_S)
     stream.wait(Event("never fires"))
     queued = stream.launch(lambda: "never", arms=[arm])
     stopper = threading.Thread(target=stream.stop)
     stopper.start()
     gate.set()
-    stopper.join(WAIT_S)
-    assert running.take(WAIT_S) is True
+    stopper.join(HANG_GUARD_S)
+    assert running.take(HANG_GUARD_S) is True
     with pytest.raises(StreamSkipped):
-        queued.take(WAIT_S)
+        queued.take(HANG_GUARD_S)
     assert isinstance(arm.error, StreamSkipped)
 
 
 def test_cpu_thread_that_cannot_start_skips_instead_of_hanging(caplog: pytest.LogCaptureFixture) -> None:
     stream = CpuStream("forward", on_thread_start=boom)
     with pytest.raises(StreamSkipped):
-        stream.launch(lambda: 1).take(WAIT_S)
+        stream.launch(lambda: 1).take(HANG_GUARD_S)
     stream.stop()
     assert "on_thread_start failed" in caplog.text
 
@@ -221,9 +221,9 @@ def test_an_exit_inside_a_closure_settles_the_ticket(make: Callable[[], Stream])
         with pytest.raises(SystemExit):
             stream.launch(leave, arms=[arm])
     else:
-        stream.launch(leave, arms=[arm]).done.synchronize(WAIT_S)
+        stream.launch(leave, arms=[arm]).done.synchronize(HANG_GUARD_S)
         stream.reset()
-        assert stream.launch(lambda: "alive").take(WAIT_S) == "alive"
+        assert stream.launch(lambda: "alive").take(HANG_GUARD_S) == "alive"
     assert isinstance(arm.error, SystemExit)
     stream.stop()
 
@@ -252,11 +252,11 @@ def test_events_fire_once_and_call_back_once(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.rule("H8")
 def test_schedule_is_the_host_thread_on_cpu() -> None:
     streams = make_streams("cpu")
-    assert streams.schedule.launch(threading.get_ident).take(WAIT_S) == threading.get_ident()
-    assert streams.forward.launch(threading.get_ident).take(WAIT_S) != threading.get_ident()
+    assert streams.schedule.launch(threading.get_ident).take(HANG_GUARD_S) == threading.get_ident()
+    assert streams.forward.launch(threading.get_ident).take(HANG_GUARD_S) != threading.get_ident()
     done = streams.forward.launch(lambda: None).done
     streams.schedule.wait(done)
-    assert streams.schedule.launch(done.peek).take(WAIT_S)
+    assert streams.schedule.launch(done.peek).take(HANG_GUARD_S)
     streams.stop()
 
 

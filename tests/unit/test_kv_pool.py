@@ -19,6 +19,7 @@ from shared.core.errors import ConfigError, HandoffFailed
 from shared.kv.layout import PlaneSpec
 from shared.kv.pages import PageAllocator
 from shared.kv.pool import KVPool, ReadOnlyPool
+from tests.support.patience import HANG_GUARD_S
 
 NUM_PAGES = 6
 PLANES = (PlaneSpec("kv", (2, 2, 3, 4, 8), torch.bfloat16), PlaneSpec("draft", (5, 3), torch.int64))
@@ -261,7 +262,7 @@ def test_another_process_opens_it(shared_pool: KVPool) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_GUARD_S,
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[1, 2, 3, 0]"

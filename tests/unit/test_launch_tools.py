@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch_lines import LAUNCH
+from tests.support.patience import HANG_GUARD_S
 
 SCRIPT = LAUNCH / "slurm" / "baton.sbatch"
-PATIENCE_S = 60.0
 
 
 def run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)
 
 
 def needs(tool: str) -> pytest.MarkDecorator:
@@ -114,7 +114,7 @@ def start(tmp_path: Path, **environment: str) -> tuple[subprocess.Popen[str], Pa
 
 
 def wait_for(log: Path, count: int, word: str) -> list[str]:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_GUARD_S
     while True:
         lines = [line for line in (log.read_text().splitlines() if log.exists() else []) if word in line]
         if len(lines) >= count:
@@ -128,7 +128,7 @@ def end(process: subprocess.Popen[str], log: Path) -> None:
     try:
         wait_for(log, 4, "up ")
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=HANG_GUARD_S)
     finally:
         process.kill()
         process.wait()

@@ -19,6 +19,7 @@ from shared.node.node import Node
 from shared.wire.messages import Grant, Installed, Ready
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs
 from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
+from tests.support.patience import HANG_GUARD_S
 
 LONG = SamplingParams(max_tokens=12, temperature=0.0)
 KNOBS = CoreKnobs(chunk_size=32, layer_ends=(1,))
@@ -93,18 +94,17 @@ class SlowSecondLayer:
         output = self._forward(inputs, kv)
         if self.armed and inputs.layers is not None:
             inputs.layers.reached(1)
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(HANG_GUARD_S)
             if self._fails:
                 raise RuntimeError("the second layer is on fire")
         return output
 
 
 def until(net: Net, holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_GUARD_S
     while not holds():
         assert time.monotonic() < end
-        for name in net.nodes:
-            net.tick(name)
+        net.turn()
 
 
 @pytest.mark.parametrize("transport", ["shm", "zmq", "gloo"])

@@ -23,6 +23,7 @@ from deploy.ray.own_ray import RayRecord
 from deploy.ray.report import DRAINED, FAILED, IDLE, RUNNING, STOPPED
 from shared.config.processes import RayClusterConfig
 from shared.core.exit_codes import EXIT_DRAINED
+from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,7 @@ def deaths() -> list[int]:
 
 @pytest.fixture
 def keeper(deaths: list[int]) -> Keeper:
-    return Keeper(lambda line: None, deaths.append, stop_timeout_s=30.0)
+    return Keeper(lambda line: None, deaths.append, stop_timeout_s=HANG_GUARD_S)
 
 
 WAITS = "import signal, sys, time; print('up', flush=True)\nwhile True: time.sleep(1)"
@@ -123,7 +124,7 @@ def test_a_daemon_ends_with_the_process_that_keeps_it(tmp_path):
         time.sleep(0.3)
         assert child.is_running(), "it does not end with the thread that asked for it"
         process.kill()
-        child.wait(60)
+        child.wait(HANG_GUARD_S)
 
 
 NO_SUCH_PROGRAM = 'ChildSpec("child", ("/no/such/program",))'
@@ -142,7 +143,7 @@ def test_a_keeper_that_fails_ends_its_process(spec, words):
         threading.Event().wait()
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.returncode == 1 and words in done.stderr
 
 
@@ -151,7 +152,7 @@ def test_an_actor_whose_log_is_full_keeps_its_daemon_and_can_end():
     code = "import sys; from deploy.ray import actors; actors.log('a line'); actors.end_actor('of a test')"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+            [sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG_GUARD_S
         )
     assert actors and done.returncode == 1 and "Traceback" not in done.stderr
 

@@ -43,6 +43,7 @@ from shared.wire.codec import decode, to_wire
 from shared.wire.link import NodeLinks
 from shared.wire.messages import PoolRef, Ready, Take
 from shared.wire.peers import Received
+from tests.support.patience import HANG_GUARD_S
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 PLANES = (PlaneSpec("kv", (2, 2, 16, 20), torch.float32), PlaneSpec("draft", (7,), torch.int64))
@@ -116,7 +117,7 @@ class Ends:
         staging = self.receiver.make_staging(ready)
         self.groups[0].post(staging)
         self.groups[1].post(self.sender.views(take))
-        end = time.monotonic() + 20
+        end = time.monotonic() + HANG_GUARD_S
         while not (arrived := self.groups[0].take_finished()):
             assert not self.groups[0].error and time.monotonic() < end
             time.sleep(0.001)
@@ -133,7 +134,7 @@ class Ends:
     def close(self) -> None:
         for group in self.__dict__.get("groups", ()):
             group.abort(HandoffFailed("the end"))
-            assert group.join(20)
+            assert group.join(HANG_GUARD_S)
         self.receiver.close()
         self.src.close(), self.dst.close()
 
@@ -144,7 +145,7 @@ class Ends:
 
 def introduce(receiver: Group, sender: Group) -> None:
     """Each hears what the other has to say, until both are connected."""
-    end, told = time.monotonic() + 20, 0
+    end, told = time.monotonic() + HANG_GUARD_S, 0
     while told < 4:
         for group, other in ((receiver, sender), (sender, receiver)):
             for entry in group.take_entries():
@@ -157,7 +158,7 @@ def introduce(receiver: Group, sender: Group) -> None:
 def socket_carry(near: NodeLinks, far: NodeLinks) -> Carry:
     def carry(pages: PageSet) -> tuple[Ready, Frames]:
         assert near.send("far", pages.ready(KEY, 1, 0), pages.frames)
-        end = time.monotonic() + 20
+        end = time.monotonic() + HANG_GUARD_S
         while time.monotonic() < end:
             for inbound in far.poll(0.1):
                 if isinstance(inbound, Received) and isinstance(inbound.message, Ready):
@@ -220,12 +221,12 @@ def test_a_pull_runs_as_a_closure_behind_the_newest_step(ends: Ends) -> None:
     ready, frames = ends.carry(ends.sender.describe([5]))
     step = streams.forward.launch(lambda: time.sleep(0.05) or order.append("step"))
     streams.transfer.wait(step.done)
-    streams.transfer.launch(lambda: ends.receiver.pull(ready, frames, [3]) or order.append("pull")).take(20)
+    streams.transfer.launch(lambda: ends.receiver.pull(ready, frames, [3]) or order.append("pull")).take(HANG_GUARD_S)
     assert order == ["step", "pull"] and torch.equal(ends.dst.pages_bytes[3], ends.src.pages_bytes[5])
     failing = msgspec.structs.replace(ready, digests=[1])
     ticket = streams.transfer.launch(lambda: ends.receiver.pull(failing, frames, [3]))
     with pytest.raises(HandoffFailed, match="digest"):
-        ticket.take(20)
+        ticket.take(HANG_GUARD_S)
     streams.stop()
 
 

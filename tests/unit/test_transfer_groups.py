@@ -23,6 +23,7 @@ from shared.transfer.torch_groups import RECEIVER, SENDER, Transfer, listeners, 
 from shared.transfer.transports import open_group
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs
 from tests.support.node_pair import Net, expected, make_node
+from tests.support.patience import HANG_GUARD_S
 
 CPU = torch.device("cpu")
 HOST = "127.0.0.1"
@@ -40,11 +41,11 @@ def groups() -> Iterator[Groups]:
     yield make
     for group in made:
         group.abort(HandoffFailed("the end"))
-    assert all(group.join(20) for group in made), "a thread is left behind"
+    assert all(group.join(HANG_GUARD_S) for group in made), "a thread is left behind"
 
 
 def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_GUARD_S
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -125,7 +126,7 @@ def test_an_abort_ends_whoever_blocks(groups: Groups, phase: str) -> None:
         time.sleep(0.05)
     reason = HandoffFailed("the peer is proven dead")
     receiver.abort(reason)
-    assert receiver.join(20)
+    assert receiver.join(HANG_GUARD_S)
     assert receiver.error is reason and not receiver.take_finished()
     if phase == "receiving":  # the other end notices with what it does next
         sender.post(data(1))
@@ -167,7 +168,7 @@ def test_a_sender_that_is_killed_breaks_its_group(groups: Groups) -> None:
         assert not receiver.error
         process.send_signal(signal.SIGKILL)
         until(lambda: receiver.error)
-    assert receiver.join(20) and not receiver.take_finished()
+    assert receiver.join(HANG_GUARD_S) and not receiver.take_finished()
 
 
 def test_of_a_group_that_is_over_no_thread_and_no_socket_is_left(groups: Groups) -> None:
@@ -186,7 +187,7 @@ def test_of_a_group_that_is_over_no_thread_and_no_socket_is_left(groups: Groups)
     receiver.post(data(0))  # under way when it ends
     for group in (receiver, sender):
         group.abort(HandoffFailed("the peer is proven dead"))
-        assert group.join(20)
+        assert group.join(HANG_GUARD_S)
     until(lambda: held() <= before)
 
 

@@ -25,8 +25,8 @@ from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from shared.wire.sockets import DealerSocket, LinkOptions, RouterSocket, property_of
 from tests.support.key_folders import edit_allowed, forged, make_keys
+from tests.support.patience import HANG_GUARD_S
 
-DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
 
@@ -37,7 +37,7 @@ def options(folder: Path, name: str, kind: str = NODE) -> LinkOptions:
 
 def until(condition: Callable[[], object], *links: NodeLinks, what: str = "it") -> list[Inbound]:
     """Polls links until something has happened; gives what they bring meanwhile."""
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + HANG_GUARD_S
     seen: list[Inbound] = []
     while not condition():
         assert time.monotonic() < end, f"never: {what}"
@@ -47,7 +47,7 @@ def until(condition: Callable[[], object], *links: NodeLinks, what: str = "it") 
 
 
 def next_of(links: NodeLinks, kind: type[Kind], seen: list[Inbound]) -> Kind:
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + HANG_GUARD_S
     while time.monotonic() < end:
         for i, inbound in enumerate(seen):
             if isinstance(inbound, kind):
@@ -149,13 +149,13 @@ def test_intruders_at_a_router(folder: Path, how: str) -> None:
         friend = NodeLinks("d", 1, options=options(folder, "d"))
         received = asyncio.create_task(link.receive())
         try:
-            end = time.monotonic() + DEADLINE_S
+            end = time.monotonic() + HANG_GUARD_S
             while not link.stats.counts["wire_refused.key"]:
                 assert time.monotonic() < end and not received.done()
                 await asyncio.sleep(0.01)
             friend.dial(link.endpoint, link.endpoint)
             friend.send(link.endpoint, Goodbye("d", 1))
-            assert (await asyncio.wait_for(received, DEADLINE_S)) == [Received("d@1", Goodbye("d", 1))]
+            assert (await asyncio.wait_for(received, HANG_GUARD_S)) == [Received("d@1", Goodbye("d", 1))]
         finally:
             intruder.close()
             friend.close(), link.close()
@@ -238,7 +238,7 @@ def test_an_older_life_and_a_false_name_at_a_router(folder: Path) -> None:
             node.close()
         link.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
 
 
 def test_a_later_process_on_a_node_s_port_is_not_taken_for_it(folder: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -
         while not any(isinstance(inbound, PeerUp) for inbound in node.poll(0.01)):
             await asyncio.sleep(0)
         node.send(link.endpoint, Goodbye("d", 1))
-        assert await asyncio.wait_for(received, DEADLINE_S) == [Received("d@1", Goodbye("d", 1))]
+        assert await asyncio.wait_for(received, HANG_GUARD_S) == [Received("d@1", Goodbye("d", 1))]
         link.send("d@1", Welcome("b", 1, 1))
         link.send("d@1", Welcome("a", 1, 1))
         received_by_node = await asyncio.to_thread(next_of, node, Received, [])
@@ -292,7 +292,7 @@ def test_a_node_finds_the_router_whose_key_it_is_among_several(tmp_path: Path) -
         assert node.counts["wire_refused.identity"] == 1
         node.close(), link.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
 
 
 def test_a_handshake_that_broke_off_costs_no_connection_afterwards(folder: Path) -> None:
@@ -463,7 +463,7 @@ def test_a_router_s_key_is_rotated_under_its_nodes(folder: Path) -> None:
         listening = asyncio.create_task(collect(link, heard))
 
         async def says(what: str) -> None:
-            end = time.monotonic() + DEADLINE_S
+            end = time.monotonic() + HANG_GUARD_S
             while Received("d@1", Goodbye("d", 1)) not in heard:
                 assert time.monotonic() < end, what
                 node.send(endpoint, Goodbye("d", 1)) if any_up(node) else None
@@ -484,7 +484,7 @@ def test_a_router_s_key_is_rotated_under_its_nodes(folder: Path) -> None:
         listening.cancel()
         node.close(), link.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), HANG_GUARD_S))
 
 
 def rotate(folder: Path, ring: KeyRing, name: str) -> None:

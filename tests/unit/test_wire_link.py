@@ -27,8 +27,8 @@ from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, Node
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, parse_peer, peer_name
 from shared.wire.sockets import MAX_BATCH, LinkOptions
 from shared.wire.wakeup import Wakeup
+from tests.support.patience import HANG_GUARD_S
 
-DEADLINE_S = 20.0
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {})
 Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
@@ -46,7 +46,7 @@ class Inbox:
         self.seen: list[Inbound] = []
 
     def next(self, kind: type[Kind]) -> Kind:
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + HANG_GUARD_S
         while time.monotonic() < end:
             for i, inbound in enumerate(self.seen):
                 if isinstance(inbound, kind):
@@ -161,7 +161,7 @@ def test_a_stranger_is_dropped(identity: bytes | None) -> None:
 
 
 def wait_for_count(inbox: Inbox, dropped: int) -> None:
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + HANG_GUARD_S
     while inbox.links.counts["wire_dropped"] < dropped and time.monotonic() < end:
         inbox.seen.extend(inbox.links.poll(0.02))
     assert inbox.links.counts["wire_dropped"] == dropped
@@ -242,11 +242,11 @@ def test_a_peer_that_dials_again_between_two_receives_is_not_gone() -> None:
     for life in range(5):
         with raw_dealer(links.endpoint, b"p@1") as peer:
             peer.send(encode(Drain("d", "")))
-            time.sleep(0.1)  # what matters is that all of it has arrived when we look
+            assert links._router.socket.poll(HANG_GUARD_S * 1000), "all of it has arrived when we look"
             assert inbox.next(Received).peer == "p@1"
             assert not inbox.seen + links.poll(0.05), f"gone, in life {life}"
             assert links.send("p@1", Drain("p", ""))
-        time.sleep(0.1)
+        assert links._router.monitor.poll(HANG_GUARD_S * 1000), "its end is reported, and we have not looked"
     assert inbox.next(PeerClosed).peer == "p@1"
     links.close()
 
@@ -258,7 +258,7 @@ def test_a_flood_comes_in_shares_and_the_report_of_its_end_comes_last() -> None:
         for _ in range(flood):
             peer.send(encode(Drain("d", "")))
         inbox.next(Received)
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + HANG_GUARD_S
         while len(inbox.seen) < flood - 1 and time.monotonic() < end:
             share = links.poll(0.05)
             assert len(share) <= MAX_BATCH
@@ -272,12 +272,12 @@ def test_the_wakeup_ends_a_poll_from_another_thread() -> None:
     links = NodeLinks("d", 1)
     for _ in range(100_000):
         links.wakeup.set()  # never blocks, however full
-    assert links.poll(DEADLINE_S) == []
+    assert links.poll(HANG_GUARD_S) == []
     waker = threading.Timer(0.05, links.wakeup.set)
     started = time.monotonic()
     waker.start()
-    assert links.poll(DEADLINE_S) == []
-    assert time.monotonic() - started < DEADLINE_S / 2
+    assert links.poll(HANG_GUARD_S) == []
+    assert time.monotonic() - started < HANG_GUARD_S / 2
     waker.join()
     links.close()
     links.wakeup.set()  # a late worker is no error
@@ -338,7 +338,7 @@ async def collect(link: RouterLink, kind: type[Kind], seen: list[Inbound]) -> Ki
         for i, inbound in enumerate(seen):
             if isinstance(inbound, kind):
                 return seen.pop(i)  # type: ignore[return-value]
-        seen.extend(await asyncio.wait_for(link.receive(), DEADLINE_S))
+        seen.extend(await asyncio.wait_for(link.receive(), HANG_GUARD_S))
 
 
 @pytest.mark.parametrize("loop_kind", ["asyncio", "uvloop"])
@@ -394,7 +394,7 @@ def test_the_router_link_misses_no_edge_while_it_sends() -> None:
             link.send("d@1", Drain("d", ""))
             if len(seen) == rounds:
                 break
-        await asyncio.wait_for(thread, DEADLINE_S)
+        await asyncio.wait_for(thread, HANG_GUARD_S)
         noisy.cancel()
         node.close(), link.close()
 
@@ -468,7 +468,9 @@ print("alive")
 
 def test_a_peer_that_is_back_while_its_old_connection_lingers() -> None:
     """Answers take the new one; what still comes on the old one, and its end, hurt nobody."""
-    done = subprocess.run([sys.executable, "-c", LINGERING_PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LINGERING_PROGRAM], capture_output=True, text=True, timeout=HANG_GUARD_S
+    )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
