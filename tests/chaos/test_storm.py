@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-import pytest
 
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_stream
@@ -65,7 +64,6 @@ async def read_ids(client: httpx.AsyncClient, cluster: Cluster, body: dict[str, 
 
 
 @pytest.mark.rule("I7")
-@pytest.mark.timeout(600)
 def test_storm_of_requests_and_hang_ups_leaks_nothing(tmp_path: Path) -> None:
     flags = ("--model", "hashlm", "--heartbeat-s", "0.1", "--max-running", "8", "--kv-bytes", "400KiB")
     with baton_up(tmp_path / "up.log", *flags, "--max-context", "512") as cluster:

@@ -91,7 +91,7 @@ def generate(model: Model, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_twenty_prompts_of_64_tokens(network: transformers.PreTrainedModel, prompts: list[list[int]]) -> None:
     """transformers reads prompt + our answer at once: if every one of our tokens is its own best next one, its greedy
     answer is ours. A token that lost to its better by less than TIE is a tie and may differ."""

@@ -21,7 +21,7 @@ from tests.support.mock_openai import Behaviour, in_thread
 from tests.support.patience import HANG_GUARD_S
 
 FAST = ["--rate", "400", "--duration", "30", "--requests", "60", "--output-tokens", "8", "--quiet", "--stall", "60"]
-FAST += ["--golden-every", "3", "--rest", "0.2"]
+FAST += ["--golden-every", "3", "--rest", "2"]
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from tests.support.ray_machines import ROOT, BatonRay, Machines, Rows, all_run, 
 from tests.support.router_process import eventually
 
 pytest.importorskip("ray", reason="Ray is not installed")
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 NODES = {"prefill-0", "prefill-1", "decode-0", "decode-1"}
 TOML = """

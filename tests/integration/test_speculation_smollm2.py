@@ -74,7 +74,7 @@ def plain() -> Streams:
     return streams_with(SpecConfig())[0]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SPECS)
 def test_streams_are_those_without_speculation(name: str, plain: Streams, capsys: pytest.CaptureFixture[str]) -> None:
     streams, per_verify = streams_with(SPECS[name])
