@@ -56,8 +56,8 @@ FAST = (pytest_tier("unit", 130, "--fast"), pytest_tier("simulation", 60, "--fas
 FULL = (
     pytest_tier("unit", 306),
     pytest_tier("simulation", 186),
-    pytest_tier("integration", 605),
-    pytest_tier("chaos", 144),
+    pytest_tier("integration", 630),
+    pytest_tier("chaos", 190),
 )
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
 SUPPORT = ("env", "PYTHONPATH=.:tests/support", sys.executable)

@@ -21,10 +21,13 @@ from deploy.tools.load.runner import Runner, Storm
 from deploy.tools.load.target import Target, parse_url, resolve
 from deploy.tools.load.workload import Session, Turn
 from tests.support.mock_openai import Behaviour, serving, token_of
+from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_load import single_turns, talks
 
 
-def load(behaviour, sessions=None, *, count=5, api="chat", until_s=60.0, timeout_s=60.0, tls=None, **more):
+def load(
+    behaviour, sessions=None, *, count=5, api="chat", until_s=HANG_GUARD_S, timeout_s=HANG_GUARD_S, tls=None, **more
+):
     """(mock, records) of a load whose requests are all due at once."""
 
     async def play():

@@ -26,6 +26,7 @@ from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 80 << 20
+GOES_S = 30.0  # Ray's own processes end so soon, or are killed
 Rows = dict[str, dict[str, Any]]  # of `baton ray status --json`, by name
 
 
@@ -70,7 +71,7 @@ class Machines:
         self._process.stdin.close()
         self._process.wait(HANG_GUARD_S)
         self._process.stdout.close()
-        _, alive = psutil.wait_procs(family, timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=GOES_S)
         for process in alive:
             process.kill()
 
