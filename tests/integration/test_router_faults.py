@@ -88,6 +88,10 @@ def hang_up_after(router: RouterProcess, sent: dict[str, Any], until: Callable[[
         eventually(until)
 
 
+def num_nodes(router: RouterProcess) -> int:
+    return len(httpx.get(router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"])
+
+
 def test_no_node_at_all(router: RouterProcess) -> None:
     response = post(router, "x")
     assert response.status_code == 503 and error_code(response) == "no_nodes"
@@ -153,21 +157,23 @@ def test_a_node_that_dies_in_a_stream_is_an_error_event(pair: Pair) -> None:
 
 def test_other_requests_go_on_when_a_node_dies(pair: Pair) -> None:
     """The prefill node dies; a stream that decodes already never notices, and new ones run on the decode node alone."""
-    pair.decode.paused.set()
-    with ThreadPoolExecutor() as pool:
-        answer = pool.submit(post, pair.router, "x", max_tokens=200)
-        eventually(lambda: pair.decode.num_running > 0)
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "stream": True}
+    with httpx.stream("POST", pair.router.url + "/v1/completions", json=body, timeout=HANG_GUARD_S) as response:
+        events = stream_events(response)
+        texts = [next(events)["choices"][0]["text"] for _ in range(2)]  # the second one is the decode node's
+        pair.decode.paused.set()
         pair.prefill.stop()
+        eventually(lambda: num_nodes(pair.router) == 1)
         pair.decode.paused.clear()
-        response = answer.result(HANG_GUARD_S)
-    assert response.status_code == 200 and len(response.json()["choices"][0]["text"]) == 200
+        texts += [event["choices"][0]["text"] for event in events]
+    assert len("".join(texts)) == 200
     assert post(pair.router, "say:alone").json()["choices"][0]["text"] == "alone"
     assert pair.decode.generates[-1].decode_node == ""
 
 
 def test_prefill_decodes_when_no_decode_node_is_left(pair: Pair) -> None:
     pair.decode.stop()
-    eventually(lambda: len(httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"]) == 1)
+    eventually(lambda: num_nodes(pair.router) == 1)
     assert post(pair.router, "say:alone").json()["choices"][0]["text"] == "alone"
 
 
@@ -246,7 +252,7 @@ def test_a_draining_node_gets_no_new_requests(pair: Pair) -> None:
 def test_goodbye_is_a_loss_at_once(pair: Pair) -> None:
     node = pair.prefill
     node.raw.put(lambda links: links.send("router", Goodbye(node.node_id, node.epoch)) and None)
-    eventually(lambda: len(httpx.get(pair.router.url + "/ready", timeout=HANG_GUARD_S).json()["nodes"]) == 1)
+    eventually(lambda: num_nodes(pair.router) == 1)
 
 
 def test_nodes_that_do_not_fit_are_named(router: RouterProcess, pair: Pair) -> None:
