@@ -57,10 +57,10 @@ sim: setup
 	@$(BIN)/python -m tests.support.sim.run --seeds $(SEEDS)
 
 soak: setup
-	@PYTHONPATH=. $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES) $(FAULTS)
+	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) $(FAULTS)
 
 fuzz: setup
-	@PYTHONPATH=. $(BIN)/python tests/chaos/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -60,13 +60,12 @@ FULL = (
     pytest_tier("chaos", 190),
 )
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
-SUPPORT = ("env", "PYTHONPATH=.:tests/support", sys.executable)
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks"),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
     Tier("cluster", 900, (sys.executable, "-m", "tests.support.sim.run", "--seeds", "1000")),
-    Tier("fuzz", 660, (*SUPPORT, "tests/chaos/fuzz.py", "--seconds", "600")),
-    Tier("soak", 1900, (*SUPPORT, "tests/chaos/soak.py", "--minutes", "30", "--faults")),
+    Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
+    Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
 PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG}

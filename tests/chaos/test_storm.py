@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_stream
