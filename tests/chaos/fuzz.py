@@ -13,8 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from soak import WARM_UP, Watch
-
+from tests.chaos.soak import WARM_UP, Watch
 from tests.support.fuzz_cluster import FuzzCluster
 from tests.support.fuzz_node import FuzzNode
 
