@@ -17,7 +17,6 @@ from router.abort_log import AbortLog
 from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, error_of_end, given_up, is_node_fault, is_partners
 from router.journal import Journal, OpenRequest, SequenceJournal
-from router.occupancy import occupy, prompt_done, release
 from router.placement import NODES_AWAY_S, Placer
 from router.registry import RegisteredNode, Registry
 from shared.core.errors import (
@@ -201,7 +200,7 @@ class Dispatcher:
             return
         request.parked_until = None
         request.prefill, request.decode = placement.prefill, placement.decode
-        occupy(request)
+        request.occupy()
         first = request.prefiller
         assert first is not None
         effects.sends.append((first.peer, self._generate(request, now)))
@@ -252,7 +251,7 @@ class Dispatcher:
         self._stop_everywhere(request, effects)
         for node in request.nodes:
             node.breaker.abandoned()
-        release(request)
+        request.release()
         request.attempt += 1
         request.begun_by_decode.clear()
         self._restart_sequences(request, effects)
@@ -288,7 +287,7 @@ class Dispatcher:
             sequence.is_closed = True
         for node in request.nodes:
             self._told.remember(node.peer, to_wire(self._key(request, 0)), now)
-        release(request)
+        request.release()
         self._journal.remove(request.rid)
 
     def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:
@@ -359,7 +358,7 @@ class Dispatcher:
 
     def _after_progress(self, request: OpenRequest, effects: Effects) -> None:
         if request.waits_for_prefill and request.has_started:
-            prompt_done(request)
+            request.prompt_done()
             if request.prefill is not None:
                 request.prefill.breaker.succeeded()
         if request.is_done:

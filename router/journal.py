@@ -124,6 +124,30 @@ class OpenRequest:
         """Whether every sequence has its first token: then the prompt no longer waits anywhere."""
         return all(sequence.ids or sequence.is_closed for sequence in self.sequences)
 
+    def occupy(self) -> None:
+        """Book the work with the nodes that now have it before them; policies choose by these counts."""
+        prefiller, runner = self.prefiller, self.runner
+        assert prefiller is not None and runner is not None
+        prefiller.open_prompt_tokens += len(self.prompt_ids)
+        runner.open_sequences += len(self.sequences)
+        self.waits_for_prefill = True
+        for node in self.nodes:
+            node.dispatched += 1
+            node.breaker.sent()
+
+    def prompt_done(self) -> None:
+        """The prompt is no work before its node any more."""
+        if self.waits_for_prefill and self.prefiller is not None:
+            self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
+        self.waits_for_prefill = False
+
+    def release(self) -> None:
+        """The nodes are done with it, or no longer wanted."""
+        self.prompt_done()
+        if self.runner is not None:
+            self.runner.open_sequences -= len(self.sequences)
+        self.prefill = self.decode = None
+
 
 class Journal:
     """All open requests by rid. `nonce` makes rids that nobody can guess: a node knows those of its own requests only,

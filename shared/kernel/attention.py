@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from shared.kernel.byte_format import from_bytes, to_bytes
+from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
@@ -122,7 +122,7 @@ class TorchAttention:
         """(T, kv_heads, D) to the tokens' slots."""
         page, slot = self._write_page, self._write_slot
         if self._scales is not None:
-            values, self._scales[page, layer, half, :, slot] = to_bytes(values, self._kv.dtype)
+            values, self._scales[page, layer, half, :, slot] = quantize(values, self._kv.dtype)
         self._kv[page, layer, half, :, slot] = values
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, turn: RopeTables) -> torch.Tensor:
@@ -168,7 +168,7 @@ class TorchAttention:
         """(B, P) pages -> k and v of (B, kv_heads, P * page_size, D)."""
         pages = self._kv[table, layer]  # (B, P, 2, kv_heads, page_size, D)
         if self._scales is not None:
-            pages = from_bytes(pages, self._scales[table, layer])
+            pages = dequantize(pages, self._scales[table, layer])
         keys, values = pages.permute(2, 0, 3, 1, 4, 5).flatten(3, 4).unbind(0)
         return keys, values
 

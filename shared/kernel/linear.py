@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from shared.kernel.byte_format import from_bytes, to_bytes
+from shared.kernel.quantized import dequantize, quantize
 
 
 class Linear(Protocol):
@@ -66,17 +66,17 @@ class PackedLinear:
         return self._run(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
-class ByteLinear:
+class QuantizedLinear:
     """The library's product, for any device: the weight becomes float32 again in every call, and a
     row's result may depend on how many there are."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
-        self._data, self._scale = to_bytes(weight, dtype)
+        self._data, self._scale = quantize(weight, dtype)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x.float(), from_bytes(self._data, self._scale), self._bias).to(x.dtype)
+        return functional.linear(x.float(), dequantize(self._data, self._scale), self._bias).to(x.dtype)
 
 
 class FloatHead:

@@ -11,8 +11,8 @@ import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.byte_format import DTYPES
-from shared.kernel.linear import ByteLinear, FloatHead, Head, HeadFactory, Linear, LinearFactory, pick_linear
+from shared.kernel.linear import FloatHead, Head, HeadFactory, Linear, LinearFactory, QuantizedLinear, pick_linear
+from shared.kernel.quantized import DTYPES
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 
@@ -66,7 +66,7 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
     make_float, make_linear = pick_linear(device, torch.float32), pick_linear(device, dtype)
 
     def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return ByteLinear(weight, bias, DTYPES[formats.weights])
+        return QuantizedLinear(weight, bias, DTYPES[formats.weights])
 
     return Kernels(
         make_weight=make_linear if formats.weights == "auto" else make_bytes,
@@ -82,7 +82,7 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
     from shared.kernel import product
     from shared.kernel.attention_numba import NumbaAttention, supports
     from shared.kernel.blocks_numba import NumbaBlocks
-    from shared.kernel.byte_product import ByteTileLinear
+    from shared.kernel.quantized_product import QuantizedTileLinear
 
     library = library_kernels(config, dtype, torch.device("cpu"), formats)
     shape = attention_shape(config)
@@ -94,7 +94,7 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
     def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         if not product.supports(weight.shape[1], torch.float32):
             return library.make_weight(weight, bias)
-        return ByteTileLinear(weight, bias, DTYPES[formats.weights], team)
+        return QuantizedTileLinear(weight, bias, DTYPES[formats.weights], team)
 
     def make_head(weight: torch.Tensor) -> Head:
         ours = product.supports(weight.shape[1], dtype)

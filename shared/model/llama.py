@@ -17,8 +17,8 @@ import torch
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend
 from shared.kernel.blocks import BlockKernels
-from shared.kernel.byte_format import DTYPES
 from shared.kernel.linear import Columns
+from shared.kernel.quantized import DTYPES
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig

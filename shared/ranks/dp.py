@@ -60,7 +60,7 @@ class DPRanks:
 
 
 def follow_dp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
-    """A follower's life beside RowRanks. Returns when rank 0 is through, or gone between two steps."""
+    """A follower's life beside DPRanks. Returns when rank 0 is through, or gone between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:
             inputs = inputs_of(order)

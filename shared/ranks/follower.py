@@ -33,14 +33,15 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     pool = map_pages(orders, pages, model)
     group.be_patient(start.silence_s)
     tell(orders, Done())
-    (follow_dp if start.shares_rows else follow_tp)(orders, group, model, pool)
+    follow = follow_dp if start.is_dp else follow_tp
+    follow(orders, group, model, pool)
 
 
 def load(start: Start, group: RankGroup, threads: int) -> Model:
     name, dtype, context = start.model, start.dtype, start.max_context
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
     own = start.adapters
-    if start.shares_rows:
+    if start.is_dp:
         return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
     return load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
 

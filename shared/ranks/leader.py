@@ -58,7 +58,7 @@ class RankProcesses:
 
     def start(self) -> None:
         """Returns when all ranks are in the group: they load next, together."""
-        size, shares_rows = self._config.parallel.num_ranks, self._config.parallel.dp > 1
+        size, is_dp = self._config.parallel.num_ranks, self._config.parallel.dp > 1
         if size == 1:
             return
         self._folder = tempfile.mkdtemp(prefix="baton-ranks-")  # mode 0700
@@ -69,8 +69,8 @@ class RankProcesses:
             follower.wait_done()
         self._group = RankGroup(file_store(store, size), 0, size, LOAD_S)
         orders = [follower.orders for follower in self._followers]
-        self.ranks = DPRanks(self._group, orders) if shares_rows else TPRanks(self._group, orders)
-        self.model_group = None if shares_rows else self._group
+        self.ranks = DPRanks(self._group, orders) if is_dp else TPRanks(self._group, orders)
+        self.model_group = None if is_dp else self._group
 
     def _start_one(self, rank: int, store: str) -> Follower:
         config = self._config
@@ -88,7 +88,7 @@ class RankProcesses:
             Start(
                 rank=rank,
                 size=config.parallel.num_ranks,
-                shares_rows=config.parallel.dp > 1,
+                is_dp=config.parallel.dp > 1,
                 store=store,
                 model=config.model.model,
                 dtype=config.model.dtype,

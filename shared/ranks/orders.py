@@ -27,7 +27,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rank: int
     size: int
-    shares_rows: bool  # each rank has the whole model, and some rows of each step; else a part of the model
+    is_dp: bool  # each rank has the whole model, and some rows of each step; else a part of the model
     store: str  # a file that only this user reads
     model: str
     dtype: str

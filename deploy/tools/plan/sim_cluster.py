@@ -219,7 +219,7 @@ class SimCluster:
         return Request(key, ids, sampling, seed=0, arrival=next(self._arrival))
 
     def _occupy(self, open_: Open, num_tokens: int) -> None:
-        """What `router.occupancy` books, of which the policies know how busy a node is."""
+        """What `OpenRequest.occupy` books, of which the policies know how busy a node is."""
         prefiller, runner = open_.nodes
         prefiller.node.open_prompt_tokens += num_tokens
         runner.node.open_sequences += 1

@@ -17,7 +17,6 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel.byte_format import to_bytes
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
 from shared.kernel.product import (
     BIAS,
@@ -41,6 +40,7 @@ from shared.kernel.product import (
     spread,
 )
 from shared.kernel.program import Program
+from shared.kernel.quantized import quantize
 from shared.kernel.team import Team
 
 SCALE = 8
@@ -48,13 +48,13 @@ NUM_WORDS = 9
 EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
 
 
-class ByteTileLinear:
+class QuantizedTileLinear:
     """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16; keeps its own packed bytes of the weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, team: Team) -> None:
         self.out_features, self.in_features = weight.shape
         self._dtype = weight.dtype
-        data, scale = to_bytes(weight, dtype)
+        data, scale = quantize(weight, dtype)
         self._packed = pack_bytes(data)
         padded = len(self._packed) * TILE_COLUMNS
         self._scale, self._bias = torch.zeros(padded), torch.zeros(padded)
@@ -90,7 +90,7 @@ def make_byte_task(is_half: bool, is_float8: bool) -> Any:
     """A share is a run of tiles. x and the results are bfloat16 if `is_half`, else float32."""
     item = 2 if is_half else 4
 
-    def byte_product(words: Any, share: int) -> None:
+    def quantized_product(words: Any, share: int) -> None:
         num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
         per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
         row_bytes, out_bytes = depth * item, num_tiles * TILE_COLUMNS * item
@@ -112,7 +112,7 @@ def make_byte_task(is_half: bool, is_float8: bool) -> Any:
                 x += rows * row_bytes
                 out += rows * out_bytes
 
-    return compile_task(byte_product)
+    return compile_task(quantized_product)
 
 
 @emitted_for_constants

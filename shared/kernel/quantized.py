@@ -1,4 +1,4 @@
-"""Numbers as one byte each with a float32 scale per row: int8, or fp8 (e4m3: 4 bits of exponent, 3 of mantissa).
+"""Quantized numbers, of KV and of weights: a byte each and a float32 scale per row. int8, or fp8 (e4m3).
 
 A row's scale maps its largest magnitude to the largest byte, so nothing is ever clipped. Knows nothing of what the rows
 are: a token's key in one head, or what one output of a product weighs.
@@ -12,14 +12,14 @@ DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
-def to_bytes(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., n) float -> (..., n) bytes and (...) float32 scales. A row of zeros has scale 0."""
+def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (..., n) bytes and (...) float32 scales of (..., n) floats. A row of zeros has scale 0."""
     wide = values.float()
     scale = wide.abs().amax(dim=-1) / LARGEST[dtype]
     unit = wide / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
     return (unit.round() if dtype == torch.int8 else unit).to(dtype), scale
 
 
-def from_bytes(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """float32"""
+def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return (..., n) float32 of (..., n) bytes and (...) scales."""
     return data.float() * scale[..., None]

@@ -13,10 +13,10 @@ import transformers
 from shared.config.settings import ModelConfig
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
-from shared.kernel.byte_format import DTYPES, from_bytes, to_bytes
-from shared.kernel.byte_product import ByteTileLinear
-from shared.kernel.linear import ByteLinear
+from shared.kernel.linear import QuantizedLinear
 from shared.kernel.product import supports
+from shared.kernel.quantized import DTYPES, dequantize, quantize
+from shared.kernel.quantized_product import QuantizedTileLinear
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
@@ -44,7 +44,7 @@ needs_tiles = pytest.mark.skipif(not supports(1, torch.float32), reason="our pro
 def test_what_a_byte_loses(name: str) -> None:
     values = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 6, 200)[:, None]
     values[3] = 0.0
-    back = from_bytes(*to_bytes(values, DTYPES[name]))
+    back = dequantize(*quantize(values, DTYPES[name]))
     largest = values.abs().amax(dim=-1, keepdim=True)
     bound = HALF_STEP[name] * (largest if name == "int8" else values.abs().maximum(largest / 448 / 64))
     assert ((back - values).abs() <= bound * 1.001).all()
@@ -62,8 +62,8 @@ def test_our_product_is_the_library_s(name: str, dtype: torch.dtype, num_inputs:
     bias = torch.randn(num_outputs, generator=generator).to(dtype)
     x = torch.randn(17, num_inputs, generator=generator).to(dtype)
     for offset in (bias, None):
-        want = ByteLinear(weight, offset, DTYPES[name])(x)
-        ours = ByteTileLinear(weight, offset, DTYPES[name], Team(2))
+        want = QuantizedLinear(weight, offset, DTYPES[name])(x)
+        ours = QuantizedTileLinear(weight, offset, DTYPES[name], Team(2))
         got = ours(x)
         assert got.dtype == dtype and got.shape == want.shape
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2)
@@ -75,7 +75,7 @@ def test_our_product_is_the_library_s(name: str, dtype: torch.dtype, num_inputs:
 def test_every_fp8_number_is_read_as_it_is() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     finite = codes[codes.isfinite()]
-    linear = ByteTileLinear(finite[None].repeat(3, 1), None, torch.float8_e4m3fn, Team(1))
+    linear = QuantizedTileLinear(finite[None].repeat(3, 1), None, torch.float8_e4m3fn, Team(1))
     got = linear(torch.eye(len(finite)))
     assert torch.equal(got, finite[:, None].repeat(1, 3))
 
