@@ -8,7 +8,7 @@ from shared.config.processes import NodeProcessConfig
 
 def run(config: NodeProcessConfig) -> int:
     """Serves until a signal; gives the exit code."""
-    core_plan.apply(core_plan.of_node(config.cores, config.parallel))
+    core_plan.apply(core_plan.of_node(config.cores, config.parts.parallel))
     from decode_node.side import DecodeSide
     from shared.node.build import run_node
     from shared.node.context import NodeContext

@@ -203,11 +203,12 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig) -> int:
     """What can be checked cheaply first, then cores and threads, and only then the app with all that it loads."""
-    if isinstance(config, NodeProcessConfig) and not config.node.router:
+    if isinstance(config, NodeProcessConfig) and not config.parts.node.router:
         raise ConfigError(
             "--router is missing: where does the router wait for nodes? e.g. --router tcp://127.0.0.1:7001"
         )
-    resolve_model(config.model.model)
+    model = config.parts.model if isinstance(config, NodeProcessConfig) else config.model
+    resolve_model(model.model)
     core_plan.apply(config.cores)
     return int(importlib.import_module(command.app).run(config))
 

@@ -32,13 +32,13 @@ MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
-    resolve_model(config.model.model)
+    resolve_model(config.nodes.model.model)
     check_keys(config)
-    log = Logger("up", sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
     config = with_admin_key(with_ports(config), log)
     specs = child_specs(config, usable_cores(), parent_pid)
     names = ", ".join(spec.name for spec in specs)
-    log.info(f"starting {names}", model=config.model.model, transport=config.node.transport)
+    log.info(f"starting {names}", model=config.nodes.model.model, transport=config.nodes.node.transport)
     host, port, num_nodes = config.router.host, config.router.port, len(specs) - 1
     supervisor = Supervisor(
         specs,
@@ -55,7 +55,7 @@ def check_keys(config: ClusterConfig) -> None:
     """With keys, everyone that is to be started has one."""
     from shared.wire.keyring import ring_of_node, ring_of_router  # loads zmq, which the command itself does without
 
-    folder, local = config.security.keys, config.local
+    folder, local = config.nodes.security.keys, config.local
     nodes = [f"{role}-{i}" for role, num in (("prefill", local.prefill), ("decode", local.decode)) for i in range(num)]
     try:
         ring_of_router(folder, config.router.router_id)
@@ -118,13 +118,13 @@ def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) ->
     local = config.local
     plan = plan_cores(tuple(cores), local.prefill, local.decode)
     router = RouterProcessConfig(
-        model=config.model,
+        model=config.nodes.model,
         router=config.router,
         limits=config.limits,
         timeouts=config.timeouts,
         cores=plan.router,
-        security=config.security,
-        log=config.log,
+        security=config.nodes.security,
+        log=config.nodes.log,
     )
     return [spec("router", "router", router, parent_pid, vital=True), *node_specs(config, plan, parent_pid)]
 
@@ -139,22 +139,17 @@ def node_specs(config: ClusterConfig, plan: ClusterCores, parent_pid: int) -> li
 
 
 def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, num_nodes: int) -> NodeProcessConfig:
-    fraction = min(config.memory.mem_fraction, MOST_MEMORY / num_nodes)
-    local, shared = config.local, config.parallel.of(role)
+    nodes, local = config.nodes, config.local
+    parallel = nodes.parallel.of(role)
     if role == "decode":
-        shared = replace(shared, tp=local.decode_tp or shared.tp, pp=local.decode_pp or shared.pp)
-    return NodeProcessConfig(
-        model=config.model,
-        memory=replace(config.memory, mem_fraction=fraction),
-        sched=config.sched,
-        spec=config.spec,
-        parallel=shared,
-        transfer=config.transfer,
-        node=replace(config.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
-        cores=cores,
-        security=config.security,
-        log=config.log,
+        parallel = replace(parallel, tp=local.decode_tp or parallel.tp, pp=local.decode_pp or parallel.pp)
+    parts = replace(
+        nodes,
+        memory=replace(nodes.memory, mem_fraction=min(nodes.memory.mem_fraction, MOST_MEMORY / num_nodes)),
+        parallel=parallel,
+        node=replace(nodes.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
     )
+    return NodeProcessConfig(parts, cores)
 
 
 def spec(
@@ -193,7 +188,7 @@ def count_ready(body: bytes) -> int:
 
 def example(config: ClusterConfig) -> tuple[str, str]:
     """A path of the API and fields that this model answers."""
-    folder = resolve_model(config.model.model).path
+    folder = resolve_model(config.nodes.model.model).path
     if folder is not None and has_encoder(folder):
         return "completions", '"prompt": "translate English to German: Good morning."'
     return "chat/completions", '"messages": [{"role": "user", "content": "Hi!"}]'
@@ -203,7 +198,7 @@ def announce(config: ClusterConfig) -> None:
     """To stdout, apart from the log: what a person, or a script that waits for it, does next."""
     base = url(config.router.host, config.router.port)
     path, asked = example(config)
-    body = f'{{"model": "{config.model.public_name}", "stream": true, {asked}}}'
+    body = f'{{"model": "{config.nodes.model.public_name}", "stream": true, {asked}}}'
     browser = f"  chat in the browser   {base}/\n" if path.startswith("chat") else ""
     write_line(
         f"\nBaton is ready: {base}\n{browser}"

@@ -62,7 +62,7 @@ class DaemonActor:
     def _report(self) -> ActorReport:
         state = self._keeper.state
         config = self._started.config if self._started is not None and state == RUNNING else None
-        routers = config.node.router if isinstance(config, NodeProcessConfig) else ()
+        routers = config.parts.node.router if isinstance(config, NodeProcessConfig) else ()
         return ActorReport(
             name=self._name,
             life=self._life,
@@ -163,7 +163,7 @@ def find_or_make(config: RayClusterConfig, name: str) -> Any:
 
 def stop_timeout_s(config: RayClusterConfig, name: str) -> float:
     """What the daemon itself takes at most to end, and a little."""
-    own = config.timeouts.shutdown_s if role_of(name) == "router" else config.node.drain_s
+    own = config.timeouts.shutdown_s if role_of(name) == "router" else config.nodes.node.drain_s
     return own + STOP_MARGIN_S
 
 

@@ -213,7 +213,7 @@ class Fleet:
 
     def problem(self, member: Member) -> str:
         """Why it can't be started where it is, "" if it can."""
-        if self.config.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
+        if self.config.nodes.security.has_keys or member.place is None or role_of(member.name) == ROUTER:
             return ""
         addresses = {router.place.ip for router in self.of_role(ROUTER) if router.place is not None}
         if addresses <= {member.place.ip}:

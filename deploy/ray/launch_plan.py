@@ -77,14 +77,14 @@ def check(config: RayClusterConfig) -> None:
     base_port(config)
     if config.router.port == 0:
         raise ConfigError("[router] port is 0: on Ray clients look for routers at fixed ports, so choose one")
-    if config.node.router or config.node.node_id or config.node.bind_port:
+    if config.nodes.node.router or config.nodes.node.node_id or config.nodes.node.bind_port:
         raise ConfigError("[node] router, node_id and bind_port are dealt out where nodes land; leave them out")
 
 
 def check_machines(config: RayClusterConfig, addresses: Iterable[str]) -> None:
     """Nodes on several machines must be able to prove who they are."""
     different = sorted(set(addresses))
-    if len(different) > 1 and not config.security.has_keys:
+    if len(different) > 1 and not config.nodes.security.has_keys:
         raise ConfigError(
             f"this Ray cluster has machines at {', '.join(different)}: routers and nodes that reach each other over a "
             f"network need keys. {keys_command(config)}, copy the folder to the same path on every machine (Ray may "
@@ -98,7 +98,7 @@ def keys_command(config: RayClusterConfig) -> str:
 
 
 def host_of(config: RayClusterConfig, place: Place) -> str:
-    return place.ip if config.security.has_keys else LOOPBACK
+    return place.ip if config.nodes.security.has_keys else LOOPBACK
 
 
 def endpoint(config: RayClusterConfig, router: str, place: Place) -> str:
@@ -113,8 +113,9 @@ def http_address(config: RayClusterConfig, router: str) -> tuple[str, int]:
 def with_memory_share(config: RayClusterConfig, num_machines: int) -> RayClusterConfig:
     """So that the pools of one machine's nodes, spread evenly, leave something free."""
     per_machine = -(-(config.ray.prefill + config.ray.decode) // max(1, num_machines))
-    fraction = min(config.memory.mem_fraction, MOST_MEMORY / max(1, per_machine))
-    return replace(config, memory=replace(config.memory, mem_fraction=fraction))
+    nodes = config.nodes
+    fraction = min(nodes.memory.mem_fraction, MOST_MEMORY / max(1, per_machine))
+    return replace(config, nodes=replace(nodes, memory=replace(nodes.memory, mem_fraction=fraction)))
 
 
 def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> CorePlan:
@@ -128,31 +129,21 @@ def deal_cores(cpus: float, usable: Sequence[int], taken: Iterable[int]) -> Core
 def router_config(config: RayClusterConfig, name: str, place: Place, cores: CorePlan) -> RouterProcessConfig:
     host, port = http_address(config, name)
     return RouterProcessConfig(
-        model=config.model,
+        model=config.nodes.model,
         router=replace(
             config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place)
         ),
         limits=config.limits,
         timeouts=config.timeouts,
         cores=cores,
-        security=config.security,
-        log=config.log,
+        security=config.nodes.security,
+        log=config.nodes.log,
     )
 
 
 def node_config(
     config: RayClusterConfig, name: str, place: Place, routers: tuple[str, ...], cores: CorePlan
 ) -> NodeProcessConfig:
-    node = replace(config.node, role=role_of(name), node_id=name, router=routers, bind_host=host_of(config, place))
-    return NodeProcessConfig(
-        model=config.model,
-        memory=config.memory,
-        sched=config.sched,
-        spec=config.spec,
-        parallel=config.parallel.of(node.role),
-        transfer=config.transfer,
-        node=node,
-        cores=cores,
-        security=config.security,
-        log=config.log,
-    )
+    role, host = role_of(name), host_of(config, place)
+    node = replace(config.nodes.node, role=role, node_id=name, router=routers, bind_host=host)
+    return NodeProcessConfig(replace(config.nodes, parallel=config.nodes.parallel.of(role), node=node), cores)

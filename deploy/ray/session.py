@@ -91,7 +91,7 @@ def reach(config: RayClusterConfig) -> RayRecord:
     """The Ray cluster that is meant: given, or a fresh one."""
     if config.ray.address:
         return RayRecord(config.ray.address, config.ray.cluster)
-    resolve_model(config.model.model)
+    resolve_model(config.nodes.model.model)
     before = head.read_record()
     if before is not None and before.head is not None:
         raise ConfigError(f"cluster {before.cluster!r} runs on this machine already; `baton ray down` ends it")

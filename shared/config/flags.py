@@ -5,18 +5,44 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from shared.config.options import Option, flag_name, option_of, parse_bytes
 from shared.core.errors import ConfigError
 
+P = TypeVar("P")
 Concerns = Mapping[str, type]
 Values = dict[str, dict[str, Any]]  # concern -> field -> value
 
 
+def holds_sections(kind: type) -> bool:
+    """Whether this is a group of sections, as a process configuration is, and not a section itself."""
+    return all(dataclasses.is_dataclass(inner) for inner in get_type_hints(kind).values())
+
+
 def concerns_of(process: type) -> dict[str, type]:
-    """The settings classes a process configuration consists of, by section name."""
-    return dict(get_type_hints(process))
+    """The settings classes a process configuration consists of, by section name; a group stands for its own."""
+    found: dict[str, type] = {}
+    for name, kind in get_type_hints(process).items():
+        found |= concerns_of(kind) if holds_sections(kind) else {name: kind}
+    return found
+
+
+def sections_of(config: Any) -> dict[str, Any]:
+    """The settings of a process configuration, by section name."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        found |= sections_of(value) if holds_sections(type(value)) else {field.name: value}
+    return found
+
+
+def from_sections(process: type[P], sections: Mapping[str, Any]) -> P:
+    """The inverse of sections_of."""
+    hints = get_type_hints(process).items()
+    return process(
+        **{name: from_sections(kind, sections) if holds_sections(kind) else sections[name] for name, kind in hints}
+    )
 
 
 def fields_of(settings: type) -> list[tuple[dataclasses.Field[Any], Any]]:
@@ -108,8 +134,7 @@ def given_values(namespace: argparse.Namespace) -> Values:
 def to_argv(config: Any, hidden: frozenset[str] = frozenset()) -> list[str]:
     """The flags that give this process configuration again: fields that differ from their defaults."""
     argv: list[str] = []
-    for section in dataclasses.fields(config):
-        settings = getattr(config, section.name)
+    for settings in sections_of(config).values():
         for field, _ in fields_of(type(settings)):
             value = getattr(settings, field.name)
             if field.name not in hidden and value != field.default:

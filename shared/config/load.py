@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared.config.flags import Values, concerns_of, fields_of
+from shared.config.flags import Values, concerns_of, fields_of, from_sections, sections_of
 from shared.config.options import Option, option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RayClusterConfig, RouterProcessConfig
 from shared.core.errors import ConfigError
@@ -30,7 +30,7 @@ def load(process: type[P], given: Values, file: Path | None = None, fixed: Value
     for section, settings in concerns_of(process).items():
         merged = {name: value for layer in layers for name, value in layer.get(section, {}).items()}
         sections[section] = settings(**merged)
-    return process(**sections)
+    return from_sections(process, sections)
 
 
 def read_file(path: Path) -> Values:
@@ -103,7 +103,6 @@ def kind_text(kind: Any, declared: Option) -> str:
 
 def replaced(config: P, **changes: Mapping[str, Any]) -> P:
     """A copy with some fields of some concerns changed: replaced(config, node={"node_id": "x"})."""
-    sections = {
-        section: dataclasses.replace(getattr(config, section), **dict(fields)) for section, fields in changes.items()
-    }
-    return dataclasses.replace(config, **sections)  # type: ignore[type-var]  # every process's config is a dataclass
+    sections = sections_of(config)
+    changed = {section: dataclasses.replace(sections[section], **dict(fields)) for section, fields in changes.items()}
+    return from_sections(type(config), sections | changed)

@@ -70,8 +70,8 @@ class RouterProcessConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeProcessConfig:
-    """`prefill_node.app.run(config)` and `decode_node.app.run(config)`."""
+class NodeParts:
+    """The settings of a node; in a cluster, of all its nodes. The cores are a node's own: see NodeProcessConfig."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
@@ -80,7 +80,6 @@ class NodeProcessConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     transfer: TransferConfig = field(default_factory=TransferConfig)
-    cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -93,30 +92,25 @@ class NodeProcessConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeProcessConfig:
+    """`prefill_node.app.run(config)` and `decode_node.app.run(config)`."""
+
+    parts: NodeParts = field(default_factory=NodeParts)
+    cores: CorePlan = field(default_factory=CorePlan)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """`baton up`: everything a router and its nodes need; the launcher deals out identities, ports and cores."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    sched: SchedConfig = field(default_factory=SchedConfig)
-    spec: SpecConfig = field(default_factory=SpecConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    node: NodeConfig = field(default_factory=NodeConfig)
-    transfer: TransferConfig = field(default_factory=TransferConfig)
+    nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
-    security: SecurityConfig = field(default_factory=SecurityConfig)
-    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        check_spec(self.model, self.spec)
-        check_parallel(self.parallel, self.sched, self.model, self.spec)
-        check_pipeline(self.parallel, self.sched, self.transfer)
-        self.node.check_addresses(has_keys=self.security.has_keys)
-        self.transfer.check_transport(self.node)
-        self.router.check_addresses(has_keys=self.security.has_keys)
+        self.router.check_addresses(has_keys=self.nodes.security.has_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +120,10 @@ class RayClusterConfig:
     ray: RayConfig = field(default_factory=RayConfig)
     share: ShareConfig = field(default_factory=ShareConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    sched: SchedConfig = field(default_factory=SchedConfig)
-    spec: SpecConfig = field(default_factory=SpecConfig)
-    parallel: ParallelConfig = field(default_factory=ParallelConfig)
-    node: NodeConfig = field(default_factory=NodeConfig)
-    transfer: TransferConfig = field(default_factory=TransferConfig)
+    nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
-    security: SecurityConfig = field(default_factory=SecurityConfig)
-    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        check_spec(self.model, self.spec)
-        check_parallel(self.parallel, self.sched, self.model, self.spec)
-        check_pipeline(self.parallel, self.sched, self.transfer)
-        self.node.check_addresses(has_keys=self.security.has_keys)
-        self.transfer.check_transport(self.node)
-        self.router.check_addresses(has_keys=self.security.has_keys)
+        self.router.check_addresses(has_keys=self.nodes.security.has_keys)

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from shared.config import core_plan
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import MemoryConfig, SchedConfig
 from shared.core.errors import BatonError, ConfigError, RankLost
 from shared.core.extras import DISTRIBUTION
@@ -71,12 +71,13 @@ class Loaded:
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
-    ring = ring_of_node(config.security.keys, config.node.node_id)
-    node_id = ring.name if ring is not None else config.node.node_id or f"{config.node.role}-{os.getpid()}"
-    log = Logger(node_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
+    parts = config.parts
+    ring = ring_of_node(parts.security.keys, parts.node.node_id)
+    node_id = ring.name if ring is not None else parts.node.node_id or f"{parts.node.role}-{os.getpid()}"
+    log = Logger(node_id, sys.stderr, level=parts.log.log_level, color=parts.log.log_color)
     capture_libraries(log)
     keep_freed_memory()
-    links = open_links(config, node_id, time.time_ns() // 1000, ring)
+    links = open_links(parts, node_id, time.time_ns() // 1000, ring)
     core: NodeCore | None = None
     others = RankProcesses(config, node_id)
     node: Node | None = None
@@ -84,8 +85,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         others.start()
         core = build_core(config, log, links.wakeup.set, others)
         warm_up(core, log)
-        node = build_node(config, core, links, log, make_side)
-        daemon = Daemon(node, links, log, config.node.drain_s, check=others.check)
+        node = build_node(parts, core, links, log, make_side)
+        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check)
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
@@ -105,8 +106,8 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     return code
 
 
-def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
-    node = config.node
+def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
+    node = parts.node
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
     beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
     options = LinkOptions(
@@ -120,21 +121,22 @@ def open_links(config: NodeProcessConfig, node_id: str, epoch: int, ring: KeyRin
 
 
 def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
-    size, num_stages = config.parallel.num_ranks, config.parallel.pp
-    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_node(config.cores, config.parallel)))
-    device, streams = devices(config.sched, max(size, num_stages))
+    parts = config.parts
+    size, num_stages = parts.parallel.num_ranks, parts.parallel.pp
+    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_node(config.cores, parts.parallel)))
+    device, streams = devices(parts.sched, max(size, num_stages))
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
     started = time.monotonic()
-    loaded = load(config, device, threads, others.model_group)
+    loaded = load(parts, device, threads, others.model_group)
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
-    num_pages, max_context = plan_memory(config, loaded)
-    settings = sched_settings(config, loaded.model, device, num_pages, max_context)
+    num_pages, max_context = plan_memory(parts, loaded)
+    settings = sched_settings(parts, loaded.model, device, num_pages, max_context)
     sizes = core_sizes(
-        config, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, config.memory.page_size))
+        parts, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
     )
-    log.info("KV memory", pages=num_pages, page_size=config.memory.page_size, max_context=max_context)
+    log.info("KV memory", pages=num_pages, page_size=parts.memory.page_size, max_context=max_context)
     core = assemble_core(
         loaded.model,
         make_streams(
@@ -146,8 +148,8 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         settings,
         sizes,
         drafter=loaded.drafter,
-        overlap=config.sched.overlap and streams != "inline",
-        widths=make_width_choice(config.spec),
+        overlap=parts.sched.overlap and streams != "inline",
+        widths=make_width_choice(parts.spec),
         ranks=others.ranks,
         stages=loaded.stages,
     )
@@ -155,8 +157,8 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     return core
 
 
-def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
-    memory, shares = config.memory, config.node.role == "prefill" and "shm" in transports(config, device)
+def core_sizes(parts: NodeParts, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
+    memory, shares = parts.memory, parts.node.role == "prefill" and "shm" in transports(parts, device)
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
     if 0 < memory.offload_bytes < num_page_bytes:
@@ -170,7 +172,7 @@ def core_sizes(config: NodeProcessConfig, device: str, num_pages: int, num_page_
         num_pages,
         memory.max_running,
         memory.prefix_cache,
-        shared_memory=shares or config.parallel.num_ranks > 1,
+        shared_memory=shares or parts.parallel.num_ranks > 1,
         cold_pages=memory.offload_bytes // num_page_bytes,
         cold_file_pages=memory.offload_disk_bytes // num_page_bytes,
         cold_dir=memory.offload_dir,
@@ -187,21 +189,21 @@ def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
     return device, device
 
 
-def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup | None) -> Loaded:
+def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -> Loaded:
     """Drafts are rank 0's alone, and the first stage's stream's."""
-    wanted = config.model
+    wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     name, dtype, context, own = wanted.model, wanted.dtype, wanted.max_context, wanted.adapters
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
         model = load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
-    elif (num_stages := config.parallel.pp) > 1:
+    elif (num_stages := parts.parallel.pp) > 1:
         model, stages = load_pipeline(
             name,
             dtype,
             num_stages,
-            heads_every_row=config.node.role == "decode",
+            heads_every_row=parts.node.role == "decode",
             max_context=context,
             threads=threads,
             adapters=own,
@@ -209,12 +211,12 @@ def load(config: NodeProcessConfig, device: str, threads: int, group: RankGroup 
         )
     else:
         model = load_model(name, dtype, device, max_context=context, threads=threads, adapters=own, formats=formats)
-    return Loaded(model, make_drafter(config.spec, name, model, threads), stages)
+    return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
 
 
-def plan_memory(config: NodeProcessConfig, loaded: Loaded) -> tuple[int, int]:
+def plan_memory(parts: NodeParts, loaded: Loaded) -> tuple[int, int]:
     """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
-    memory, width, model = config.memory, config.spec.width, loaded.model
+    memory, width, model = parts.memory, parts.spec.width, loaded.model
     need = page_bytes(pool_planes(model, loaded.drafter, memory.page_size))
     most = memory.max_running * page_count(model.spec.max_context + 3 * width, memory.page_size)
     num_pages = min(pool_bytes(memory) // need, most)
@@ -234,59 +236,57 @@ def pool_bytes(memory: MemoryConfig) -> int:
     return memory.kv_bytes or int(memory.mem_fraction * available)
 
 
-def sched_settings(
-    config: NodeProcessConfig, model: Model, device: str, num_pages: int, max_context: int
-) -> SchedSettings:
+def sched_settings(parts: NodeParts, model: Model, device: str, num_pages: int, max_context: int) -> SchedSettings:
     return SchedSettings(
-        page_size=config.memory.page_size,
+        page_size=parts.memory.page_size,
         max_context=max_context,
-        chunk_size=config.sched.chunk_size,
-        mixed_chunk_size=config.sched.mixed_chunk_size,
-        width=config.spec.width,
-        max_ungranted_pages=max(1, int(config.memory.max_pinned_fraction * num_pages)),
+        chunk_size=parts.sched.chunk_size,
+        mixed_chunk_size=parts.sched.mixed_chunk_size,
+        width=parts.spec.width,
+        max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * num_pages)),
         device=device,
         pin_memory=device == "cuda",
-        layer_ends=layer_ends(model.kv_planes(config.memory.page_size), config.transfer.layer_parts),
+        layer_ends=layer_ends(model.kv_planes(parts.memory.page_size), parts.transfer.layer_parts),
     )
 
 
-def transports(config: NodeProcessConfig, device: str) -> tuple[str, ...]:
-    return available_transports(config.node.transport, device, trusts_network=config.transfer.trust_network)
+def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
+    return available_transports(parts.node.transport, device, trusts_network=parts.transfer.trust_network)
 
 
-def build_node(config: NodeProcessConfig, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
-    facts = node_facts(config, core, links)
+def build_node(parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
+    facts = node_facts(parts, core, links)
     ctx = NodeContext(
         core=core,
         facts=facts,
-        routers=Routers(config.node.router),
+        routers=Routers(parts.node.router),
         tombstones=Tombstones(facts.lease_s),
         metrics=NodeMetrics(),
         log=LogOnce(log),
         clock=time.monotonic,
         wire_counts=links.counts,
         wake=links.wakeup.set,
-        make_group=partial(open_group, host=config.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
+        make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))
 
 
-def node_facts(config: NodeProcessConfig, core: NodeCore, links: NodeLinks) -> NodeFacts:
+def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
     node_id, _, epoch = links.identity.partition("@")
-    page_size, drafter = config.memory.page_size, core.engine.worker.drafter
+    page_size, drafter = parts.memory.page_size, core.engine.worker.drafter
     return NodeFacts(
-        role=config.node.role,
+        role=parts.node.role,
         node_id=node_id,
         epoch=int(epoch, 16),
         endpoint=links.endpoint,
         host_id=host_id(),
-        transports=transports(config, core.settings.device),
+        transports=transports(parts, core.settings.device),
         fingerprint=make_fingerprint(core.spec, core.pool.planes, page_size, drafter, build_name()),
         max_context=core.settings.max_context,
-        max_running=config.memory.max_running,
-        max_waiting=config.sched.max_waiting,
-        heartbeat_s=config.node.heartbeat_s,
-        lease_s=config.node.lease_s,
+        max_running=parts.memory.max_running,
+        max_waiting=parts.sched.max_waiting,
+        heartbeat_s=parts.node.heartbeat_s,
+        lease_s=parts.node.lease_s,
     )
 
 

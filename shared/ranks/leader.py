@@ -58,7 +58,7 @@ class RankProcesses:
 
     def start(self) -> None:
         """Returns when all ranks are in the group: they load next, together."""
-        size, is_dp = self._config.parallel.num_ranks, self._config.parallel.dp > 1
+        size, is_dp = self._config.parts.parallel.num_ranks, self._config.parts.parallel.dp > 1
         if size == 1:
             return
         self._folder = tempfile.mkdtemp(prefix="baton-ranks-")  # mode 0700
@@ -73,8 +73,8 @@ class RankProcesses:
         self.model_group = None if is_dp else self._group
 
     def _start_one(self, rank: int, store: str) -> Follower:
-        config = self._config
-        cores = core_plan.of_rank(config.cores, rank, config.parallel.num_ranks)
+        parts = self._config.parts
+        cores = core_plan.of_rank(self._config.cores, rank, parts.parallel.num_ranks)
         ours, theirs = socket.socketpair()
         with theirs:
             argv = rank_argv(self._node_id, rank, theirs.fileno(), cores)
@@ -87,17 +87,17 @@ class RankProcesses:
             ours,
             Start(
                 rank=rank,
-                size=config.parallel.num_ranks,
-                is_dp=config.parallel.dp > 1,
+                size=parts.parallel.num_ranks,
+                is_dp=parts.parallel.dp > 1,
                 store=store,
-                model=config.model.model,
-                dtype=config.model.dtype,
-                kv_dtype=config.model.kv_dtype,
-                weight_dtype=config.model.weight_dtype,
-                max_context=config.model.max_context,
-                adapters=config.model.adapters,
+                model=parts.model.model,
+                dtype=parts.model.dtype,
+                kv_dtype=parts.model.kv_dtype,
+                weight_dtype=parts.model.weight_dtype,
+                max_context=parts.model.max_context,
+                adapters=parts.model.adapters,
                 load_s=LOAD_S,
-                silence_s=config.node.silence_s,
+                silence_s=parts.node.silence_s,
             ),
         )
         return follower
@@ -109,9 +109,9 @@ class RankProcesses:
             socket.send_fds(follower.orders, [b"."], [pool.fd])
         for follower in self._followers:
             follower.wait_done()
-            follower.orders.settimeout(self._config.node.silence_s)
+            follower.orders.settimeout(self._config.parts.node.silence_s)
         if self._group is not None:
-            self._group.be_patient(self._config.node.silence_s)
+            self._group.be_patient(self._config.parts.node.silence_s)
             pool.seal()
 
     def check(self) -> None:

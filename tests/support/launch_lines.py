@@ -105,5 +105,5 @@ def take_through_the_cli(line: Line) -> Any:
     command = cli.COMMANDS[line[0]]
     fixed = {"node": {"role": command.fixed_role}} if command.fixed_role else {}
     config = load(command.process, given_values(args), CONFIG if args.config else None, fixed)
-    assert not command.fixed_role or config.node.router, f"it dials nobody: baton {' '.join(line)}"
+    assert not command.fixed_role or config.parts.node.router, f"it dials nobody: baton {' '.join(line)}"
     return config

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.config.flags import add_flags, fields_of, given_values, to_argv
+from shared.config.flags import add_flags, concerns_of, fields_of, given_values, to_argv
 from shared.config.load import load, replaced
 from shared.config.options import option_of
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
@@ -35,25 +34,25 @@ def test_nothing_given_is_the_defaults():
 def test_flags_of_every_kind():
     argv = ["--kv-bytes", "64MiB", "--no-overlap", "--router=tcp://127.0.0.1:1", "--router=tcp://127.0.0.1:2"]
     config = parse(NodeProcessConfig, [*argv, "--cpus", "0,2", "--lease-s", "3", "--page-size", "64"])
-    assert config.memory.kv_bytes == 64 << 20
-    assert config.sched.overlap is False
-    assert config.node.router == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    assert config.parts.memory.kv_bytes == 64 << 20
+    assert config.parts.sched.overlap is False
+    assert config.parts.node.router == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     assert config.cores.cpus == (0, 2)
-    assert config.node.lease_s == 3.0
-    assert config.memory.page_size == 64
+    assert config.parts.node.lease_s == 3.0
+    assert config.parts.memory.page_size == 64
 
 
 def test_flags_go_over_the_file_and_the_command_over_both(tmp_path):
     file = write(tmp_path, "[memory]\nkv_bytes = '1MiB'\npage_size = 8\n[node]\nrole = 'prefill'\nlease_s = 7\n")
     config = parse(NodeProcessConfig, ["--page-size", "32"], file=file, fixed={"node": {"role": "decode"}})
-    assert (config.memory.kv_bytes, config.memory.page_size) == (1 << 20, 32)
-    assert (config.node.role, config.node.lease_s) == ("decode", 7.0)
+    assert (config.parts.memory.kv_bytes, config.parts.memory.page_size) == (1 << 20, 32)
+    assert (config.parts.node.role, config.parts.node.lease_s) == ("decode", 7.0)
 
 
 def test_one_file_serves_all_processes(tmp_path):
     file = write(tmp_path, "[router]\nport = 9\n[memory]\npage_size = 8\n[local]\nprefill = 2\n")
     assert parse(RouterProcessConfig, [], file=file).router.port == 9
-    assert parse(NodeProcessConfig, [], file=file).memory.page_size == 8
+    assert parse(NodeProcessConfig, [], file=file).parts.memory.page_size == 8
     assert parse(ClusterConfig, [], file=file).local.prefill == 2
 
 
@@ -95,7 +94,7 @@ def test_help_names_every_flag_with_its_default(capsys):
     add_flags(parser, ClusterConfig)
     text = " ".join(parser.format_help().split())
     for section in ("memory", "router", "limits"):
-        for field, _ in fields_of(type(getattr(ClusterConfig(), section))):
+        for field, _ in fields_of(concerns_of(ClusterConfig)[section]):
             assert "--" + field.name.replace("_", "-") in text
     assert "tokens in a KV page (a power of two) (default: 16)" in text
 
@@ -118,14 +117,10 @@ def some_changes(process):
     ruled = {"page_size", "offload_bytes", "offload_disk_bytes", "prefill", "decode", "spec", "spec_topk"}
     ruled |= {"tp", "dp", "pp"}
     parts = {
-        section.name: st.fixed_dictionaries(
-            {
-                field.name: any_value(field, kind)
-                for field, kind in fields_of(type(getattr(process(), section.name)))
-                if field.name not in ruled
-            }
+        section: st.fixed_dictionaries(
+            {field.name: any_value(field, kind) for field, kind in fields_of(settings) if field.name not in ruled}
         )
-        for section in dataclasses.fields(process)
+        for section, settings in concerns_of(process).items()
     }
     return st.fixed_dictionaries(parts)
 

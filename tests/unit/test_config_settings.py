@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from shared.config.endpoints import check_endpoint, is_loopback
-from shared.config.flags import concerns_of, fields_of
+from shared.config.flags import concerns_of, fields_of, sections_of
 from shared.config.load import all_concerns, replaced
 from shared.config.options import option_of, parse_bytes
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
+from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import (
     CorePlan,
     LocalConfig,
@@ -27,9 +27,9 @@ from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
 
-def far(node: NodeConfig, **transfer: bool) -> NodeProcessConfig:
+def far(node: NodeConfig, **transfer: bool) -> NodeParts:
     """A node of several machines, with keys."""
-    return NodeProcessConfig(node=node, security=SecurityConfig(keys="keys"), transfer=TransferConfig(**transfer))
+    return NodeParts(node=node, security=SecurityConfig(keys="keys"), transfer=TransferConfig(**transfer))
 
 
 PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
@@ -51,22 +51,22 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
         (lambda: ParallelConfig(tp=0), "--tp"),
         (lambda: ParallelConfig(tp=2, dp=2), "--tp 2 --dp 2"),
         (
-            lambda: NodeProcessConfig(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="eagle")),
+            lambda: NodeParts(parallel=ParallelConfig(dp=2), spec=SpecConfig(spec="eagle")),
             "--dp 2 --spec eagle",
         ),
-        (lambda: NodeProcessConfig(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
+        (lambda: NodeParts(parallel=ParallelConfig(tp=2), sched=SchedConfig(device="cuda")), "--tp 2"),
         (lambda: ParallelConfig(pp=0), "--pp"),
         (lambda: ParallelConfig(tp=2, pp=2), "--tp 2 --pp 2"),
         (lambda: ParallelConfig(dp=2, pp=3), "--dp 2 --pp 3"),
-        (lambda: NodeProcessConfig(parallel=ParallelConfig(pp=2), sched=SchedConfig(device="cuda")), "--pp 2"),
+        (lambda: NodeParts(parallel=ParallelConfig(pp=2), sched=SchedConfig(device="cuda")), "--pp 2"),
         (
-            lambda: NodeProcessConfig(parallel=ParallelConfig(pp=2), transfer=TransferConfig(layer_parts=6)),
+            lambda: NodeParts(parallel=ParallelConfig(pp=2), transfer=TransferConfig(layer_parts=6)),
             "--pp 2 --layer-parts 6",
         ),
         (lambda: NodeConfig(transport="pigeon"), "--transport"),
         (lambda: far(NodeConfig(transport="gloo", bind_host="10.0.0.2")), "--trust-network"),
         (lambda: far(NodeConfig(transport="nixl", bind_host="10.0.0.2")), "--transport nixl"),
-        (lambda: NodeProcessConfig(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),
+        (lambda: NodeParts(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),
         (lambda: RouterConfig(port=70000), "--port"),
         (lambda: RouterConfig(policy="random"), "--policy"),
         (lambda: RouterConfig(router_id=""), "--router-id"),
@@ -82,7 +82,7 @@ def test_a_bad_value_is_refused_and_the_flag_named(make, named):
 def test_an_unproven_network_is_taken_where_somebody_says_so() -> None:
     for transport in ("gloo", "nccl", "nixl"):
         far(NodeConfig(transport=transport, bind_host="10.0.0.2"), trust_network=True)
-        NodeProcessConfig(node=NodeConfig(transport=transport))
+        NodeParts(node=NodeConfig(transport=transport))
     far(NodeConfig(bind_host="10.0.0.2"))
 
 
@@ -91,7 +91,7 @@ def test_other_addresses_than_loopback_are_refused_with_the_reason(host):
     """Each with what opens it: keys between nodes, something that encrypts for clients."""
     for process in (NodeProcessConfig, ClusterConfig):
         with pytest.raises(ConfigError, match="`baton keys"):
-            process(node=NodeConfig(bind_host=host))
+            replaced(process(), node={"bind_host": host})
     for keys in ("", "/some/folder"):
         with pytest.raises(ConfigError, match="HTTP API"):
             RouterProcessConfig(router=RouterConfig(host=host), security=SecurityConfig(keys=keys))
@@ -99,18 +99,19 @@ def test_other_addresses_than_loopback_are_refused_with_the_reason(host):
 
 @pytest.mark.parametrize("process", [NodeProcessConfig, ClusterConfig, RouterProcessConfig])
 def test_endpoints_beyond_this_machine_need_keys(process):
-    field, section = ("router", RouterConfig(node_endpoint="tcp://10.0.0.1:7001"))
+    far = {"router": {"node_endpoint": "tcp://10.0.0.1:7001"}}
     if process is not RouterProcessConfig:
-        field, section = "node", NodeConfig(bind_host="10.0.0.1", router=("tcp://10.0.0.1:7001",))
+        far = {"node": {"bind_host": "10.0.0.1", "router": ("tcp://10.0.0.1:7001",)}}
     with pytest.raises(ConfigError, match="`baton keys"):
-        process(**{field: section})
-    assert process(**{field: section}, security=SecurityConfig(keys="/some/folder")).security.has_keys
+        replaced(process(), **far)
+    with_keys = replaced(process(), **far, security={"keys": "/some/folder"})
+    assert sections_of(with_keys)["security"].has_keys
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "*", ""])
 def test_a_node_tells_others_one_address(host):
     with pytest.raises(ConfigError, match="name one address"):
-        NodeProcessConfig(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))
+        NodeParts(node=NodeConfig(bind_host=host), security=SecurityConfig(keys="/some/folder"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "[::1]", "localhost"])
@@ -137,10 +138,10 @@ def test_other_endpoints_are_refused(endpoint):
 
 def test_mtp_needs_draft_layers():
     spec = SpecConfig(spec="mtp")
-    assert NodeProcessConfig(model=ModelConfig(model="hashlm"), spec=spec).spec.width == 4
+    assert NodeParts(model=ModelConfig(model="hashlm"), spec=spec).spec.width == 4
     for process in (NodeProcessConfig, ClusterConfig):
         with pytest.raises(ConfigError, match="mtp"):
-            process(spec=spec)
+            replaced(process(), spec={"spec": "mtp"})
     with pytest.raises(ConfigError, match="--spec-width"):
         SpecConfig(spec="mtp", spec_width=2)
 
@@ -197,7 +198,7 @@ def test_every_field_has_help_and_no_concern_grows_beyond_a_dozen():
 def test_replaced_changes_only_what_is_named():
     config = NodeProcessConfig()
     changed = replaced(config, node={"node_id": "p0"}, memory={"page_size": 64})
-    assert (changed.node.node_id, changed.memory.page_size) == ("p0", 64)
-    assert changed.sched == config.sched
+    assert (changed.parts.node.node_id, changed.parts.memory.page_size) == ("p0", 64)
+    assert changed.parts.sched == config.parts.sched
     with pytest.raises(ConfigError, match="--page-size"):
         replaced(config, memory={"page_size": 3})

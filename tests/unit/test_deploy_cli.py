@@ -15,10 +15,10 @@ import pytest
 from deploy import cli
 from deploy.cluster import local
 from shared.config import core_plan
-from shared.config.flags import given_values
-from shared.config.load import load
-from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, ParallelConfig, RouterConfig
+from shared.config.flags import given_values, sections_of
+from shared.config.load import load, replaced
+from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, RouterConfig
 
 ROUTER = "tcp://127.0.0.1:7001"
 
@@ -52,7 +52,7 @@ def test_a_daemon_gets_its_cores_first_and_then_its_config(apps, argv, app, kind
     assert (first, plan) == ("cores", CorePlan(cpus=(0,)))
     assert name == app and isinstance(config, kind)
     if kind is NodeProcessConfig:
-        assert config.node.role == argv[0]
+        assert config.parts.node.role == argv[0]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,8 @@ def parsed(argv):
 def cluster(**local_fields):
     return ClusterConfig(
         local=LocalConfig(**local_fields),
-        model=ModelConfig(model="hashlm", dtype="float32"),
+        nodes=NodeParts(model=ModelConfig(model="hashlm", dtype="float32"), node=NodeConfig(transport="zmq")),
         router=RouterConfig(port=8123, node_endpoint="tcp://127.0.0.1:9999"),
-        node=NodeConfig(transport="zmq"),
     )
 
 
@@ -142,10 +141,11 @@ def test_children_are_commands_that_show_their_role_and_give_the_config_meant():
         assert spec.argv[:4] == (sys.executable, "-P", "-m", "deploy.cli")
         args, config = parsed(spec.argv[4:])
         roles.append(args.command)
-        assert args.parent_pid == 42 and config.model.dtype == "float32"
+        assert args.parent_pid == 42 and sections_of(config)["model"].dtype == "float32"
         if spec.name != "router":
-            assert config.node.router == ("tcp://127.0.0.1:9999",)
-            assert (config.node.node_id, config.node.role, config.node.transport) == (spec.name, args.command, "zmq")
+            assert config.parts.node.router == ("tcp://127.0.0.1:9999",)
+            node = config.parts.node
+            assert (node.node_id, node.role, node.transport) == (spec.name, args.command, "zmq")
     assert roles == ["router", "prefill", "decode", "decode"]
 
 
@@ -153,23 +153,23 @@ def test_children_share_the_cores_and_the_memory():
     specs = local.child_specs(cluster(prefill=4, decode=4), (0, 1), parent_pid=42)
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
     assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
-    assert sum(config.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
+    assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])
 def test_prefill_and_decode_nodes_may_differ_in_ranks(tp, decode_tp, sizes):
-    config = replace(cluster(prefill=1, decode=1), parallel=ParallelConfig(tp=tp))
+    config = replaced(cluster(prefill=1, decode=1), parallel={"tp": tp})
     config = replace(config, local=replace(config.local, decode_tp=decode_tp))
     specs = local.child_specs(config, (0, 1), parent_pid=42)
-    assert [parsed(spec.argv[4:])[1].parallel.tp for spec in specs[1:]] == sizes
+    assert [parsed(spec.argv[4:])[1].parts.parallel.tp for spec in specs[1:]] == sizes
 
 
 @pytest.mark.parametrize(("pp", "decode_pp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (2, 1, [2, 1]), (1, 3, [1, 3])])
 def test_prefill_and_decode_nodes_may_differ_in_stages(pp, decode_pp, sizes):
-    config = replace(cluster(prefill=1, decode=1), parallel=ParallelConfig(pp=pp))
+    config = replaced(cluster(prefill=1, decode=1), parallel={"pp": pp})
     config = replace(config, local=replace(config.local, decode_pp=decode_pp))
     specs = local.child_specs(config, (0, 1), parent_pid=42)
-    assert [parsed(spec.argv[4:])[1].parallel.pp for spec in specs[1:]] == sizes
+    assert [parsed(spec.argv[4:])[1].parts.parallel.pp for spec in specs[1:]] == sizes
 
 
 def test_a_taken_port_is_refused_before_anything_starts():
@@ -237,7 +237,7 @@ def test_the_announcement_can_be_pasted(capsys):
 def test_what_has_an_encoder_is_not_asked_to_chat(capsys, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "model.safetensors").touch()
-    local.announce(replace(cluster(), model=ModelConfig(model=str(tmp_path))))
+    local.announce(replaced(cluster(), model={"model": str(tmp_path)}))
     text = capsys.readouterr().out
     body = json.loads(text.split("-d '")[1].split("'\n")[0])
     assert body["prompt"] and "http://127.0.0.1:8123/v1/completions" in text and "browser" not in text

@@ -92,8 +92,8 @@ def test_every_file_says_what_was_run_of_it(name: str) -> None:
 def test_the_configuration_serves_all_processes() -> None:
     router = load(RouterProcessConfig, {}, CONFIG)
     node = load(NodeProcessConfig, {}, CONFIG, {"node": {"role": "decode"}})
-    assert (router.router.node_endpoint,) == node.node.router
-    assert router.security == node.security and router.security.has_keys
+    assert (router.router.node_endpoint,) == node.parts.node.router
+    assert router.security == node.parts.security and router.security.has_keys
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
@@ -102,7 +102,7 @@ def test_units(path: Path) -> None:
     service = unit["Service"]
     assert set(unit.sections()) == {"Unit", "Service", "Install"} and unit["Install"]["WantedBy"]
     is_router = "router" in path.name
-    drain_s = load(NodeProcessConfig, {}, CONFIG, {"node": {"role": "decode"}}).node.drain_s
+    drain_s = load(NodeProcessConfig, {}, CONFIG, {"node": {"role": "decode"}}).parts.node.drain_s
     shutdown_s = load(RouterProcessConfig, {}, CONFIG).timeouts.shutdown_s
     assert int(service["TimeoutStopSec"]) > (shutdown_s if is_router else drain_s)
     stays_down = {EXIT_CONFIG} if is_router else {EXIT_CONFIG, EXIT_DRAINED}
@@ -178,10 +178,10 @@ def test_compose_nodes_have_the_address_and_the_key_that_they_name() -> None:
     cores = []
     for name in made.node:
         config = take_through_the_cli(services[name]["command"])
-        assert (config.node.node_id, config.node.role) == (name, name[:-2])
-        assert config.node.bind_host == services[name]["networks"]["nodes"]["ipv4_address"]
-        assert config.node.router == (router.node_endpoint,)
-        assert int(services[name]["stop_grace_period"].removesuffix("s")) > config.node.drain_s
+        assert (config.parts.node.node_id, config.parts.node.role) == (name, name[:-2])
+        assert config.parts.node.bind_host == services[name]["networks"]["nodes"]["ipv4_address"]
+        assert config.parts.node.router == (router.node_endpoint,)
+        assert int(services[name]["stop_grace_period"].removesuffix("s")) > config.parts.node.drain_s
         first, _, last = services[name]["cpuset"].partition("-")
         cores += range(int(first), int(last or first) + 1)
     assert len(set(cores)) == len(cores)
@@ -286,7 +286,9 @@ def test_a_pod_has_time_to_drain_before_it_is_killed() -> None:
         (node,) = spec["containers"]
         (drain,) = shell_lines(node["lifecycle"]["preStop"]["exec"]["command"][2])
         args = take_through_the_cli(drain)
-        drain_s = take_through_the_cli([word.replace("$(POD_IP)", "10.0.0.1") for word in node["args"]]).node.drain_s
+        drain_s = take_through_the_cli(
+            [word.replace("$(POD_IP)", "10.0.0.1") for word in node["args"]]
+        ).parts.node.drain_s
         assert args.action == "drain" and args.move_after < args.timeout
         assert args.timeout + drain_s < spec["terminationGracePeriodSeconds"]
         assert args.url == "https://baton-inside:8444" and not args.force

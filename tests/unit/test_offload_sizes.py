@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
 from shared.node.build import core_sizes
 
 
 def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:
-    config = NodeProcessConfig(memory=MemoryConfig(offload_bytes=num_bytes))
-    return core_sizes(config, device, 10, page_bytes).cold_pages
+    parts = NodeParts(memory=MemoryConfig(offload_bytes=num_bytes))
+    return core_sizes(parts, device, 10, page_bytes).cold_pages
 
 
 def test_whole_pages_of_what_was_given() -> None:

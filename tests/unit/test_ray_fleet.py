@@ -22,8 +22,8 @@ from deploy.ray.report import (
     StatusRow,
     StopOrder,
 )
-from shared.config.load import load
-from shared.config.processes import RayClusterConfig
+from shared.config.load import load, replaced
+from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
 from shared.config.settings import (
     CorePlan,
@@ -43,7 +43,8 @@ KEYS = SecurityConfig(keys="/keys")
 def config(**fields) -> RayClusterConfig:
     ray = {name: fields.pop(name) for name in list(fields) if name in RayConfig.__slots__}
     share = {name: fields.pop(name) for name in list(fields) if name in ShareConfig.__slots__}
-    return RayClusterConfig(ray=RayConfig(**ray), share=ShareConfig(**share), **fields)
+    nodes = NodeParts(**{name: fields.pop(name) for name in list(fields) if name in NodeParts.__slots__})
+    return RayClusterConfig(ray=RayConfig(**ray), share=ShareConfig(**share), nodes=nodes, **fields)
 
 
 class Story:
@@ -72,7 +73,7 @@ class Story:
     def done(self, report: ActorReport, order: object) -> ActorReport:
         if not isinstance(order, StartOrder):
             return replace(report, state=STOPPED, pid=0, routers=(), cores=())
-        routers = order.config.node.router if hasattr(order.config, "node") else ()
+        routers = order.config.parts.node.router if hasattr(order.config, "parts") else ()
         return replace(report, state=RUNNING, pid=7, routers=routers, cores=order.config.cores.cpus)
 
     def state(self, name: str) -> str:
@@ -97,7 +98,7 @@ def test_nodes_start_when_all_routers_have_a_place():
     story.place("router-1")
     orders = story.tick()
     assert list(orders) == ["router-1", "prefill-0"]
-    assert orders["prefill-0"].config.node.router == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
+    assert orders["prefill-0"].config.parts.node.router == ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
     assert orders["router-1"].config.router.port == 8001 and orders["router-1"].config.router.router_id == "router-1"
 
 
@@ -116,7 +117,7 @@ def test_on_several_machines_addresses_are_the_machines_own():
     orders = story.tick()
     assert orders["router-0"].config.router.node_endpoint == "tcp://10.0.0.1:7001"
     assert orders["router-0"].config.router.host == "127.0.0.1", "the API stays on loopback"
-    node = orders["prefill-0"].config.node
+    node = orders["prefill-0"].config.parts.node
     assert (node.router, node.bind_host) == (("tcp://10.0.0.1:7001",), "10.0.0.2")
 
 
@@ -125,7 +126,7 @@ def test_without_keys_a_node_elsewhere_is_not_started():
     for name, where in (("router-0", HERE), ("prefill-0", THERE), ("decode-0", HERE)):
         story.place(name, where)
     orders = story.tick()
-    assert list(orders) == ["router-0", "decode-0"] and orders["decode-0"].config.node.bind_host == "127.0.0.1"
+    assert list(orders) == ["router-0", "decode-0"] and orders["decode-0"].config.parts.node.bind_host == "127.0.0.1"
     row = next(row for row in story.fleet.rows() if row.name == "prefill-0")
     assert "10.0.0.2" in row.words and "[security] keys" in row.words
 
@@ -374,7 +375,7 @@ def test_several_machines_need_keys_and_the_refusal_says_which():
     wanted = "baton keys create DIR --router router-0 --node prefill-0 decode-0 decode-1 decode-2`"
     assert wanted in str(refused.value) and "10.0.0.2" in str(refused.value)
     plan.check_machines(settings, ["10.0.0.1", "10.0.0.1"])
-    plan.check_machines(replace(settings, security=KEYS), ["10.0.0.1", "10.0.0.2"])
+    plan.check_machines(replaced(settings, security={"keys": "/keys"}), ["10.0.0.1", "10.0.0.2"])
 
 
 def test_a_bundle_that_no_machine_could_hold_is_refused_by_name():
@@ -409,15 +410,15 @@ def test_cores_are_dealt_whole_or_not_at_all(cpus, taken, threads, cores):
 
 def test_nodes_of_one_machine_leave_memory_free():
     settings = config(prefill=4, decode=4, memory=MemoryConfig(mem_fraction=0.5))
-    assert plan.with_memory_share(settings, 1).memory.mem_fraction == pytest.approx(0.1)
-    assert plan.with_memory_share(settings, 8).memory.mem_fraction == 0.5
+    assert plan.with_memory_share(settings, 1).nodes.memory.mem_fraction == pytest.approx(0.1)
+    assert plan.with_memory_share(settings, 8).nodes.memory.mem_fraction == 0.5
 
 
 def test_a_file_for_ray_is_a_file_for_every_process(tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text('[ray]\ndecode = 3\n[scaling]\nmax_decode = 5\n[local]\nprefill = 2\n[model]\nmodel = "hashlm"\n')
     settings = load(RayClusterConfig, {}, file)
-    assert (settings.ray.decode, settings.scaling.max_decode, settings.model.model) == (3, 5, "hashlm")
+    assert (settings.ray.decode, settings.scaling.max_decode, settings.nodes.model.model) == (3, 5, "hashlm")
     with pytest.raises(ConfigError, match="did you mean 'decode'"):
         file.write_text("[ray]\ndecod = 3\n")
         load(RayClusterConfig, {}, file)
@@ -437,5 +438,5 @@ def test_only_a_cluster_of_this_machine_is_kept_on_loopback():
 def test_nodes_get_their_ranks_and_prefill_nodes_share_out_no_rows(given, prefill, decode):
     settings = config(parallel=ParallelConfig(**given))
     for name, expected in (("prefill-0", prefill), ("decode-0", decode)):
-        parallel = plan.node_config(settings, name, HERE, (), CorePlan()).parallel
+        parallel = plan.node_config(settings, name, HERE, (), CorePlan()).parts.parallel
         assert (parallel.tp, parallel.dp, parallel.pp) == expected

@@ -58,14 +58,14 @@ def measure(config: NodeProcessConfig, cores: tuple[int, ...], shares: Sequence[
             )
     assert steps is not None
     profile = Profile(
-        model=config.model.model,
-        dtype=config.model.dtype,
+        model=config.parts.model.model,
+        dtype=config.parts.model.dtype,
         machine=f"{cpu_name()}, {len(cores)} cores",
         cores=len(cores),
         measured=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        page_size=config.memory.page_size,
+        page_size=config.parts.memory.page_size,
         num_pages=steps.num_pages,
-        max_running=config.memory.max_running,
+        max_running=config.parts.memory.max_running,
         max_context=steps.max_context,
         page_bytes=steps.page_bytes,
         nodes=nodes,
@@ -99,12 +99,12 @@ def cpu_name() -> str:
 
 
 def child(config: NodeProcessConfig, cpus: tuple[int, ...], *words: str) -> list[str]:
-    node = replace(
-        config,
-        cores=CorePlan(threads=len(cpus), cpus=cpus),
-        memory=replace(config.memory, prefix_cache=False),
-        sched=replace(config.sched, chunk_size=LARGEST_CHUNK, mixed_chunk_size=LARGEST_MIXED_CHUNK),
+    parts = replace(
+        config.parts,
+        memory=replace(config.parts.memory, prefix_cache=False),
+        sched=replace(config.parts.sched, chunk_size=LARGEST_CHUNK, mixed_chunk_size=LARGEST_MIXED_CHUNK),
     )
+    node = NodeProcessConfig(parts, CorePlan(threads=len(cpus), cpus=cpus))
     own = (*words, f"--parent-pid={os.getpid()}")
     return [sys.executable, "-P", "-m", "deploy.tools.plan.measure_steps", *own, *to_argv(node)]
 

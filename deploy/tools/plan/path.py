@@ -52,15 +52,15 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     """On a prefill and a decode node where the machine has cores for both, else on one node alone. `profile` has the
     nodes and no path yet. Raises ConfigError when requests fail."""
     is_pair = 2 * cores <= profile.cores
-    sched, local = config.sched, RouterConfig().local_prefill_tokens
+    sched, local = config.parts.sched, RouterConfig().local_prefill_tokens
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
-    plan = calibrating_load(costs, config.sched.chunk_size)
+    plan = calibrating_load(costs, config.parts.sched.chunk_size)
     flags = [*to_argv(config), *layout.flags()]
     with tempfile.TemporaryDirectory(prefix="baton-plan-") as folder, own_cluster(flags, Path(folder) / "log") as url:
         ask(url, 2, LONG)  # all kernels compiled, all links open
         short, long = (ask(url, REQUESTS, words) for words in (SHORT, LONG))
-        together = put_load(url, load_flags(costs, config.sched.chunk_size)).records
+        together = put_load(url, load_flags(costs, config.parts.sched.chunk_size)).records
     alone = path_alone(short, long, costs, layout, profile)
     return calibrated(alone, together, plan, layout, profile)
 

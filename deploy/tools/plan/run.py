@@ -29,7 +29,7 @@ from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.flags import given_values, to_argv
 from shared.config.load import load
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import MemoryConfig, ModelConfig
 from shared.core.errors import ConfigError
 
@@ -168,7 +168,7 @@ def model_flags(profile: Profile) -> list[str]:
     """What was measured, where it is not what a node does by itself."""
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
     memory = MemoryConfig(page_size=profile.page_size, max_running=profile.max_running)
-    return to_argv(NodeProcessConfig(model=model, memory=memory))
+    return to_argv(NodeParts(model=model, memory=memory))
 
 
 def table_of(finding: SearchResult) -> Table:
