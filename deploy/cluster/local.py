@@ -19,6 +19,7 @@ from deploy.cluster.supervisor import Readiness, Supervisor
 from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
+from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import CorePlan
@@ -189,7 +190,7 @@ def count_ready(body: bytes) -> int:
 def example(config: ClusterConfig) -> tuple[str, str]:
     """A path of the API and fields that this model answers."""
     folder = resolve_model(config.nodes.model.model).path
-    if folder is not None and has_encoder(folder):
+    if folder is not None and has_encoder(read_json_if_there(folder / "config.json")):
         return "completions", '"prompt": "translate English to German: Good morning."'
     return "chat/completions", '"messages": [{"role": "user", "content": "Hi!"}]'
 

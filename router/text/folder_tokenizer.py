@@ -30,7 +30,7 @@ def load_folder(folder: Path) -> TextModel:
     own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
-    start_ids = (decoder_start_id(folder),) if has_encoder(folder) else ()
+    start_ids = (decoder_start_id(folder, config),) if has_encoder(config) else ()
     tokenizer = FastTokenizer(
         inner,
         entry_bytes=byte_level_decoder() if is_byte_level else metaspace_bytes,

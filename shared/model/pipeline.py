@@ -11,36 +11,20 @@ cut gives the bits of one model. A page belongs to the node and has all layers; 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import psutil
 import torch
 
-from shared.config.encoder_decoder import has_encoder
-from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.stages import split
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
-from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
-from shared.model.load import (
-    DTYPES,
-    WINDOW_SLACK,
-    assemble,
-    check_memory,
-    context_of,
-    load_model,
-    open_adapters,
-    open_model,
-    spec_of,
-    warm_up,
-)
-from shared.model.lora import LlamaLike, load_adapter
-from shared.model.lora_file import LoraFolder
+from shared.model.load import build_spans, warm_up
+from shared.model.lora import LlamaLike
+from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_named
 from shared.model.span import cut
-from shared.model.weights import TensorSource, load_weights, weights_bytes
 
 
 class Pipeline:
@@ -74,72 +58,31 @@ class Pipeline:
 
 
 def load_pipeline(
-    name: str,
-    dtype: str,
-    num_stages: int,
-    *,
-    heads_every_row: bool = True,
-    max_context: int = 0,
-    threads: int = 1,
-    kernels: str = "auto",
-    adapters: Mapping[str, str] | None = None,
-    formats: Formats = AS_DTYPE,
+    name: str, options: LoadOptions, num_stages: int, *, heads_every_row: bool = True
 ) -> tuple[Model, tuple[Stage, ...]]:
-    """load_model(name, dtype, "cpu") and its stages. `threads`: of each stage. `heads_every_row`: see `cut`.
-    ConfigError where the model has fewer layers than stages are asked for."""
-    adapters = adapters or {}
-    found = resolve_model(name)
-    if found.path is None:
-        model = load_model(name, dtype, max_context=max_context, threads=threads, adapters=adapters, formats=formats)
-        return model, _split_hashlm(model, num_stages)
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    if has_encoder(found.path):
+    """load_model(name, options) and its stages. `heads_every_row`: see `cut`. ConfigError where the model has fewer
+    layers than stages are asked for."""
+    opened = open_named(name, options)
+    if opened is None:
+        return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)
+    if isinstance(opened, EncoderFolder):
         raise ConfigError(f"--pp {num_stages}: models with an encoder ({name}) are not cut into stages yet")
-    source = open_model(found.path)
-    context = context_of(source, max_context)
-    item = None if formats.weights == "auto" else 1
-    check_memory(weights_bytes(source.config, DTYPES[dtype], context, item), psutil.virtual_memory().available)
-    folders = open_adapters(adapters, source.config)
-    pipeline = build_pipeline(
-        source, dtype, num_stages, context, threads, kernels, folders, formats, heads_every_row=heads_every_row
-    )
+    opened.check_memory(opened.source.config)
+    pipeline = build_pipeline(opened, num_stages, heads_every_row)
     warm_up(pipeline)
     return pipeline, pipeline.stages
 
 
-def _split_hashlm(model: Model, num_stages: int) -> tuple[Stage, ...]:
-    assert isinstance(model, HashLM)
+def split_hashlm(model: HashLM, num_stages: int) -> tuple[Model, tuple[Stage, ...]]:
     stages = split(model)
     if num_stages != len(stages):
         raise ConfigError(f"--pp {num_stages}: {model.spec.name} has {len(stages)} layers, and each stage needs one")
-    return stages
+    return model, stages
 
 
-def build_pipeline(
-    source: TensorSource,
-    dtype: str,
-    num_stages: int,
-    context: int,
-    threads: int,
-    kernels: str,
-    folders: Mapping[str, LoraFolder],
-    formats: Formats,
-    *,
-    heads_every_row: bool,
-) -> Pipeline:
-    """Weights are loaded once: a product belongs to one layer, and so to one stage."""
-    config, device, number = source.config, torch.device("cpu"), DTYPES[dtype]
-    spans = cut(config, num_stages, heads_every_row)
-    picked = [pick_kernels(config, number, device, threads, kernels == "torch", formats) for _ in spans]
-    make = picked[0]
-    weights = load_weights(source, number, device, context + WINDOW_SLACK, make.make_weight, make.make_head)
-    spec = spec_of(source, dtype, context, formats, folders)
-    own = [load_adapter(folder.pairs, config, number, device, make.make_linear) for folder in folders.values()]
-    parts = [
-        assemble(config, spec, weights, own_kernels, own, kernels == "auto", span)
-        for own_kernels, span in zip(picked, spans, strict=True)
-    ]
+def build_pipeline(opened: OpenedModel, num_stages: int, heads_every_row: bool) -> Pipeline:
+    spans = cut(opened.source.config, num_stages, heads_every_row)
+    parts = build_spans(opened, torch.device("cpu"), spans)
     told = ", ".join(f"{span.first}..{span.end - 1}" for span in spans)
     logging.getLogger(__name__).info("layers of the stages: %s", told)
     return Pipeline(parts)

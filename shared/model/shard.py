@@ -19,14 +19,11 @@ hand over the same pages, and where there are more ranks than KV heads neighbour
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import psutil
 import torch
 
-from shared.config.encoder_decoder import has_encoder
-from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
@@ -34,22 +31,12 @@ from shared.kernel.linear import Head
 from shared.model.config import LlamaConfig
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
-from shared.model.kernels import AS_DTYPE, Formats, pick_kernels
 from shared.model.llama import LlamaModel
-from shared.model.load import (
-    DTYPES,
-    WINDOW_SLACK,
-    check_memory,
-    context_of,
-    hashlm_adapters,
-    open_adapters,
-    open_model,
-    spec_of,
-    warm_up,
-)
+from shared.model.load import warm_up
 from shared.model.lora import load_adapter
 from shared.model.lora_file import LoraPair
-from shared.model.weights import TensorSource, load_weights, weights_bytes
+from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_named
+from shared.model.weights import TensorSource, load_weights
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
 WHOLE = frozenset({"embed", "head", "rope_factors", "router"} | NORMS)
@@ -61,55 +48,40 @@ CUT_BY = {
 }  # fmt: skip
 
 
-def load_shard(
-    name: str,
-    dtype: str,
-    group: RankGroup,
-    *,
-    max_context: int = 0,
-    threads: int = 1,
-    kernels: str = "auto",
-    adapters: Mapping[str, str] | None = None,
-    formats: Formats = AS_DTYPE,
-) -> Model:
-    """This rank's part of load_model(name, dtype, "cpu"), all ranks together. Every rank's forward takes all of the
-    inputs and gives all of the output. ConfigError where the model can't be shared out among so many."""
-    found = resolve_model(name)
-    if found.path is None:
-        if formats != AS_DTYPE:
-            raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
-        own = hashlm_adapters(adapters or {})
-        shard = HashLMShard(group, max_context, own) if max_context else HashLMShard(group, adapters=own)
-        warm_up(shard)
-        return shard
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    if has_encoder(found.path):
+def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
+    """This rank's part of load_model(name, options), all ranks together. Every rank's forward takes all of the inputs
+    and gives all of the output. ConfigError where the model can't be shared out among so many."""
+    opened = open_named(name, options)
+    if isinstance(opened, EncoderFolder):
         raise ConfigError(f"--tp: models with an encoder ({name}) are not shared out among ranks yet; take --dp or one")
-    whole = open_model(found.path)
-    source = ShardSource(whole, group.rank, group.size)
-    context = context_of(whole, max_context)
-    item = None if formats.weights == "auto" else 1
-    check_memory(weights_bytes(source.config, DTYPES[dtype], context, item), psutil.virtual_memory().available)
-    device, length = torch.device("cpu"), context + WINDOW_SLACK
-    picked = pick_kernels(source.config, DTYPES[dtype], device, threads, kernels == "torch", formats)
+    model: Model
+    if opened is None:
+        model = HashLMShard(group, options.max_context, options.path_adapters())
+    else:
+        model = build_shard(opened, group)
+    warm_up(model)
+    return model
+
+
+def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
+    source = ShardSource(opened.source, group.rank, group.size)
+    opened.check_memory(source.config)
+    device, dtype = torch.device("cpu"), opened.dtype
+    picked = opened.pick_kernels(source.config, device)
 
     def make_head(weight: torch.Tensor) -> Head:
         return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
 
-    folders = open_adapters(adapters or {}, whole.config)
-    weights = load_weights(source, DTYPES[dtype], device, length, picked.make_weight, make_head)
+    weights = load_weights(source, dtype, device, opened.num_positions, picked.make_weight, make_head)
     deltas = [
-        load_adapter(source.own_pairs(folder.pairs), source.config, DTYPES[dtype], device, picked.make_linear)
-        for folder in folders.values()
+        load_adapter(source.own_pairs(folder.pairs), source.config, dtype, device, picked.make_linear)
+        for folder in opened.folders.values()
     ]
-    spec = spec_of(whole, dtype, context, formats, folders)
     attention = OwnHeads(
         picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
     )
-    model = LlamaModel(whole.config, spec, weights, attention, picked.blocks, deltas, group.side_by_side)
-    warm_up(model)
-    return model
+    whole = opened.source.config
+    return LlamaModel(whole, opened.spec(), weights, attention, picked.blocks, deltas, group.side_by_side)
 
 
 class OwnColumns:

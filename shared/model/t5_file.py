@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from shared.config.encoder_decoder import decoder_start_id
 from shared.core.errors import ConfigError
+from shared.model.config import read_json
 from shared.model.safetensors_folder import TensorFiles
 from shared.model.t5 import Attention, FeedForward, Layer, Stack, T5Config, T5Model, T5Weights
 
@@ -29,8 +29,9 @@ DEFAULT_CONTEXT = 1024  # relative positions know no end
 
 def load_t5(folder: Path, max_context: int = 0, dtype: torch.dtype = torch.float32) -> T5Model:
     """On the CPU. `max_context`: tokens of input and answer together; 0: DEFAULT_CONTEXT."""
-    decoder_start_id(folder)  # the router's; what lacks it is no model to be served
-    config, files = read_config(folder, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
+    raw = read_json(folder / "config.json")
+    decoder_start_id(folder, raw)  # the router's; what lacks it is no model to be served
+    config, files = config_of(folder, raw, max_context or DEFAULT_CONTEXT), _Taken(TensorFiles(folder), dtype)
     embed = files.take("shared.weight", config.vocab_size, config.hidden_size)
     head = files.take("lm_head.weight", *embed.shape) if files.has("lm_head.weight") else embed
     encoder = _stack(files, config, "encoder", config.num_encoder_layers)
@@ -45,12 +46,8 @@ def t5_bytes(folder: Path, dtype: torch.dtype) -> int:
     return dtype.itemsize * sum(math.prod(files.shape(name)) for name in files.names() - NOT_READ)
 
 
-def read_config(folder: Path, max_context: int) -> T5Config:
+def config_of(folder: Path, raw: Mapping[str, Any], max_context: int) -> T5Config:
     """ConfigError names what is missing or unknown."""
-    try:
-        raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"can't read {folder / 'config.json'}: {error}") from error
     if raw.get("model_type") != "t5":
         raise ConfigError(f"{folder}: model_type is {raw.get('model_type')!r}, not t5")
     kind = raw.get("feed_forward_proj", "relu")

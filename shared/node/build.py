@@ -33,6 +33,7 @@ from shared.kv.manager import page_count
 from shared.model.interface import Model, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
 from shared.node.assemble import CoreSizes, assemble_core, pool_planes
@@ -191,26 +192,17 @@ def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
 
 def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -> Loaded:
     """Drafts are rank 0's alone, and the first stage's stream's."""
-    wanted = parts.model
+    wanted, name = parts.model, parts.model.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    name, dtype, context, own = wanted.model, wanted.dtype, wanted.max_context, wanted.adapters
+    options = LoadOptions(wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        model = load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
+        model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
-        model, stages = load_pipeline(
-            name,
-            dtype,
-            num_stages,
-            heads_every_row=parts.node.role == "decode",
-            max_context=context,
-            threads=threads,
-            adapters=own,
-            formats=formats,
-        )
+        model, stages = load_pipeline(name, options, num_stages, heads_every_row=parts.node.role == "decode")
     else:
-        model = load_model(name, dtype, device, max_context=context, threads=threads, adapters=own, formats=formats)
+        model = load_model(name, options, device)
     return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
 
 

@@ -14,6 +14,7 @@ from shared.kv.pool import KVPool, map_pool
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
 from shared.ranks.dp import follow_dp
 from shared.ranks.orders import Done, Pages, Start, hear, tell
@@ -38,12 +39,9 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
 
 
 def load(start: Start, group: RankGroup, threads: int) -> Model:
-    name, dtype, context = start.model, start.dtype, start.max_context
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
-    own = start.adapters
-    if start.is_dp:
-        return load_model(name, dtype, max_context=context, threads=threads, adapters=own, formats=formats)
-    return load_shard(name, dtype, group, max_context=context, threads=threads, adapters=own, formats=formats)
+    options = LoadOptions(start.dtype, start.max_context, threads, adapters=start.adapters, formats=formats)
+    return load_model(start.model, options) if start.shares_rows else load_shard(start.model, options, group)
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:

@@ -22,6 +22,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.interface import Model
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.events import Emitted, Ended
@@ -110,7 +111,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.model, args.dtype, threads=args.threads)
+    model = load_model(args.model, LoadOptions(args.dtype, threads=args.threads))
     core = build(model, args.threads, overlap=True)
     figures: dict[str, float] = {}
     decode_rate(core, 4, 8)

@@ -27,7 +27,8 @@ from shared.config.model_path import resolve_model  # noqa: E402
 from shared.kv.pool import KVPool  # noqa: E402
 from shared.model.config import LlamaConfig, RopeConfig  # noqa: E402
 from shared.model.interface import Model, ModelInputs  # noqa: E402
-from shared.model.load import DTYPES, load_model, open_model  # noqa: E402
+from shared.model.load import load_model  # noqa: E402
+from shared.model.opened import DTYPES, LoadOptions, open_model  # noqa: E402
 from shared.model.safetensors_folder import hf_name  # noqa: E402
 from shared.model.weights import TensorSource  # noqa: E402
 
@@ -178,7 +179,7 @@ def bench_decode(sides: Sides, num_rows: int, steps: int) -> dict[str, float]:
 
 def flip_rate(name: str, threads: int, texts: list[list[int]], new_tokens: int) -> dict[str, float]:
     """Greedy text in float32; how often bfloat16, reading the same text, would have chosen another token."""
-    exact, rough = (load_model(name, dtype, threads=threads) for dtype in ("float32", "bfloat16"))
+    exact, rough = (load_model(name, LoadOptions(dtype, threads=threads)) for dtype in ("float32", "bfloat16"))
     flips = total = 0
     for text in texts:
         rows = PagedRows(exact, 1, len(text) + new_tokens + 1)
@@ -231,7 +232,7 @@ def main() -> None:
     with torch.inference_mode():
         source = open_model(path)
         sides = Sides(
-            load_model(args.model, args.dtype, threads=args.threads),
+            load_model(args.model, LoadOptions(args.dtype, threads=args.threads)),
             reference_network(source, DTYPES[args.dtype]),
         )
         rows: dict[str, dict[str, float]] = {}

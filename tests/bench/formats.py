@@ -17,6 +17,7 @@ from shared.config.model_path import resolve_model  # noqa: E402
 from shared.model.interface import Model  # noqa: E402
 from shared.model.kernels import Formats  # noqa: E402
 from shared.model.load import load_model  # noqa: E402
+from shared.model.opened import LoadOptions  # noqa: E402
 from tests.bench.engine_model import PagedRows, sample_texts  # noqa: E402
 
 CONTENDERS = {
@@ -57,11 +58,11 @@ def main() -> None:
     if path is None:
         raise SystemExit("hashlm has one format")
     with torch.inference_mode():
-        exact = load_model(args.model, "float32")
+        exact = load_model(args.model, LoadOptions("float32"))
         answers = [greedy(exact, text, args.tokens) for text in sample_texts(path, args.texts)]
         del exact
         for name, (dtype, formats) in CONTENDERS.items():
-            flips = count_flips(load_model(args.model, dtype, formats=formats), answers, args.tokens)
+            flips = count_flips(load_model(args.model, LoadOptions(dtype, formats=formats)), answers, args.tokens)
             print(f"{name:>20}: {flips} of {args.texts * args.tokens} greedy tokens differ", flush=True)
 
 

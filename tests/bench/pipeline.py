@@ -14,6 +14,7 @@ import torch
 
 from shared.device.streams import make_streams
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.pipeline import load_pipeline
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
@@ -29,9 +30,9 @@ def build(model: str, dtype: str, num_stages: int, threads: int) -> NodeCore:
     torch.set_num_threads(threads)
     settings = SchedSettings(page_size=16, max_context=2048, chunk_size=512, mixed_chunk_size=512)
     if num_stages == 1:
-        loaded, stages = load_model(model, dtype, threads=threads), ()
+        loaded, stages = load_model(model, LoadOptions(dtype, threads=threads)), ()
     else:
-        loaded, stages = load_pipeline(model, dtype, num_stages, threads=threads)
+        loaded, stages = load_pipeline(model, LoadOptions(dtype, threads=threads), num_stages)
     streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads), num_stages=num_stages)
     return assemble_core(loaded, streams, settings, CoreSizes(1200, 40, prefix_cache=False), stages=stages)
 

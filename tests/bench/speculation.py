@@ -32,6 +32,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.draft_length import make_width_choice
@@ -97,7 +98,7 @@ class Engine:
 
     @classmethod
     def of(cls, config: SpecConfig, model_name: str, dtype: str, threads: int) -> Engine:
-        model = load_model(model_name, dtype, max_context=1024, threads=threads)
+        model = load_model(model_name, LoadOptions(dtype, max_context=1024, threads=threads))
         drafter = make_drafter(config, model_name, model, threads)
         settings = SchedSettings(page_size=16, max_context=1024, width=config.width)
         streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))

@@ -9,6 +9,7 @@ import transformers
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def logits(folder: str, device: str) -> torch.Tensor:
-    model = load_model(folder, "float32", device)
+    model = load_model(folder, LoadOptions("float32"), device)
     pool = KVPool(model.kv_planes(16), 9, 16, device)
     ids = torch.randint(0, 97, (2, 64), generator=torch.Generator().manual_seed(1))
     table = torch.arange(1, 9, dtype=torch.int32).view(2, 4)

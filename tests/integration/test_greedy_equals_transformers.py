@@ -11,7 +11,8 @@ import transformers
 from shared.config.model_path import bundled_gguf
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
-from shared.model.load import load_model, open_model
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions, open_model
 from shared.model.safetensors_folder import hf_name
 
 PAGE_SIZE, NEW_TOKENS, TIE = 16, 64, 1e-4
@@ -97,7 +98,7 @@ def test_twenty_prompts_of_64_tokens(network: transformers.PreTrainedModel, prom
     answer is ours. A token that lost to its better by less than TIE is a tie and may differ."""
     ties = 0
     with torch.inference_mode():
-        answers = generate(load_model("smollm2", "float32", max_context=1024), prompts)
+        answers = generate(load_model("smollm2", LoadOptions("float32", max_context=1024)), prompts)
         for prompt, answer in zip(prompts, answers, strict=True):
             assert len(answer) == NEW_TOKENS
             logits = network(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]

@@ -11,6 +11,7 @@ import torch
 
 from shared.kernel.product import supports
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, assert_whole, draw_jobs, make_core, run_local
 from tests.support.procs import NodeProcess, RouterStub
 from tests.support.tiny_adapters import adapter
@@ -24,7 +25,7 @@ def test_streams_are_those_of_one_rank(sizes: tuple[int, int], tmp_path: Path) -
     llama = write_tiny_llama(tmp_path / "llama")
     folders = {"a": adapter(llama, tmp_path / "a", 1), "b": adapter(llama, tmp_path / "b", 2, ("q", "o", "down"))}
     paths = {name: str(folder) for name, folder in folders.items()}
-    whole = load_model(str(llama), "float32", max_context=MAX_CONTEXT, adapters=paths)
+    whole = load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT, adapters=paths))
     digests = ["", *(own.digest for own in whole.spec.adapters)]
     jobs = [replace(job, adapter=digests[n % 3]) for n, job in enumerate(draw_jobs(random.Random(5), 9, None, 40))]
     jobs = [replace(job, sampling=replace(job.sampling, stop_token_ids=(1,))) for job in jobs]

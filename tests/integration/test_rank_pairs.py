@@ -21,6 +21,7 @@ from shared.kv.layout import page_bytes
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.wire.messages import Key
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
 from tests.support.node_pair import expected
@@ -89,7 +90,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Model]:
     if request.param == "hashlm":
         return "hashlm", HashLM(max_context=MAX_CONTEXT)
     folder = str(write_tiny_llama(tmp_path / "llama"))
-    loaded = load_model(folder, "float32", max_context=MAX_CONTEXT)
+    loaded = load_model(folder, LoadOptions("float32", max_context=MAX_CONTEXT))
     if not supports(128, loaded.kv_planes(PAGE_SIZE)[0].dtype):
         pytest.skip("the library's products may sum in another order when they have fewer columns")
     return folder, loaded

@@ -23,6 +23,7 @@ from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.events import Emitted
 from shared.sched.settings import SchedSettings
@@ -48,7 +49,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 def streams_with(spec: SpecConfig) -> tuple[Streams, float]:
     """By (prompt, temperature); the prompt's number is its seed. And the tokens per verify."""
-    model = load_model(MODEL, "float32", max_context=CONTEXT)
+    model = load_model(MODEL, LoadOptions("float32", max_context=CONTEXT))
     drafter = make_drafter(spec, MODEL, model, threads=1)
     settings = SchedSettings(page_size=PAGE_SIZE, max_context=CONTEXT, width=spec.width)
     sizes = CoreSizes(ROWS * (CONTEXT // PAGE_SIZE + 2), ROWS)
@@ -101,7 +102,7 @@ def gap(n: int, temperature: float, first: list[int], second: list[int]) -> floa
 
 
 def last_logits(ids: list[int]) -> torch.Tensor:
-    model = load_model(MODEL, "float32", max_context=CONTEXT)
+    model = load_model(MODEL, LoadOptions("float32", max_context=CONTEXT))
     num_pages = len(ids) // PAGE_SIZE + 1
     inputs = ModelInputs(
         input_ids=torch.tensor(ids),

@@ -18,6 +18,7 @@ import httpx
 import psutil
 
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import pool_planes
 from shared.node.fingerprint import make_fingerprint
 from shared.wire.messages import Fingerprint
@@ -144,7 +145,7 @@ class FuzzCluster:
 
 def fingerprint() -> Fingerprint:
     """That of the nodes: the fuzzer fits."""
-    model = load_model("hashlm", "bfloat16", "cpu", max_context=0, threads=1)
+    model = load_model("hashlm", LoadOptions("bfloat16", max_context=0, threads=1), "cpu")
     return make_fingerprint(model.spec, pool_planes(model, None, 16), 16, None, "fuzz")
 
 

@@ -23,6 +23,7 @@ from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
 from shared.node.node import Node
 from shared.speculation.drafters import make_drafter
@@ -151,10 +152,10 @@ class LlamaKind:
         self._head = str(save_head(folder / "head", head_tensors() | {"t2d": t2d}, config))
 
     def whole(self) -> Model:
-        return load_model(self._model, "float32", max_context=MAX_CONTEXT)
+        return load_model(self._model, LoadOptions("float32", max_context=MAX_CONTEXT))
 
     def share(self, group: RankGroup) -> Model:
-        return load_shard(self._model, "float32", group, max_context=MAX_CONTEXT)
+        return load_shard(self._model, LoadOptions("float32", max_context=MAX_CONTEXT), group)
 
     def drafter(self, model: Model, drafts: str) -> Drafter | None:
         if drafts == "none":

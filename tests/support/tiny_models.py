@@ -10,6 +10,7 @@ import transformers
 from shared.kv.pool import KVPool
 from shared.model.interface import LayerMarks, Model, ModelInputs
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 
 VOCAB = 97
 
@@ -32,7 +33,7 @@ def is_vector(name: str) -> bool:
 
 
 def load(folder: Path, kernels: str = "torch", dtype: str = "float32") -> Model:
-    return load_model(str(folder), dtype, kernels=kernels)
+    return load_model(str(folder), LoadOptions(dtype, kernels=kernels))
 
 
 class Rows:

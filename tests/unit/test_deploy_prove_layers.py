@@ -19,6 +19,7 @@ from deploy.tools.prove.layers import PLAIN, LayerRow, Way, name_layer, replay, 
 from shared.core.errors import ConfigError
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 
 NUM_LAYERS = 3
 PROMPT, ANSWER = list(range(3, 60)), [5, 9, 4]
@@ -62,7 +63,7 @@ def test_a_damaged_page_is_blamed_on_its_layer(folder: Path, layer: int, monkeyp
 
 
 def test_another_token_is_blamed_on_the_embedding(folder: Path) -> None:
-    model = load_model(str(folder), "float32", kernels="separate")
+    model = load_model(str(folder), LoadOptions("float32", kernels="separate"))
     assert isinstance(model, LlamaModel)
     wanted, got = (replay(model, PROMPT, [5, 9, last], PLAIN) for last in (4, 6))
     assert wanted.shape == (NUM_LAYERS + 1, 96)

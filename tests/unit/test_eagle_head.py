@@ -16,6 +16,7 @@ from shared.model.eagle_compiled import CompiledMidlayer
 from shared.model.eagle_head import DraftTarget, EagleHead
 from shared.model.interface import Model, ModelInputs, ModelOutput
 from shared.model.load import load_eagle_head, load_model
+from shared.model.opened import LoadOptions
 from tests.support.draft_head import (
     AUX_LAYERS,
     DRAFT_VOCAB,
@@ -53,7 +54,7 @@ class Case:
         self.aux = torch.randn(SLOTS, 3 * embed.shape[1], generator=draw) * 2
 
     def target(self, kernels: str = "torch", dtype: str = "float32") -> DraftTarget:
-        return load_model(str(self.folder / "target"), dtype, kernels=kernels)
+        return load_model(str(self.folder / "target"), LoadOptions(dtype, kernels=kernels))
 
     def head(self, kernels: str, dtype: str = "float32", threads: int = 1) -> EagleHead:
         key = (kernels, dtype, threads)

@@ -13,7 +13,8 @@ from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.eagle_file import HeadFolder
 from shared.model.interface import ModelInputs
-from shared.model.load import load_eagle_head, load_model, open_model
+from shared.model.load import load_eagle_head, load_model
+from shared.model.opened import LoadOptions, open_model
 from tests.support.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
 
 TOKENS, PROMPT, STEPS = 40, 12, 3
@@ -29,7 +30,7 @@ def test_chains_of_training_are_drafts_of_serving(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     save_target(tmp_path / "target")
     folder = save_head(tmp_path / "head", head_tensors(), head_config())
-    target = load_model(str(tmp_path / "target"), "float32")
+    target = load_model(str(tmp_path / "target"), LoadOptions("float32"))
     head = load_eagle_head(str(folder), "tiny", target)
     target.capture_aux(head.aux_layers)
     ids = torch.randint(0, VOCAB, (TOKENS,), generator=torch.Generator().manual_seed(2))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from shared.config.settings import LimitsConfig, SpecConfig
 from shared.core.errors import ConfigError, InvalidRequest
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.pipeline import load_pipeline
 from shared.model.shard import load_shard
 from shared.speculation.drafters import make_drafter
@@ -150,11 +153,11 @@ def test_a_first_piece_s_space_is_not_shown(text: TextModel) -> None:
 
 def test_a_folder_is_loaded_by_its_name_in_both_dtypes(folder: Path) -> None:
     """float32's logits are transformers' (simulation/test_encoder.py); bfloat16's are near them."""
-    found = [load_model(str(folder), dtype) for dtype in ("float32", "bfloat16")]
+    found = [load_model(str(folder), LoadOptions(dtype)) for dtype in ("float32", "bfloat16")]
     assert [model.spec.dtype for model in found] == ["float32", "bfloat16"]
     assert [model.kv_planes(4)[0].dtype for model in found] == [torch.float32, torch.bfloat16]
     assert all(model.spec.has_encoder and model.spec.max_context == 1024 for model in found)
-    assert load_model(str(folder), max_context=4000).spec.max_context == 4000
+    assert load_model(str(folder), LoadOptions(max_context=4000)).spec.max_context == 4000
     prompt = [*range(5, 25), EOS, PAD]
     exact, near = (seq2seq_logits(model, prompt) for model in found)
     assert near.dtype == torch.float32
@@ -168,27 +171,27 @@ def seq2seq_logits(model: object, prompt: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("wanted", "device", "message"),
     [
-        ({"adapters": {"a": "/nowhere"}}, "--lora"),
-        ({"formats": Formats(kv="int8")}, "--kv-dtype"),
-        ({"formats": Formats(weights="fp8")}, "--weight-dtype"),
-        ({"device": "cuda"}, "--device cuda"),
-        ({"dtype": "float64"}, "--dtype"),
-        ({"available_bytes": 1000}, "the weights need"),
+        ({"adapters": {"a": "/nowhere"}}, "cpu", "--lora"),
+        ({"formats": Formats(kv="int8")}, "cpu", "--kv-dtype"),
+        ({"formats": Formats(weights="fp8")}, "cpu", "--weight-dtype"),
+        ({}, "cuda", "--device cuda"),
+        ({"dtype": "float64"}, "cpu", "--dtype"),
+        ({"available_bytes": 1000}, "cpu", "the weights need"),
     ],
 )
-def test_what_it_can_t_do_is_refused_by_name(folder: Path, wanted: dict[str, object], message: str) -> None:
+def test_what_it_can_t_do_is_refused_by_name(folder: Path, wanted: dict[str, Any], device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_model(str(folder), **{"dtype": "float32"} | wanted)
+        load_model(str(folder), replace(LoadOptions("float32"), **wanted), device)
 
 
 def test_ranks_stages_and_draft_heads_are_refused_by_name(folder: Path) -> None:
     with pytest.raises(ConfigError, match="--tp"):
-        load_shard(str(folder), "float32", None)
+        load_shard(str(folder), LoadOptions("float32"), None)
     with pytest.raises(ConfigError, match="--pp 2: models with an encoder"):
-        load_pipeline(str(folder), "float32", 2)
-    model = load_model(str(folder), "float32")
+        load_pipeline(str(folder), LoadOptions("float32"), 2)
+    model = load_model(str(folder), LoadOptions("float32"))
     for spec in ("eagle", "mtp"):
         with pytest.raises(ConfigError, match=f"--spec {spec}"):
             make_drafter(SpecConfig(spec=spec), str(folder), model, threads=1)

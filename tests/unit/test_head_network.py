@@ -18,7 +18,7 @@ from deploy.tools.head.start import first_weights, head_config
 from deploy.tools.head.store import FeatureTrace
 from deploy.tools.head.target import TargetNet
 from deploy.tools.head.train import channel_scale, draft_words, head_net
-from shared.model.load import open_model
+from shared.model.opened import open_model
 from shared.model.weights import TensorSource
 from tests.support.draft_head import AUX_LAYERS, VOCAB, save_target
 

@@ -36,7 +36,8 @@ from router.text.hashlm import hash_text_model
 from shared.core.errors import ConfigError
 from shared.model.eagle_file import HeadFolder
 from shared.model.hashlm.model import HashLM
-from shared.model.load import load_model, open_model
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions, open_model
 from tests.support.draft_head import VOCAB, save_target
 
 RECIPE = Recipe(steps=2, epochs=2.0, batch_tokens=40, draft_vocab=30, rate=1e-2)
@@ -235,7 +236,7 @@ def test_a_wrong_tensor_is_named(folder: Path, tmp_path: Path) -> None:
 
 
 def test_rows_of_any_company_say_what_one_alone_says(folder: Path) -> None:
-    model = load_model(str(folder), "float32", max_context=64, kernels="torch")
+    model = load_model(str(folder), LoadOptions("float32", max_context=64, kernels="torch"))
     tasks = [Task(n, tuple(range(1 + n, 5 + 2 * n)), 0.0, 3 + n) for n in range(6)] + [Task(6, (1,) * 40, 0.0, 3)]
     company, alone = Generator(model, 4, 24, 0, CPU), Generator(model, 1, 24, 0, CPU)
     found = {task.key: made for task, made in company.run(tasks)}

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from shared.core.errors import ConfigError
 from shared.model.gguf_file import GgufFile
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.safetensors_folder import SafetensorsFolder
 from tests.support.tiny_adapters import adapter
 from tests.support.tiny_gguf import write
@@ -98,7 +99,7 @@ def test_float_formats_are_read_as_they_are(llama: Path, dtype: torch.dtype) -> 
     save_file(tensors, path)
     source = SafetensorsFolder(llama)
     assert torch.equal(source.tensor("layers.1.q"), tensors["model.layers.1.self_attn.q_proj.weight"])
-    assert load_model(str(llama), "bfloat16").spec.dtype == "bfloat16"
+    assert load_model(str(llama), LoadOptions("bfloat16")).spec.dtype == "bfloat16"
 
 
 def test_a_tensor_of_two_files_is_nobodys(llama: Path) -> None:
@@ -178,4 +179,4 @@ def test_adapters_of_no_rank_and_of_whole_numbers(llama: Path, tensor: torch.Ten
         changed[f"{name}B.weight"] = torch.zeros(128, 0)
     save_file(load_file(path) | changed, path)
     with pytest.raises(ConfigError, match=named):
-        load_model(str(llama), "float32", adapters={"a": str(folder)})
+        load_model(str(llama), LoadOptions("float32", adapters={"a": str(folder)}))

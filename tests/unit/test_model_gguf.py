@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from shared.core.errors import ConfigError
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.model.gguf_file import GgufFile, dequantize
-from shared.model.load import open_model
+from shared.model.opened import open_model
 from shared.model.weights import rope_of
 from tests.support.tiny_gguf import HEADS, HIDDEN, KV_HEADS, VOCAB, values, write
 

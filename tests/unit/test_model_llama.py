@@ -13,6 +13,7 @@ from shared.kernel.product import supports
 from shared.model.interface import LayerMarks, ModelInputs
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from tests.support.tiny_models import VOCAB, Rows, load, prompt, reference, save_random
 
 SIZES = {
@@ -178,12 +179,12 @@ def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel
 @pytest.mark.parametrize("threads", [1, 3])
 def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, tmp_path: Path) -> None:
     save("qwen3-whole", tmp_path)
-    model = load_model(str(tmp_path), dtype, threads=threads)
+    model = load_model(str(tmp_path), LoadOptions(dtype, threads=threads))
     if not supports(128, getattr(torch, dtype)):
         pytest.skip("our products don't run on this processor")
     assert isinstance(model, CompiledLlama)
     program = Rows(model, 2, 16)
-    separate = Rows(load_model(str(tmp_path), dtype, kernels="separate"), 2, 16)
+    separate = Rows(load_model(str(tmp_path), LoadOptions(dtype, kernels="separate")), 2, 16)
     ids = prompt(60)
     for chunks, wanted in (
         ({0: ids[:40]}, [39]),
@@ -230,7 +231,7 @@ def test_marked_layers_are_written_and_change_nothing(
 
 def test_wrong_ids_fail_before_anything_is_read(tmp_path: Path) -> None:
     save("llama-whole", tmp_path)
-    rows = Rows(load_model(str(tmp_path), "float32"), 1, 16)
+    rows = Rows(load_model(str(tmp_path), LoadOptions("float32")), 1, 16)
     for chunk, wanted in (([VOCAB], None), ([-1], None), ([1], [1]), ([1], [-1])):
         with pytest.raises(IndexError):
             rows.step({0: chunk}, wanted)

@@ -12,7 +12,8 @@ import torch
 from shared.config.model_path import bundled_gguf
 from shared.core.errors import ConfigError
 from shared.model.hf_config import config_from_hf
-from shared.model.load import check_memory, load_model, open_model
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions, open_model
 from shared.model.weights import weights_bytes
 
 CONFIG = {
@@ -49,18 +50,18 @@ def test_missing_file_is_named() -> None:
 
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(ConfigError, match="--dtype is 'float64'"):
-        load_model("smollm2", "float64")
+        load_model("smollm2", LoadOptions("float64"))
 
 
 def test_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most 8192"):
-        load_model("smollm2", max_context=8193)
+        load_model("smollm2", LoadOptions(max_context=8193))
 
 
 def test_small_machine_is_told_before_loading() -> None:
     with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GB and 0\.10 GB are free"):
-        load_model("smollm2", available_bytes=100_000_000)
-    check_memory(5, 5)
+        load_model("smollm2", LoadOptions(available_bytes=100_000_000))
+    LoadOptions(available_bytes=5).check_memory(5)
 
 
 def test_weights_bytes_counts_the_parameters() -> None:

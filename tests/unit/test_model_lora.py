@@ -16,6 +16,7 @@ from shared.kernel.product import supports
 from shared.model.interface import Model
 from shared.model.load import load_model
 from shared.model.lora import AdaptedModel
+from shared.model.opened import LoadOptions
 from tests.support.tiny_adapters import CONFIG, adapter
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 
@@ -60,7 +61,9 @@ def merged(model: Path, lora: Path, folder: Path, scale: float) -> Path:
 
 
 def load(model: Path, kernels: str = "auto", dtype: str = "float32", **adapters: Path) -> Model:
-    return load_model(str(model), dtype, kernels=kernels, adapters={name: str(path) for name, path in adapters.items()})
+    return load_model(
+        str(model), LoadOptions(dtype, kernels=kernels, adapters={name: str(path) for name, path in adapters.items()})
+    )
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])

@@ -24,6 +24,7 @@ from shared.model.kernels import Formats
 from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_eagle_head, load_model
+from shared.model.opened import LoadOptions
 from shared.model.pipeline import Pipeline, load_pipeline
 from shared.model.span import cut
 from shared.node.assemble import CoreSizes, assemble_core
@@ -64,8 +65,9 @@ def capture(model: Model, layers: tuple[int, ...]) -> None:
     model.capture_aux(layers)  # type: ignore[attr-defined]
 
 
-def pipeline(folder: Path, dtype: str, stages: int, **how: Any) -> Pipeline:
-    model, own = load_pipeline(str(folder), dtype, stages, **how)
+def pipeline(folder: Path, dtype: str, stages: int, *, heads_every_row: bool = True, **how: Any) -> Pipeline:
+    options = LoadOptions(dtype, **how)
+    model, own = load_pipeline(str(folder), options, stages, heads_every_row=heads_every_row)
     assert isinstance(model, Pipeline) and len(own) == stages
     return model
 
@@ -104,7 +106,7 @@ def assert_same(one: Model, staged: Model, monkeypatch: pytest.MonkeyPatch, **ho
 def test_stages_have_the_bits_of_one_model(
     whole: Path, kernels: str, dtype: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = load_model(str(whole), dtype, kernels=kernels)
+    one = load_model(str(whole), LoadOptions(dtype, kernels=kernels))
     staged = pipeline(whole, dtype, stages, kernels=kernels)
     if kernels == "auto" and supports(128, getattr(torch, dtype)):
         assert all(isinstance(part, CompiledLlama) for part in staged._parts)
@@ -118,20 +120,25 @@ OTHERS = ("qwen2", "qwen3, odd size", "qwen3-moe, every second layer", "mistral,
 def test_so_have_those_of_other_families(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(family, tmp_path)
     for stages in (2, 3):
-        assert_same(load_model(str(tmp_path), "float32"), pipeline(tmp_path, "float32", stages), monkeypatch)
+        assert_same(
+            load_model(str(tmp_path), LoadOptions("float32")), pipeline(tmp_path, "float32", stages), monkeypatch
+        )
 
 
 @pytest.mark.parametrize("formats", [Formats(weights="int8"), Formats(kv="int8"), Formats("fp8", "fp8")], ids=str)
 def test_so_have_narrow_weights_and_pages(whole: Path, formats: Formats, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = load_model(str(whole), "float32", formats=formats)
+    one = load_model(str(whole), LoadOptions("float32", formats=formats))
     assert_same(one, pipeline(whole, "float32", 2, formats=formats), monkeypatch)
 
 
 def test_so_have_rows_with_adapters(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = {name: str(adapter(whole, tmp_path / name, seed)) for name, seed in (("a", 1), ("b", 2))}
-    one, staged = load_model(str(whole), "float32", adapters=named), pipeline(whole, "float32", 2, adapters=named)
+    one, staged = (
+        load_model(str(whole), LoadOptions("float32", adapters=named)),
+        pipeline(whole, "float32", 2, adapters=named),
+    )
     got = [run_steps(each, monkeypatch, adapters={0: 2, 1: 0})[0] for each in (one, staged)]
-    plain = run_steps(load_model(str(whole), "float32"), monkeypatch)[0]
+    plain = run_steps(load_model(str(whole), LoadOptions("float32")), monkeypatch)[0]
     for theirs, ours in zip(*got, strict=True):
         assert torch.equal(theirs.logits, ours.logits)
     assert not torch.equal(plain[1].logits[0], got[1][1].logits[0]), "an adapter that does nothing"
@@ -152,7 +159,10 @@ def inputs_of(ids: Sequence[int], first: int, page: int) -> ModelInputs:
 @pytest.mark.parametrize("kernels", ["torch", "separate", "auto"])
 def test_what_is_carried_is_the_next_stage_s_own(whole: Path, kernels: str) -> None:
     """The first stage has done three steps before the second begins: nothing of theirs lies in its scratch."""
-    one, staged = load_model(str(whole), "float32", kernels=kernels), pipeline(whole, "float32", 2, kernels=kernels)
+    one, staged = (
+        load_model(str(whole), LoadOptions("float32", kernels=kernels)),
+        pipeline(whole, "float32", 2, kernels=kernels),
+    )
     for model in (one, staged):
         capture(model, (1, 2))
     pools = [KVPool(one.kv_planes(16), 5, 16) for _ in range(2)]
@@ -200,9 +210,9 @@ def test_layers_are_cut_by_what_a_step_reads(whole: Path) -> None:
 
 def test_more_stages_than_layers_are_refused(whole: Path) -> None:
     with pytest.raises(ConfigError, match="--pp 5: .* has 4 layers"):
-        load_pipeline(str(whole), "float32", 5)
+        load_pipeline(str(whole), LoadOptions("float32"), 5)
     with pytest.raises(ConfigError, match="--pp 3: .* has 2 layers"):
-        load_pipeline("hashlm", "float32", 3)
+        load_pipeline("hashlm", LoadOptions("float32"), 3)
 
 
 SAMPLINGS = (
@@ -214,8 +224,8 @@ SAMPLINGS = (
 
 def make_core(folder: Path, stages: int, backend: str = "cpu", drafter: Drafter | None = None) -> NodeCore:
     if stages == 1:
-        return core_of(load_model(str(folder), "float32"), (), backend, drafter)
-    return core_of(*load_pipeline(str(folder), "float32", stages), backend, drafter)
+        return core_of(load_model(str(folder), LoadOptions("float32")), (), backend, drafter)
+    return core_of(*load_pipeline(str(folder), LoadOptions("float32"), stages), backend, drafter)
 
 
 def core_of(
@@ -263,7 +273,7 @@ def test_nor_do_those_of_a_head_that_reads_captured_layers(stages: int, tmp_path
     folder.mkdir()
     save_head(folder, head_tensors(), head_config())
     plain = run(make_core(target, 1, "inline")).streams
-    model, own = load_pipeline(str(target), "float32", stages)
+    model, own = load_pipeline(str(target), LoadOptions("float32"), stages)
     head = load_eagle_head(str(folder), str(target), model)  # type: ignore[arg-type]
     capture(model, head.aux_layers)
     drafter = EagleWorkerV2(head, VOCAB, topk=2, steps=3)

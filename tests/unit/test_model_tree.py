@@ -17,6 +17,7 @@ from shared.model.interface import Model, ModelInputs
 from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from tests.support.draft_trees import depths, draw_parents, path_to, visible_bits
 
 VOCAB, MAX_LEN = 96, 80
@@ -74,7 +75,7 @@ class Row:
 def make(kind: str, folder: Path) -> Model:
     if kind == "hashlm":
         return HashLM()
-    model = load_model(str(folder), "float32", kernels="torch" if kind == "torch" else "auto")
+    model = load_model(str(folder), LoadOptions("float32", kernels="torch" if kind == "torch" else "auto"))
     assert isinstance(model, CompiledLlama if kind == "compiled" else LlamaModel)
     return model
 

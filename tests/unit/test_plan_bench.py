@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.tools.plan.step_bench import Bench
 from shared.device.streams import make_streams
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.sched.settings import SchedSettings
 
@@ -14,7 +15,7 @@ CHUNK, MIXED_CHUNK, MOST_ROWS = 64, 32, 9
 def make_bench() -> Bench:
     settings = SchedSettings(page_size=16, max_context=300, chunk_size=CHUNK, mixed_chunk_size=MIXED_CHUNK)
     sizes = CoreSizes(num_pages=300, max_running=MOST_ROWS, prefix_cache=False)
-    model = load_model("hashlm", "float32", threads=1)
+    model = load_model("hashlm", LoadOptions("float32", threads=1))
     return Bench(assemble_core(model, make_streams("inline"), settings, sizes, overlap=False))
 
 

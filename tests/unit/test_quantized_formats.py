@@ -23,6 +23,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.fingerprint import difference, make_fingerprint
 from tests.support.tiny_models import VOCAB, Rows, prompt, save_random
 
@@ -112,7 +113,7 @@ def test_chunks_and_pages_do_not_show(name: str) -> None:
 
 
 def load(folder: Path, kernels: str = "auto", dtype: str = "float32", **formats: str) -> Model:
-    return load_model(str(folder), dtype, kernels=kernels, formats=Formats(**formats))
+    return load_model(str(folder), LoadOptions(dtype, kernels=kernels, formats=Formats(**formats)))
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +178,6 @@ def test_what_has_no_kernel_says_so(folder: Path, caplog: pytest.LogCaptureFixtu
 
 def test_the_integer_model_has_no_such_formats() -> None:
     with pytest.raises(ConfigError, match="--kv-dtype"):
-        load_model("hashlm", formats=Formats(kv="int8"))
+        load_model("hashlm", LoadOptions(formats=Formats(kv="int8")))
     with pytest.raises(ConfigError, match="--weight-dtype is 'int4'"):
         ModelConfig(weight_dtype="int4")

@@ -15,6 +15,7 @@ from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.ranks.dp import deal
 from shared.ranks.orders import Forward
 from shared.ranks.tp import inputs_of, order_of
@@ -119,7 +120,7 @@ def test_llama_streams_are_those_of_one_rank(tmp_path: Path) -> None:
     torch.set_num_threads(1)
 
     def load(_: object = None) -> Model:
-        return load_model(str(folder), "float32", max_context=MAX_CONTEXT)
+        return load_model(str(folder), LoadOptions("float32", max_context=MAX_CONTEXT))
 
     def streams(model: Model, team: Team | None) -> dict[str, list[int]]:
         jobs = draw_jobs(random.Random(5), 8, None, 40)

@@ -21,7 +21,8 @@ from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import LayerMarks, Model, ModelInputs, ModelOutput
 from shared.model.kernels import AS_DTYPE, Formats
-from shared.model.load import load_model, open_model
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions, open_model
 from shared.model.shard import check_shares, load_shard
 from shared.sched.events import Ended
 from shared.transfer.interface import Part
@@ -100,10 +101,10 @@ def run_steps(model: Model, pool: KVPool, forward) -> list[ModelOutput]:  # noqa
 
 
 def assert_same_bits(folder: Path, dtype: str, size: int, formats: Formats = AS_DTYPE) -> None:
-    whole = load_model(str(folder), dtype, formats=formats)
+    whole = load_model(str(folder), LoadOptions(dtype, formats=formats))
     pool = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
     expected = run_steps(whole, pool, whole.forward)
-    with followers(size, lambda group: load_shard(str(folder), dtype, group, formats=formats)) as team:
+    with followers(size, lambda group: load_shard(str(folder), LoadOptions(dtype, formats=formats), group)) as team:
         assert team.model.kv_planes(PAGE_SIZE) == whole.kv_planes(PAGE_SIZE)
         assert team.model.spec == whole.spec
         shared = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
@@ -175,9 +176,11 @@ def llama_jobs(rng: random.Random) -> list[Job]:
 def test_llama_streams_are_those_of_one_rank(llama: Path, size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
     jobs = llama_jobs(random.Random(5))
-    expected = streams_of(load_model(str(llama), "float32", max_context=MAX_CONTEXT), jobs, 24)
+    expected = streams_of(load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT)), jobs, 24)
     assert len({tuple(stream) for stream in expected.values()}) > 4, "streams that can be told apart"
-    with followers(size, lambda group: load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT)) as team:
+    with followers(
+        size, lambda group: load_shard(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT), group)
+    ) as team:
         assert streams_of(team.model, jobs, 24, team) == expected
 
 
@@ -213,10 +216,10 @@ def test_hashlm_streams_of_unequal_pairs_are_the_oracles(sizes: tuple[int, int])
 @pytest.mark.parametrize("sizes", PAIRS)
 def test_llama_streams_of_unequal_pairs_are_those_of_one_rank(llama: Path, sizes: tuple[int, int]) -> None:
     jobs = llama_jobs(random.Random(5))
-    whole = load_model(str(llama), "float32", max_context=MAX_CONTEXT)
+    whole = load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT))
     expected = streams_of(whole, jobs, 24)
     got = pair_streams(
-        jobs, sizes, lambda group: load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT), whole
+        jobs, sizes, lambda group: load_shard(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT), group), whole
     )
     assert got == [expected[f"r{job.rid}"] for job in jobs]
 
@@ -313,7 +316,7 @@ def test_a_layer_is_announced_when_every_rank_has_written_it(llama: Path) -> Non
     """Rank 0's own heads are half of the page."""
 
     def load(group: RankGroup) -> Model:
-        model = load_shard(str(llama), "float32", group)
+        model = load_shard(str(llama), LoadOptions("float32"), group)
         if group.rank:
             model._attention = AttendsLate(model._attention)  # type: ignore[attr-defined]
         return model

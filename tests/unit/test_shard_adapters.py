@@ -15,6 +15,7 @@ from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import AdapterSpec, Model, ModelInputs, ModelOutput
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.model.shard import load_shard
 from tests.support.core_rig import (
     MAX_CONTEXT,
@@ -78,13 +79,13 @@ def run_steps(model: Model, forward) -> tuple[list[ModelOutput], KVPool]:  # noq
 def assert_same_bits(folder: Path, adapters: dict[str, str], dtype: str, size: int) -> None:
     if not supports(128, getattr(torch, dtype)):
         pytest.skip("the library's products may sum in another order when they have fewer columns")
-    whole = load_model(str(folder), dtype, adapters=adapters)
+    whole = load_model(str(folder), LoadOptions(dtype, adapters=adapters))
     expected, pages = run_steps(whole, whole.forward)
     plain, _ = run_steps(whole, lambda inputs, kv: whole.forward(replace(inputs, adapters=None), kv))
     for row, slot in enumerate(SLOTS):
         equal = torch.equal(*(out[0].logits.view(ROWS, 9, -1)[row] for out in (expected, plain)))
         assert equal == (slot == 0), "adapters that do something"
-    with followers(size, lambda group: load_shard(str(folder), dtype, group, adapters=adapters)) as team:
+    with followers(size, lambda group: load_shard(str(folder), LoadOptions(dtype, adapters=adapters), group)) as team:
         assert team.model.spec == whole.spec
         shared = KVPool(whole.kv_planes(PAGE_SIZE), 1 + 4 * ROWS, PAGE_SIZE)
         team.share(shared)
@@ -128,7 +129,7 @@ def jobs_of(rng: random.Random, digests: tuple[str, ...]) -> list[Job]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_llama_streams_are_those_of_one_rank(llama: Path, adapters: dict[str, str], size: int) -> None:
     """With the scheduler, prefix hits, retraction and all kinds of sampling; exact, in float32."""
-    whole = load_model(str(llama), "float32", max_context=MAX_CONTEXT, adapters=adapters)
+    whole = load_model(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT, adapters=adapters))
     jobs = jobs_of(random.Random(5), tuple(own.digest for own in whole.spec.adapters))
     jobs = [replace(job, sampling=replace(job.sampling, stop_token_ids=(1,))) for job in jobs]
     expected = streams_of(whole, jobs, 60)
@@ -136,7 +137,7 @@ def test_llama_streams_are_those_of_one_rank(llama: Path, adapters: dict[str, st
     assert same.count(False) > 3, "streams that show their adapter"
 
     def load(group) -> Model:  # noqa: ANN001
-        return load_shard(str(llama), "float32", group, max_context=MAX_CONTEXT, adapters=adapters)
+        return load_shard(str(llama), LoadOptions("float32", max_context=MAX_CONTEXT, adapters=adapters), group)
 
     with followers(size, load) as team:
         assert streams_of(team.model, jobs, 60, team) == expected

@@ -15,6 +15,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.model.load import load_eagle_head, load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
@@ -41,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def make(folders: tuple[Path, Path], kernels: str, page_size: int, width: int, drafter: Drafter | str) -> NodeCore:
     target, folder = folders
-    model = load_model(str(target), "float32", kernels=kernels)
+    model = load_model(str(target), LoadOptions("float32", kernels=kernels))
     if drafter == "eagle":
         head = load_eagle_head(str(folder), str(target), model, kernels=kernels)  # type: ignore[arg-type]
         model.capture_aux(head.aux_layers)  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from shared.kv.pool import KVPool
 from shared.model.eagle_head import EagleHead
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head, load_model
+from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.events import Emitted
@@ -91,7 +92,7 @@ def drafter_of(kind: str, folders: tuple[Path, Path], model: Model) -> Drafter |
 
 
 def make_core(kind: str, folders: tuple[Path, Path], chunk_size: int = 16) -> NodeCore:
-    model = load_model(str(folders[0]), "float32")
+    model = load_model(str(folders[0]), LoadOptions("float32"))
     drafter = drafter_of(kind, folders, model)
     width = {"none": 1, "mtp": 3}.get(kind, 4)
     settings = SchedSettings(page_size=8, max_context=200, chunk_size=chunk_size, mixed_chunk_size=5, width=width)

@@ -34,11 +34,17 @@ from router.text.load import load_text_model
 from shared.config.model_path import resolve_head, resolve_model
 from shared.core.errors import ConfigError
 from shared.model.eagle_file import HeadFolder, tensor_shapes
-from shared.model.load import DTYPES, load_model, open_model
+from shared.model.interface import Model
+from shared.model.load import load_model
+from shared.model.opened import DTYPES, LoadOptions, open_model
 from shared.model.weights import TensorSource
 
 LONGEST_PROMPT = 1024
 EVERY_S = 5.0  # between lines of progress
+
+
+def load_on(machine: TrainingMachine) -> Model:
+    return load_model(machine.model, LoadOptions(machine.dtype, threads=machine.threads), machine.device)
 
 
 def answers(config: AnswersConfig) -> None:
@@ -46,9 +52,7 @@ def answers(config: AnswersConfig) -> None:
     text = load_text_model(config.machine.model)
     model_device = torch.device(config.machine.device)
     torch.set_num_threads(config.machine.threads)
-    model = load_model(
-        config.machine.model, config.machine.dtype, config.machine.device, threads=config.machine.threads
-    )
+    model = load_on(config.machine)
     longest = min(model.spec.max_context, LONGEST_PROMPT + settings.max_new)
     with closing(Generator(model, settings.rows, longest, settings.data_seed, model_device)) as generator:
         prompts = read_prompts(Path(settings.prompts)) if settings.prompts else []
@@ -96,7 +100,7 @@ def evaluate(config: EvaluateConfig) -> None:
     weights = {name: head.tensor(name).to(target.device, torch.float32) for name in tensor_shapes(head.config)}
     text = load_text_model(machine.model)
     asked = read_kinds(Path(settings.prompts) if settings.prompts else OWN_PROMPTS)
-    model = load_model(machine.model, machine.dtype, machine.device, threads=machine.threads)
+    model = load_on(machine)
     longest = min(model.spec.max_context, LONGEST_PROMPT + settings.max_new)
     with closing(Generator(model, settings.rows, longest, 0, target.device)) as generator:
         made = greedy_answers(generator, text, [prompt for _, prompt in asked], settings.max_new)

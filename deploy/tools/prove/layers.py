@@ -21,6 +21,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.llama import LlamaModel
 from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 
 MOVED_BY = 3  # pages: in the other pool a row's pages have other numbers
 
@@ -49,7 +50,7 @@ def way_of(flags: Sequence[str]) -> Way:
 
 def name_layer(model_name: str, dtype: str, prompt: Sequence[int], answer: Sequence[int], way: Way) -> str:
     """`answer`: tokens before the one that differed. A sentence for the reader."""
-    model = load_model(model_name, dtype, threads=num_threads(CorePlan()), kernels="separate")
+    model = load_model(model_name, LoadOptions(dtype, threads=num_threads(CorePlan()), kernels="separate"))
     if not isinstance(model, LlamaModel):
         raise ConfigError(f"--layers: {model_name} has no layers that could be compared")
     wanted, got = replay(model, prompt, answer, PLAIN), replay(model, prompt, answer, way)

@@ -24,6 +24,7 @@ from shared.kv.pool import KVPool
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
+DEFAULT_CONTEXT = 4096  # positions know no end
 LOGIT_BITS = 23
 EOS_DRAWS = 4  # EOS is the best of 4 draws: 3 to 4 % of the tokens
 COMMON_DRAWS = 2
@@ -187,7 +188,7 @@ class HashLM:
     def __init__(
         self,
         vocab_size: int = VOCAB_SIZE,
-        max_context: int = 4096,
+        max_context: int = 0,  # DEFAULT_CONTEXT
         window: int = 0,
         adapters: tuple[AdapterSpec, ...] = (),
     ) -> None:
@@ -199,7 +200,7 @@ class HashLM:
         self.spec = ModelSpec(
             name="hashlm",
             vocab_size=vocab_size,
-            max_context=max_context,
+            max_context=max_context or DEFAULT_CONTEXT,
             dtype="int",
             weights_hash=f"hashlm-1-{vocab_size}" + (f"-window-{window}" if window else ""),
             eos_ids=(vocab_size - 1,),

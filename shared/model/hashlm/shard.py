@@ -118,7 +118,7 @@ def _mix_all(values: Words, positions: Longs, out: Words) -> None:
 class HashLMShard(HashLM):
     """A HashLM to everybody else: same pages, same logits, on every rank."""
 
-    def __init__(self, group: RankGroup, max_context: int = 4096, adapters: tuple[AdapterSpec, ...] = ()) -> None:
+    def __init__(self, group: RankGroup, max_context: int = 0, adapters: tuple[AdapterSpec, ...] = ()) -> None:
         super().__init__(max_context=max_context, adapters=adapters)
         if NUM_LANES % group.size:
             raise ConfigError(

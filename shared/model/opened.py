@@ -1,0 +1,139 @@
+"""How a model is to be loaded, and its files once they are open: where all ways of loading start.
+
+    name, LoadOptions -> open_named -> OpenedModel -> one model | stages | a rank's part
+                                    -> EncoderFolder, or None for HashLM, which has no files
+
+Headers are read here and weights are not, so what can't work is refused before anything large is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+
+from shared.config.encoder_decoder import has_encoder
+from shared.config.json_file import read_json_if_there
+from shared.config.model_path import resolve_model
+from shared.core.errors import ConfigError
+from shared.model.config import LlamaConfig
+from shared.model.gguf_file import GgufFile
+from shared.model.interface import AdapterSpec, ModelSpec
+from shared.model.kernels import AS_DTYPE, Formats, Kernels, pick_kernels
+from shared.model.lora_file import LoraFolder
+from shared.model.safetensors_folder import SafetensorsFolder
+from shared.model.weights import TensorSource, weights_bytes
+
+WINDOW_SLACK = 64  # a verify window near the end reaches past the last position that is kept
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded, in one piece or in several."""
+
+    dtype: str = "bfloat16"
+    max_context: int = 0  # 0: what the model can
+    threads: int = 1  # what the core plan gives this process; of a pipeline: gives each stage
+    kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
+    formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
+    available_bytes: int | None = None  # bounds the weights; None asks the operating system
+
+    def check_memory(self, need: int) -> None:
+        """ConfigError where the weights need more than there is."""
+        available = psutil.virtual_memory().available if self.available_bytes is None else self.available_bytes
+        if need > available:
+            raise ConfigError(
+                f"the weights need {need / 1e9:.2f} GB and {available / 1e9:.2f} GB are free: "
+                "take a smaller model, --dtype bfloat16, or close other programs"
+            )
+
+    def path_adapters(self) -> tuple[AdapterSpec, ...]:
+        """HashLM's: nothing is read, so the path tells them apart."""
+        return tuple(AdapterSpec(name, f"hashlm {path}") for name, path in self.adapters.items())
+
+
+AS_GIVEN = LoadOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderFolder:
+    """The folder of a model with an encoder."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model of the Llama family."""
+
+    source: TensorSource
+    options: LoadOptions
+    context: int
+    folders: Mapping[str, LoraFolder]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.options.dtype]
+
+    @property
+    def num_positions(self) -> int:
+        """That the tables of positions have."""
+        return self.context + WINDOW_SLACK
+
+    def check_memory(self, config: LlamaConfig) -> None:
+        """`config`: of the part that is loaded."""
+        item = None if self.options.formats.weights == "auto" else 1
+        self.options.check_memory(weights_bytes(config, self.dtype, self.context, item))
+
+    def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
+        asked = self.options
+        return pick_kernels(config, self.dtype, device, asked.threads, asked.kernels == "torch", asked.formats)
+
+    def spec(self) -> ModelSpec:
+        """Reads all files, for their hash."""
+        config, formats = self.source.config, self.options.formats
+        narrow = "" if formats.weights == "auto" else f" {formats.weights}"
+        return ModelSpec(
+            name=config.name,
+            vocab_size=config.vocab_size,
+            max_context=self.context,
+            dtype=self.options.dtype,
+            weights_hash=self.source.content_hash() + narrow,  # they are others then
+            eos_ids=config.eos_ids,
+            adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
+            kv_dtype=formats.kv,
+        )
+
+
+def open_named(name: str, options: LoadOptions) -> OpenedModel | EncoderFolder | None:
+    """`name`: smollm2, a .gguf file, a Hugging Face folder, or hashlm, for which this is None. ConfigError."""
+    path = resolve_model(name).path
+    if path is None:
+        if options.formats != AS_DTYPE:
+            raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
+        return None
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if has_encoder(read_json_if_there(path / "config.json")):
+        return EncoderFolder(path)
+    source = open_model(path)
+    context = context_of(source, options.max_context)
+    folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}
+    return OpenedModel(source, options, context, folders)
+
+
+def open_model(path: Path) -> TensorSource:
+    """Reads headers only."""
+    return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
+
+
+def context_of(source: TensorSource, asked: int) -> int:
+    limit = source.config.max_context
+    if asked > limit:
+        raise ConfigError(f"--max-context is {asked}; this model was made for at most {limit}")
+    return asked or limit
