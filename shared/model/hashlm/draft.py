@@ -21,7 +21,8 @@ from shared.kernel.attention import AttentionInputs
 from shared.kernel.noise import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
-from shared.model.hashlm.model import HashLM, mix, odd_weight
+from shared.model.hashlm.layer import mix, odd_weight, window_begin
+from shared.model.hashlm.model import HashLM
 
 LOWER, UPPER, DEPTH, POSITION = range(4)  # columns of a feature: HashLM's sums after `position`, and what they stand on
 NEXT_ID, SLOT_LOWER, SLOT_UPPER, SLOT_DEPTH = range(4)  # columns of a slot
@@ -121,9 +122,7 @@ def _forward_window(
     hidden: Ints,
 ) -> None:
     """One row's alternatives at the slots `nodes`: each reads the slots before the window and, in it, those visible."""
-    page_size, first = slots.shape[1], nodes[0]
-    while visible[0] >> (nodes[0] - first + 1) != 0:
-        first -= 1
+    page_size, first = slots.shape[1], window_begin(nodes, visible)
     ok, lower, upper, depth = True, np.int64(0), np.int64(0), np.int64(layer)
     for s in range(layer, first):
         slot = slots[pages[s // page_size], s % page_size]

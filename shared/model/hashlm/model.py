@@ -21,6 +21,7 @@ import xxhash
 from shared.kernel.noise import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.model.hashlm.layer import Words, arrays_of, layers_of, mix, run_layer, words_of
 from shared.model.interface import AdapterSpec, ModelInputs, ModelOutput, ModelSpec
 
 VOCAB_SIZE = 96  # ids 0..94 are chr(32 + id), the last one is EOS
@@ -35,20 +36,6 @@ _u64 = np.uint64
 
 
 @exact
-def mix(value: np.uint64, position: int) -> np.uint64:
-    """64 bits of (value, position)."""
-    mixed = _u64(value * _u64(0x9E3779B97F4A7C15)) ^ _u64(_u64(position) * _u64(0xC2B2AE3D27D4EB4F))
-    mixed = _u64(mixed ^ (mixed >> _u64(30))) * _u64(0xBF58476D1CE4E5B9)
-    mixed = _u64(mixed ^ (mixed >> _u64(27))) * _u64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> _u64(31))
-
-
-@exact
-def odd_weight(position: int) -> np.uint64:
-    return mix(_u64(0x5DEECE66D), position) | _u64(1)
-
-
-@exact
 def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[np.float32]) -> None:
     """logits of one position: the high bits are drawn, the low bits are the id itself, so no two ids tie."""
     for token_id in range(out.shape[0]):
@@ -59,115 +46,6 @@ def write_logits(state: np.uint64, eos_id: int, id_bits: int, out: npt.NDArray[n
             best = max(best, (draws >> _u64(16 * k)) & _u64(0xFFFF))
         value = ((best >> _u64(16 + id_bits - LOGIT_BITS)) << _u64(id_bits)) | _u64(token_id)
         out[token_id] = np.float32((np.int64(value) - (1 << (LOGIT_BITS - 1))) * LOGIT_SCALE)
-
-
-@exact
-def forward_row(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    pages: npt.NDArray[np.int32],
-    kv: npt.NDArray[np.uint64],
-    states: npt.NDArray[np.uint64],
-) -> None:
-    """One row's tokens, positions ascending; kv is (num_pages, 2, page_size), states (T, 2): both sums. Each token
-    writes its slot, then reads 0..p again."""
-    page_size = kv.shape[2]
-    lower, upper, reached = _u64(0), _u64(0), -1  # the sums over 0..reached
-    for t in range(ids.shape[0]):
-        position = positions[t]
-        for j in range(reached + 1, position):
-            page, slot, weight = pages[j // page_size], j % page_size, odd_weight(j)
-            lower += kv[page, 0, slot] * weight
-            upper += kv[page, 1, slot] * weight
-        page, slot, weight = pages[position // page_size], position % page_size, odd_weight(position)
-        kv[page, 0, slot] = mix(_u64(ids[t]), position)
-        lower += kv[page, 0, slot] * weight
-        kv[page, 1, slot] = mix(lower, position)
-        upper += kv[page, 1, slot] * weight
-        states[t, 0], states[t, 1], reached = lower, upper, position
-
-
-@exact
-def _forward_sliding(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    pages: npt.NDArray[np.int32],
-    kv: npt.NDArray[np.uint64],
-    states: npt.NDArray[np.uint64],
-    window: int,
-) -> None:
-    """The same where no token reads further back than `window`: each sums anew."""
-    page_size = kv.shape[2]
-    for t in range(ids.shape[0]):
-        position, lower, upper = positions[t], _u64(0), _u64(0)
-        for j in range(max(0, position - window + 1), position):
-            page, slot, weight = pages[j // page_size], j % page_size, odd_weight(j)
-            lower += kv[page, 0, slot] * weight
-            upper += kv[page, 1, slot] * weight
-        page, slot, weight = pages[position // page_size], position % page_size, odd_weight(position)
-        kv[page, 0, slot] = mix(_u64(ids[t]), position)
-        lower += kv[page, 0, slot] * weight
-        kv[page, 1, slot] = mix(lower, position)
-        states[t, 0], states[t, 1] = lower, upper + kv[page, 1, slot] * weight
-
-
-@exact
-def _forward_window(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
-    visible: npt.NDArray[np.int64],
-    pages: npt.NDArray[np.int32],
-    kv: npt.NDArray[np.uint64],
-    states: npt.NDArray[np.uint64],
-) -> None:
-    """One row's window of alternatives: each token reads the slots before the window and its ancestors' in it."""
-    page_size = kv.shape[2]
-    first = slots[0]
-    while visible[0] >> (slots[0] - first + 1) != 0:
-        first -= 1
-    lower, upper = _u64(0), _u64(0)
-    for j in range(first):
-        page, place, weight = pages[j // page_size], j % page_size, odd_weight(j)
-        lower += kv[page, 0, place] * weight
-        upper += kv[page, 1, place] * weight
-    for t in range(ids.shape[0]):
-        low, up, position = lower, upper, first
-        for slot in range(first, slots[t]):
-            if (visible[t] >> (slot - first)) & 1:
-                page, place, weight = pages[slot // page_size], slot % page_size, odd_weight(position)
-                low += kv[page, 0, place] * weight
-                up += kv[page, 1, place] * weight
-                position += 1
-        page, place, weight = pages[slots[t] // page_size], slots[t] % page_size, odd_weight(positions[t])
-        kv[page, 0, place] = mix(_u64(ids[t]), positions[t])
-        low += kv[page, 0, place] * weight
-        kv[page, 1, place] = mix(low, positions[t])
-        states[t, 0], states[t, 1] = low, up + kv[page, 1, place] * weight
-
-
-@exact
-def _forward(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
-    visible: npt.NDArray[np.int64],
-    cu_q_lens: npt.NDArray[np.int32],
-    page_table: npt.NDArray[np.int32],
-    kv: npt.NDArray[np.uint64],
-    states: npt.NDArray[np.uint64],
-    window: int,
-) -> None:
-    for row in range(cu_q_lens.shape[0] - 1):
-        begin, end = cu_q_lens[row], cu_q_lens[row + 1]
-        own, pages = states[begin:end], page_table[row]
-        if begin < end and visible[begin] >= 0:
-            nodes = slots[begin:end]
-            _forward_window(ids[begin:end], positions[begin:end], nodes, visible[begin:end], pages, kv, own)
-        elif window > 0:
-            _forward_sliding(ids[begin:end], positions[begin:end], pages, kv, own, window)
-        else:
-            forward_row(ids[begin:end], positions[begin:end], pages, kv, own)
 
 
 @exact
@@ -213,26 +91,19 @@ class HashLM:
 
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """hidden: (E, 1) int64, the state h that the logits came from. aux: (T, 3) int64: s, h and the position."""
-        positions = inputs.positions.contiguous().numpy()
-        states = np.zeros((len(positions), 2), dtype=np.uint64)
-        ids = self.salted(inputs)
-        _forward(
-            ids.contiguous().numpy(),
-            positions,
-            positions if inputs.slots is None else inputs.slots.contiguous().numpy(),
-            np.full_like(positions, -1) if inputs.visible is None else inputs.visible.contiguous().numpy(),
-            inputs.cu_q_lens.contiguous().numpy(),
-            inputs.page_table.contiguous().numpy(),
-            kv.plane("kv").numpy().view(np.uint64),
-            states,
-            self.window,
-        )
-        wanted = np.ascontiguousarray(states[inputs.logits_idx.numpy(), 1])
-        sums = torch.from_numpy(states.view(np.int64))
+        step, (first, second) = arrays_of(inputs), layers_of(kv)
+        lower = run_layer(step, words_of(self.salted(inputs)), first, self.window)
+        return self.output(inputs, lower, run_layer(step, lower, second, self.window))
+
+    def output(self, inputs: ModelInputs, lower: Words, upper: Words) -> ModelOutput:
+        """Of a step whose sums these are, (T,) each."""
+        wanted = upper[inputs.logits_idx.numpy()]
+        aux = np.empty((len(upper), 3), np.int64)
+        aux[:, 0], aux[:, 1], aux[:, 2] = lower.view(np.int64), upper.view(np.int64), inputs.positions.numpy()
         return ModelOutput(
             logits=self.logits_of(wanted),
             hidden=torch.from_numpy(wanted.view(np.int64)[:, None]),
-            aux=torch.cat([sums, inputs.positions.unsqueeze(1)], dim=1),
+            aux=torch.from_numpy(aux),
         )
 
     def salted(self, inputs: ModelInputs) -> torch.Tensor:

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from shared.core.sampling_params import SamplingParams
 from shared.kernel.noise import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
-from shared.model.hashlm.model import VOCAB_SIZE, adapter_salt, mix, odd_weight, write_logits
+from shared.model.hashlm.layer import mix, odd_weight
+from shared.model.hashlm.model import VOCAB_SIZE, adapter_salt, write_logits
 
 _f32 = np.float32
 _u64 = np.uint64

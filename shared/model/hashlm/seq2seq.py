@@ -11,50 +11,29 @@ and one more, which begins the decoder's text. Knows nothing of scheduling.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from shared.kernel.noise import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.encoder_rows import encoder_rows
-from shared.model.hashlm.model import HashLM, forward_row, mix, odd_weight
+from shared.model.hashlm.layer import Ints, Words, arrays_of, layers_of, mix, odd_weight, run_layer, words_of
+from shared.model.hashlm.model import HashLM
 from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
 
 _u64 = np.uint64
 
 
 @exact
-def _encode(
-    ids: npt.NDArray[np.int64], pages: npt.NDArray[np.int32], kv: npt.NDArray[np.uint64], num_tokens: int
-) -> None:
-    """The whole encoder input of one row: ids[:num_tokens] at positions 0 .. num_tokens - 1."""
-    page_size, everything = kv.shape[2], _u64(0)
-    for j in range(num_tokens):
-        everything += mix(_u64(ids[j]), j) * odd_weight(j)
-    for j in range(num_tokens):
+def _encode(ids: Words, pages: Ints, lower: Words, upper: Words) -> None:
+    """The whole encoder input of one row, from position 0 on; `lower` and `upper`: (num_pages, page_size)."""
+    page_size, everything = lower.shape[1], _u64(0)
+    for j in range(ids.shape[0]):
+        everything += mix(ids[j], j) * odd_weight(j)
+    for j in range(ids.shape[0]):
         page, slot = pages[j // page_size], j % page_size
-        kv[page, 0, slot] = mix(everything ^ mix(_u64(ids[j]), j), j)
-        kv[page, 1, slot] = mix(kv[page, 0, slot], j)
-
-
-@exact
-def _forward(
-    ids: npt.NDArray[np.int64],
-    positions: npt.NDArray[np.int64],
-    encoder_lens: npt.NDArray[np.int64],
-    cu_q_lens: npt.NDArray[np.int32],
-    page_table: npt.NDArray[np.int32],
-    kv: npt.NDArray[np.uint64],
-    states: npt.NDArray[np.uint64],
-) -> None:
-    for row in range(cu_q_lens.shape[0] - 1):
-        begin, end, pages = cu_q_lens[row], cu_q_lens[row + 1], page_table[row]
-        if begin < end and positions[begin] < encoder_lens[row]:
-            length = encoder_lens[row]
-            _encode(ids[begin:end], pages, kv, length)
-            begin += length
-        forward_row(ids[begin:end], positions[begin:end], pages, kv, states[begin:end])
+        lower[page, slot] = mix(everything ^ mix(ids[j], j), j)
+        upper[page, slot] = mix(lower[page, slot], j)
 
 
 class HashSeq2Seq:
@@ -73,17 +52,13 @@ class HashSeq2Seq:
     def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
         """hidden: (E, 1) int64. Raises where only a part of an encoder's input has come."""
         assert inputs.encoder_lens is not None and inputs.visible is None
-        encoder_rows(inputs)
-        states = np.zeros((len(inputs.positions), 2), dtype=np.uint64)
-        _forward(
-            inputs.input_ids.contiguous().numpy(),
-            inputs.positions.contiguous().numpy(),
-            inputs.encoder_lens.contiguous().numpy(),
-            inputs.cu_q_lens.contiguous().numpy(),
-            inputs.page_table.contiguous().numpy(),
-            kv.plane("kv").numpy().view(np.uint64),
-            states,
-        )
-        wanted = np.ascontiguousarray(states[inputs.logits_idx.numpy(), 1])
+        step, (first, second) = arrays_of(inputs), layers_of(kv)
+        ids, begins = words_of(inputs.input_ids), step.begins.copy()
+        for row, begin, length in encoder_rows(inputs):
+            _encode(ids[begin : begin + length], step.page_table[row], first.words, second.words)
+            begins[row] += length
+        step = step._replace(begins=begins)
+        upper = run_layer(step, run_layer(step, ids, first), second)
+        wanted = upper[inputs.logits_idx.numpy()]
         hidden = torch.from_numpy(wanted.view(np.int64)[:, None])
         return ModelOutput(logits=self._logits.logits_of(wanted), hidden=hidden)
