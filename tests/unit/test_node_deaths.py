@@ -6,12 +6,8 @@ every page, row and book of the living nodes as before?
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import pytest
 
-from shared.core.sampling_params import SamplingParams
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
 from shared.wire.messages import (
@@ -28,30 +24,8 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import PeerClosed, PeerUp, Received
-from tests.support.core_rig import CoreKnobs, Job
-from tests.support.node_pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, make_node, name_of, sibling
-
-LONG = SamplingParams(max_tokens=12, temperature=0.0)
-RELAY = (Offer, Grant, Ready, Prebuilt, Installed)
-
-
-def job(rid: int = 0, length: int = 70, sampling: SamplingParams = LONG) -> Job:
-    rng = random.Random(rid)
-    return Job(rid, tuple(rng.randrange(95) for _ in range(length)), sampling, rid + 7)
-
-
-def pair(**changes: object) -> tuple[Node, Node]:
-    knobs = replace(CoreKnobs(chunk_size=32), **changes)
-    return make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
-
-
-def counters(node: Node) -> dict[str, float]:
-    return node.ctx.metrics.counters()
-
-
-def ends_of(net: Net, key: Key) -> list[tuple[str, str]]:
-    return [(end.reason, end.error_code) for end in net.router.ends[key]]
-
+from tests.support.faulty_pair import RELAY, counters, ends_of, job, pair
+from tests.support.node_pair import LEASE_S, ROUTER, ROUTER_ID, Net, assert_clean, expected, name_of, sibling
 
 # ---- deaths
 

@@ -12,23 +12,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shared.core.sampling_params import SamplingParams
 from shared.kv.layout import PlaneSpec, layer_ends
 from shared.model.interface import ModelInputs, ModelOutput
 from shared.node.node import Node
 from shared.wire.messages import Grant, Installed, Ready
-from tests.support.core_rig import CoreKnobs, Job, draw_jobs
+from tests.support.core_rig import CoreKnobs, draw_jobs
+from tests.support.faulty_pair import job
 from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
 from tests.support.patience import HANG_GUARD_S
 
-LONG = SamplingParams(max_tokens=12, temperature=0.0)
 KNOBS = CoreKnobs(chunk_size=32, layer_ends=(1,))
 Forward = Callable[..., ModelOutput]
-
-
-def job(rid: int = 0, length: int = 70) -> Job:
-    rng = random.Random(rid)
-    return Job(rid, tuple(rng.randrange(95) for _ in range(length)), LONG, rid + 7)
 
 
 @pytest.fixture

@@ -75,14 +75,6 @@ class Server:
         finally:
             connection.close()
 
-    def get_json(self, path: str) -> Any:
-        """None for anything but a 200 with JSON."""
-        status, body = self.get(path)
-        try:
-            return json.loads(body) if status == 200 else None
-        except ValueError:
-            return None
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
