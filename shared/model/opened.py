@@ -19,6 +19,7 @@ from shared.config.encoder_decoder import has_encoder
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
+from shared.core.overshoot import loop_depth, overshoot
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
@@ -27,7 +28,8 @@ from shared.model.lora_file import LoraFolder
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
-WINDOW_SLACK = 64  # a verify window near the end reaches past the last position that is kept
+MOST_WIDTH, MOST_STAGES = 16, 64  # that --spec-width and --pp allow
+WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))  # positions past the context
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shared.core.errors import ConfigError
+from shared.core.overshoot import loop_depth
 from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
@@ -103,7 +104,9 @@ def assemble_core(
     pipeline."""
     check_stages(stages, streams, ranks)
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
-    settings = replace(settings, num_stages=max(1, len(stages)), layer_ends=ends, has_encoder=model.spec.has_encoder)
+    num_stages = 1 + len(streams.stages)
+    settings = replace(settings, num_stages=num_stages, depth=loop_depth(overlap, num_stages))
+    settings = replace(settings, layer_ends=ends, has_encoder=model.spec.has_encoder)
     if model.spec.has_encoder:
         sizes = for_encoder(sizes, drafter)
     planes = pool_planes(model, drafter, settings.page_size)
@@ -136,4 +139,4 @@ def assemble_core(
     engine = Engine(streams, worker, future_map, publishes=settings.speculative)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)
-    return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine, overlap))
+    return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

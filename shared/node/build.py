@@ -22,6 +22,7 @@ from shared.config.settings import MemoryConfig, SchedConfig
 from shared.core.errors import BatonError, ConfigError, RankLost
 from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
+from shared.core.overshoot import loop_depth, overshoot
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
@@ -132,7 +133,8 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     loaded = load(parts, device, threads, others.model_group)
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
-    num_pages, max_context = plan_memory(parts, loaded)
+    overlap = parts.sched.overlap and streams != "inline"
+    num_pages, max_context = plan_memory(parts, loaded, loop_depth(overlap, num_stages))
     settings = sched_settings(parts, loaded.model, device, num_pages, max_context)
     sizes = core_sizes(
         parts, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
@@ -149,7 +151,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         settings,
         sizes,
         drafter=loaded.drafter,
-        overlap=parts.sched.overlap and streams != "inline",
+        overlap=overlap,
         widths=make_width_choice(parts.spec),
         ranks=others.ranks,
         stages=loaded.stages,
@@ -206,13 +208,13 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -
     return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
 
 
-def plan_memory(parts: NodeParts, loaded: Loaded) -> tuple[int, int]:
+def plan_memory(parts: NodeParts, loaded: Loaded, depth: int) -> tuple[int, int]:
     """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
-    memory, width, model = parts.memory, parts.spec.width, loaded.model
+    memory, model, past_end = parts.memory, loaded.model, overshoot(parts.spec.width, depth)
     need = page_bytes(pool_planes(model, loaded.drafter, memory.page_size))
-    most = memory.max_running * page_count(model.spec.max_context + 3 * width, memory.page_size)
+    most = memory.max_running * page_count(model.spec.max_context + past_end, memory.page_size)
     num_pages = min(pool_bytes(memory) // need, most)
-    fits = num_pages * memory.page_size - 3 * width
+    fits = num_pages * memory.page_size - past_end
     if fits < min(MIN_CONTEXT, model.spec.max_context):
         raise ConfigError(
             f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "

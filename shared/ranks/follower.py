@@ -41,7 +41,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
 def load(start: Start, group: RankGroup, threads: int) -> Model:
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
     options = LoadOptions(start.dtype, start.max_context, threads, adapters=start.adapters, formats=formats)
-    return load_model(start.model, options) if start.shares_rows else load_shard(start.model, options, group)
+    return load_model(start.model, options) if start.is_dp else load_shard(start.model, options, group)
 
 
 def map_pages(orders: socket.socket, pages: Pages, model: Model) -> KVPool:

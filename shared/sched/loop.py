@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 class EngineLoop:
     """Drive one scheduler and one engine. Counts steps; all else belongs to these two."""
 
-    def __init__(self, scheduler: Scheduler, engine: Engine, overlap: bool) -> None:
+    def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
         self.scheduler = scheduler
         self.engine = engine
-        self.depth = int(overlap) + len(engine.streams.stages)
+        self.depth = scheduler.settings.depth
         self.num_steps = 0
         self.num_failed_steps = 0
         self._readmissions = Readmissions(scheduler, engine)

@@ -39,11 +39,10 @@ class PageBudget:
 
     def can_ever_hold(self, req: Request) -> bool:
         """Whether the empty pool has pages for the prompt, the longest answer and what steps in flight reserve."""
-        width = self._settings.width
-        most = len(req.prompt_ids) + req.sampling.max_tokens + width
-        pages = page_count(most + 2 * width, self._settings.page_size)
+        settings, longest = self._settings, len(req.prompt_ids) + req.sampling.max_tokens
+        pages = page_count(longest + settings.overshoot, settings.page_size)
         fits = pages <= min(self.kv.allocator.num_total, self.kv.rows.max_pages_per_row)
-        return req.num_tokens > 0 and most <= self._settings.history_len and fits
+        return req.num_tokens > 0 and longest <= settings.max_context and fits
 
     def headroom(self, num_rows: int) -> int:
         """Pages that `num_rows` decoding rows may take in their next step (rule a)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.core.overshoot import overshoot
 from shared.core.request import Request
 
 
@@ -23,6 +24,7 @@ class SchedSettings:
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts: the first so many layers, then more, then the rest
     has_encoder: bool = False  # a prompt is computed whole: its tokens but the last read one another
     num_stages: int = 1  # of the model's pipeline
+    depth: int = 1  # of the loop: steps that may be open when it launches another one
     device: str = "cpu"
     pin_memory: bool = False
     adapters: tuple[str, ...] = ()  # digests of the model's LoRA adapters, in its order
@@ -44,6 +46,11 @@ class SchedSettings:
         return self.width > 1
 
     @property
+    def overshoot(self) -> int:
+        """Tokens past its end that a sequence has memory for."""
+        return overshoot(self.width, self.depth)
+
+    @property
     def history_len(self) -> int:
-        """Positions that a row may reach: the context plus a window beyond it in every step in flight."""
-        return self.max_context + 3 * self.width
+        """Positions that a row may reach."""
+        return self.max_context + self.overshoot

@@ -20,7 +20,15 @@ from shared.sched.events import ChunkReady, PrefillDone
 from shared.sched.scheduler import Arrival
 from shared.sched.settings import SchedSettings
 from tests.support.core_pair import make_pair, run_pair
-from tests.support.core_rig import CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.core_rig import (
+    MAX_CONTEXT,
+    CoreKnobs,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    run_local,
+)
 from tests.support.scripted_core import COPY, FORWARD, SCHEDULE, TRANSFER, Script, job
 
 STAGE = "stage1"
@@ -175,6 +183,21 @@ def test_nobody_hears_of_layers_while_stages_run() -> None:
     script.core.scheduler.submit(job(1, 30, 8).request(handoff_to="there"))
     script.step_done()
     assert script.plans and not any(plan.layer_ends for plan in script.plans)
+
+
+@pytest.mark.parametrize(("stages", "overlap"), [(2, True), (3, True), (4, True), (4, False)])
+@pytest.mark.parametrize("spec", ["ngram", "eagle"])
+def test_rows_have_room_for_a_window_in_every_open_step(stages: int, overlap: bool, spec: str) -> None:
+    """As many tokens past a sequence's end as steps may be open: the more stages, the more of them."""
+    for seed in range(6):
+        knobs = CoreKnobs("simulated", page_size=4, num_pages=420, max_running=3, chunk_size=512, seed=seed)
+        core = make_core(replace(knobs, stages=stages, overlap=overlap, spec=spec, width=4))
+        rng = random.Random(seed)
+        answers = [rng.randrange(2, 30) for _ in range(4)]
+        jobs = [job(rid, MAX_CONTEXT - answer, answer) for rid, answer in enumerate(answers)]
+        assert_streams(jobs, run_local(core, jobs))
+        assert_whole(core)
+        core.close()
 
 
 @pytest.mark.parametrize("tree", [False, True])

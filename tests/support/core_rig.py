@@ -16,12 +16,13 @@ from shared.device.simulated import World
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
+from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.reference import reference_stream, seq2seq_stream
 from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.hashlm.stages import split
-from shared.model.interface import AdapterSpec, Model
+from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
@@ -89,7 +90,7 @@ class CoreKnobs:
     window: int = 0  # the model's sliding window, of all its layers
     layer_ends: tuple[int, ...] = ()  # (1,): hand-offs travel in two parts
     encoder: bool = False  # the model is HashSeq2Seq
-    stages: int = 1  # 2: the model is a pipeline, a layer per stage
+    stages: int = 1  # above 1: the model is a pipeline; see stages_of
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
 
@@ -118,6 +119,19 @@ def make_drafter(knobs: CoreKnobs, model: HashLM) -> Drafter | None:
     if knobs.spec == "mtp":
         head = MultiLayerEagleWorkerV2(layers, vocab_size)
     return CopyingDrafter(head, knobs.copies) if knobs.copies else head
+
+
+def stages_of(model: HashLM, num_stages: int) -> tuple[Stage, ...]:
+    """A layer in the first stage and one in the last; those between hand on what they are given."""
+    if num_stages == 1:
+        return ()
+    lower, upper = split(model)
+    return lower, *[pass_on] * (num_stages - 2), upper
+
+
+def pass_on(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried:
+    assert carried is not None
+    return carried
 
 
 def make_core(
@@ -157,7 +171,7 @@ def make_core(
     streams = make_streams(knobs.backend, world=world, num_stages=knobs.stages)
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
-    stages = split(model) if knobs.stages > 1 else ()
+    stages = stages_of(model, knobs.stages)
     how = {"overlap": knobs.overlap, "widths": widths, "ranks": ranks, "stages": stages}
     return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 

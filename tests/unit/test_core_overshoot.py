@@ -1,0 +1,69 @@
+"""Memory past a sequence's end: for every depth of the loop, from one place, and enough for what flags allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shared.config.processes import NodeProcessConfig
+from shared.config.settings import MemoryConfig, ParallelConfig, SpecConfig
+from shared.core.errors import ConfigError
+from shared.core.overshoot import loop_depth, overshoot
+from shared.kv.pool import KVPool
+from shared.model.hashlm.model import HashLM
+from shared.model.interface import ModelInputs
+from shared.model.load import MOST_STAGES, MOST_WIDTH
+from shared.model.pipeline import load_pipeline
+from shared.node.build import Loaded, plan_memory
+from tests.support.core_rig import CoreKnobs, make_core
+from tests.support.scripted_core import job
+from tests.support.tiny_families import WHOLE, llama
+from tests.support.tiny_models import save_random
+
+
+def test_memory_is_the_same_up_to_two_open_steps_and_then_a_window_more_for_each() -> None:
+    """(pages with the sink, context) of a node, as it says at its start."""
+    config = NodeProcessConfig(memory=MemoryConfig(page_size=16, max_running=2), spec=SpecConfig("ngram", spec_width=8))
+    found = [plan_memory(config, Loaded(HashLM(max_context=512), None), depth) for depth in range(5)]
+    assert found == [(69, 512)] * 4 + [(71, 512)], "512 + 24, 32 and 40 tokens in pages of 16"
+    short = replace(config, memory=replace(config.memory, kv_bytes=16 * 20 * 16))
+    contexts = [plan_memory(short, Loaded(HashLM(max_context=512), None), depth)[1] for depth in range(5)]
+    assert contexts == [320 - 24] * 3 + [320 - 32, 320 - 40]
+
+
+def test_a_node_refuses_what_is_longer_than_its_context() -> None:
+    """It would write past its row's history, whatever its pages hold."""
+    core = make_core(CoreKnobs(page_size=64, width=4, spec="ngram"))
+    assert core.scheduler.can_fit(job(1, 500, 12).request())
+    assert not core.scheduler.can_fit(job(2, 500, 13).request())
+    core.close()
+
+
+def test_position_tables_reach_as_far_as_any_step(tmp_path: Path) -> None:
+    save_random(llama(**WHOLE)(), tmp_path)
+    model, _ = load_pipeline(str(tmp_path), "float32", 4, kernels="torch")
+    last = model.spec.max_context + overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES)) - 1
+    num_pages = last // 16 + 1
+    inputs = ModelInputs(
+        input_ids=torch.tensor([1]),
+        positions=torch.tensor([last]),
+        cu_q_lens=torch.tensor([0, 1], dtype=torch.int32),
+        page_table=torch.arange(1, num_pages + 1, dtype=torch.int32)[None],
+        logits_idx=torch.tensor([0]),
+        max_q_len=1,
+        max_seq_len=last + 1,
+    )
+    pool = KVPool(model.kv_planes(16), num_pages + 1, 16)
+    assert model.forward(inputs, pool).logits.isfinite().all()
+    pool.close()
+
+
+def test_flags_allow_no_wider_windows_and_no_more_stages() -> None:
+    SpecConfig("ngram", spec_width=MOST_WIDTH), ParallelConfig(pp=MOST_STAGES)
+    with pytest.raises(ConfigError, match="--spec-width"):
+        SpecConfig("ngram", spec_width=MOST_WIDTH + 1)
+    with pytest.raises(ConfigError, match="--pp"):
+        ParallelConfig(pp=MOST_STAGES + 1)
