@@ -39,6 +39,11 @@ class StreamSet:
         for stream in self.all():
             stream.reset()
 
+    def reset_steps(self) -> None:
+        """A new epoch on every stream that steps run on; transfers go on."""
+        for stream in (self.schedule, self.forward, self.copy, *self.stages):
+            stream.reset()
+
     def stop(self) -> None:
         for stream in self.all():
             stream.stop()

@@ -3,9 +3,8 @@ Knows nothing of requests: rows in, results out."""
 
 from __future__ import annotations
 
-import functools
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
@@ -16,10 +15,11 @@ from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.engine.stages import make_stages
 from shared.engine.verify import Verified
 from shared.engine.worker import OnVerifyComplete, Worker
 from shared.kv.integrity import raise_problems
-from shared.model.interface import LayerMarks
+from shared.model.interface import LayerMarks, Stage
 
 
 class Engine:
@@ -27,22 +27,25 @@ class Engine:
 
     forward   | forward(N) sample(N) | forward(N+1) ...
     copy      |        .. d2h(N)     |
-
-    With a pipeline of two stages the relay stays with the first, and sampling is launched a step late:
-
-    forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
-    stage1                 | stage(N)               | stage(N+1)               |
     """
 
-    def __init__(self, streams: StreamSet, worker: Worker, future_map: FutureMap, publishes: bool) -> None:
+    def __init__(
+        self,
+        streams: StreamSet,
+        worker: Worker,
+        future_map: FutureMap,
+        publishes: bool,
+        parts: Sequence[Stage] = (),
+    ) -> None:
+        """`parts`: the model's stages, where it is a pipeline."""
         self.streams = streams
+        self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
         self.future_map = future_map
         self.publishes = publishes  # lengths are known on the device only (width > 1)
         self.leases: deque[StepLease] = deque()
         self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
         self.last_done: Event | None = None
-        self._unsampled: deque[StepLease] = deque()
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -66,42 +69,15 @@ class Engine:
 
         marks = layers.events if layers is not None else ()
         lease.forward = self.streams.forward.launch(forward, arms=marks, label=f"forward({plan.step})")
-        self._launch_stages(lease)
+        lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
-        self._unsampled.append(lease)
-        while len(self._unsampled) > len(self.streams.stages):
-            self._sample_oldest()
+        self.stages.follow(lease)
         return lease
 
-    def _launch_stages(self, lease: StepLease) -> None:
-        before = lease.forward
-        for index, stream in enumerate(self.streams.stages, start=1):
-            assert before is not None
-            stream.wait(before.done)
-            run = functools.partial(self.worker.stage, index, lease)
-            before = stream.launch(run, label=f"stage{index}({lease.step})")
-            lease.stages.append(before)
-
-    @property
-    def unsampled_steps(self) -> frozenset[int]:
-        """Launched steps whose sampling comes behind the next step's forward: what they relay it can't read."""
-        return frozenset(lease.step for lease in self._unsampled)
-
-    def flush(self) -> bool:
-        """Launch all sampling that waits for later steps; whether there was any. Before anybody else writes the relay,
-        and before anything waits for these steps."""
-        waited = bool(self._unsampled)
-        while self._unsampled:
-            self._sample_oldest()
-        return waited
-
-    def _sample_oldest(self) -> None:
-        lease = self._unsampled.popleft()
+    def _launch_sampling(self, lease: StepLease) -> None:
         plan, publish_ready = lease.work, lease.publish_ready
         assert isinstance(plan, StepPlan)
-        if lease.stages:
-            self.streams.forward.wait(lease.stages[-1].done)
 
         def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
             if self.publishes:
@@ -117,15 +93,15 @@ class Engine:
     def _sample(
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
     ) -> Generator[None, None, Verified]:
-        for ticket in lease.stages:
-            if ticket.error is not None:
-                raise StepFailed(f"a stage of it failed: {ticket.error}")
+        assert lease.computed is not None
+        if lease.computed.error is not None:
+            raise StepFailed(f"its forward failed: {lease.computed.error}")
         return self.worker.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
         """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step: behind the
         sampling of those whose rows they may have got."""
-        self.flush()
+        self.stages.flush()
         publish_ready = Event() if self.publishes else None
         lease = StepLease(admission.step, admission, publish_ready)
         arms = (publish_ready,) if publish_ready is not None else ()
@@ -157,8 +133,15 @@ class Engine:
 
     def newest_publish(self) -> Event | None:
         """The event to wait for before lengths are read: the newest lease's, armed at its launch (S6)."""
-        self.flush()
+        self.stages.flush()
         return self.leases[-1].publish_ready if self.leases else None
+
+    def wait_oldest(self) -> bool:
+        """Wait for the result of the oldest lease. Return False when none is open."""
+        self.stages.flush()
+        if self.leases:
+            self.leases[0].done.synchronize()
+        return bool(self.leases)
 
     def collect(self) -> StepResult | None:
         """Close the oldest lease and give its result (None for an admission). Raises what the step raised."""
@@ -168,7 +151,7 @@ class Engine:
 
     def recover(self) -> list[StepLease]:
         """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
-        self.flush()
+        self.stages.flush()
         drained = list(self.leases)
         for lease in drained:
             lease.done.synchronize()
@@ -177,8 +160,7 @@ class Engine:
             del self._open[lease.step]
         self.leases.clear()
         self.last_done = None
-        for stream in (self.streams.schedule, self.streams.forward, self.streams.copy, *self.streams.stages):
-            stream.reset()
+        self.streams.reset_steps()
         return drained
 
     def check_integrity(self, idle: bool = False) -> None:
@@ -200,7 +182,7 @@ def _mark() -> None:
 
 def _to_host(lease: StepLease) -> StepResult | None:
     """Runs on the copy stream after the step's sampling. The first error is the cause, others follow from it."""
-    for ticket in (lease.forward, *lease.stages, lease.sampled):
+    for ticket in (lease.computed, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error
     plan = lease.work

@@ -52,7 +52,7 @@ class StepLease:
     publish_ready: Event | None
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
-    stages: list[Ticket[None]] = field(default_factory=list)  # of a pipeline's stages behind the first
+    computed: Ticket[None] | None = None  # what leaves the model's output: the forward, or a pipeline's last stage
     sampled: Ticket[Verified | None] | None = None  # None: of an admission
     result: Ticket[StepResult | None] | None = None
     layers: LayerMarks | None = None

@@ -40,7 +40,7 @@ class TransferJobs(Generic[T, R]):
         request's last step does: it waits for the newest one."""
         transfer = self._engine.streams.transfer
         if after_newest_step:
-            self._engine.flush()
+            self._engine.stages.flush()
         newest = self._engine.last_done
         if after_newest_step and newest is not None:
             transfer.wait(newest)

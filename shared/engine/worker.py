@@ -1,7 +1,6 @@
 """The worker: one step as two closures on the forward stream, target forward and sampling.
 
-        forward   init_new -> resolve inputs -> draft -> target, or its first stage
-        stage     the target's next stage, on a stream of its own
+        forward   init_new -> resolve inputs -> draft -> target
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
 Each is a generator: a `yield` is a point where, on the simulated backend, another stream may run. Two closures, so
@@ -10,7 +9,8 @@ that a row with a grammar can delay its sampling, and only that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,12 +25,24 @@ from shared.engine.plan import StepPlan
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
-from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
-from shared.ranks.tp import Ranks
+from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import needs_history, sample
 
 OnVerifyComplete = Callable[[torch.Tensor], None]
+
+
+class Runner(Protocol):
+    """How a step's forward runs the model: with ranks, or as a pipeline's first stage."""
+
+    def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> Carried | ModelOutput: ...
+
+
+class Whole:
+    """The model as it is."""
+
+    def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        return model.forward(inputs, kv)
 
 
 class Worker:
@@ -43,18 +55,15 @@ class Worker:
         future_map: FutureMap,
         drafter: Drafter | None = None,
         device: str = "cpu",
-        ranks: Ranks | None = None,
-        stages: Sequence[Stage] = (),
+        runner: Runner | None = None,
     ) -> None:
-        """`ranks`: the others that have a part of the model, where it is shared out. `stages`: its own, where it is a
-        pipeline; not both."""
+        """`runner`: of the model, where it is not run whole."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
         self.drafter = drafter
         self.device = device
-        self._ranks = ranks
-        self._stages = stages
+        self._runner = runner or Whole()
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
@@ -71,19 +80,10 @@ class Worker:
             lay_out(fb, drafts)
             yield
         fb.inputs.layers = lease.layers
-        output = self._stages[0](fb.inputs, None, self.kv) if self._stages else self._run_model(fb.inputs)
+        output = self._runner.forward(self.model, fb.inputs, self.kv)
         if lease.layers is not None:
             lease.layers.reached_all()
         lease.carry = Carry(fb, output, drafts)
-        yield
-
-    def stage(self, index: int, lease: StepLease) -> Generator[None, None, None]:
-        """Runs on the stage's stream, behind the stage before it."""
-        carry = lease.carry
-        assert carry is not None and isinstance(carry.output, Carried), "a stage runs behind another"
-        yield
-        output = self._stages[index](carry.fb.inputs, carry.output, self.kv)
-        lease.carry = Carry(carry.fb, output, carry.drafts)
         yield
 
     def sample(
@@ -112,11 +112,6 @@ class Worker:
         lease.carry = None
         yield
         return verified
-
-    def _run_model(self, inputs: ModelInputs) -> ModelOutput:
-        if self._ranks is None:
-            return self.model.forward(inputs, self.kv)
-        return self._ranks.forward(self.model, inputs, self.kv)
 
     def _record_inputs(self, fb: ForwardBatch) -> None:
         """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""

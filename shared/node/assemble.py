@@ -12,8 +12,9 @@ from shared.device.streams import StreamSet
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
-from shared.engine.worker import Worker
+from shared.engine.worker import Runner, Whole, Worker
 from shared.kv.cold_store import ColdStore
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.kv.manager import KVManager, page_count
@@ -49,11 +50,11 @@ def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[
     return model.kv_planes(page_size) + (drafter.kv_planes(page_size) if drafter is not None else ())
 
 
-def check_stages(stages: Sequence[Stage], streams: StreamSet, ranks: Ranks | None) -> None:
-    if max(1, len(stages)) != 1 + len(streams.stages):
-        raise ConfigError(f"{len(stages)} stages on {1 + len(streams.stages)} streams")
-    if stages and ranks is not None:
+def runner_of(ranks: Ranks | None, stages: Sequence[Stage]) -> Runner:
+    """What runs the model in a step's forward."""
+    if ranks is not None and stages:
         raise ConfigError("a model is shared out among ranks or among stages, not both")
+    return ranks or (FirstStage(stages[0]) if stages else Whole())
 
 
 def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | WindowCache:
@@ -102,11 +103,9 @@ def assemble_core(
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
     that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
     pipeline."""
-    check_stages(stages, streams, ranks)
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
-    num_stages = 1 + len(streams.stages)
-    settings = replace(settings, num_stages=num_stages, depth=loop_depth(overlap, num_stages))
-    settings = replace(settings, layer_ends=ends, has_encoder=model.spec.has_encoder)
+    depth = loop_depth(overlap, 1 + len(streams.stages))
+    settings = replace(settings, depth=depth, layer_ends=ends, has_encoder=model.spec.has_encoder)
     if model.spec.has_encoder:
         sizes = for_encoder(sizes, drafter)
     planes = pool_planes(model, drafter, settings.page_size)
@@ -135,8 +134,8 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
-    worker = Worker(model, pool, future_map, drafter, settings.device, ranks, stages)
-    engine = Engine(streams, worker, future_map, publishes=settings.speculative)
+    worker = Worker(model, pool, future_map, drafter, settings.device, runner_of(ranks, stages))
+    engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
-    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier)
+    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier, engine.stages.choose)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

@@ -34,7 +34,6 @@ class EngineLoop:
         self.num_steps = 0
         self.num_failed_steps = 0
         self._readmissions = Readmissions(scheduler, engine)
-        self._num_left = 0
 
     def step(self, block: bool = False) -> bool:
         """Run one round. Return True when anything happened. With `block`, wait for the oldest step when nothing could
@@ -51,10 +50,10 @@ class EngineLoop:
         """Resolve lengths, plan a step and launch it. Return False when there is nothing to do."""
         if not self._resolve():
             return True
-        plan = self.scheduler.plan(self.engine.unsampled_steps)
+        plan = self.scheduler.plan()
         if plan is None:
-            return self.engine.flush()  # whoever could step next waits for what these say
-        self._settle_rows()
+            return self.engine.stages.flush()  # rows that could step next wait for what these steps say
+        self.engine.stages.settle(self.scheduler.budget.num_left)
         lease = self.engine.launch(plan)
         self.scheduler.launched(plan, lease.layers)
         self.num_steps += 1
@@ -90,20 +89,10 @@ class EngineLoop:
         return sum(isinstance(lease.work, StepPlan) for lease in self.engine.leases)
 
     def _wait_oldest(self) -> bool:
-        self.engine.flush()
-        if self.engine.leases:
-            self.engine.leases[0].done.synchronize()
-        else:
+        if not self.engine.wait_oldest():
             self._readmissions.wait_oldest()
         progressed = self._process_results()
         return self._readmissions.take() or progressed
-
-    def _settle_rows(self) -> None:
-        """Row or pages of a request that has left may have a new owner in the next step. What the sampling of the old
-        one's last step still writes (history, drafts, a tree's path) comes before that step's forward."""
-        if self.scheduler.budget.num_left != self._num_left:
-            self._num_left = self.scheduler.budget.num_left
-            self.engine.flush()
 
     def _resolve(self) -> bool:
         """Exact host lengths, for backends that can't do without. False when the step waited for had failed."""
@@ -124,9 +113,7 @@ class EngineLoop:
     def _drain(self) -> None:
         """Close leases up to the failed one, which starts the recovery."""
         failures = self.num_failed_steps
-        self.engine.flush()
-        while self.engine.leases and self.num_failed_steps == failures:
-            self.engine.leases[0].done.synchronize()
+        while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()
 
     def _recover(self, lease: StepLease, error: Exception) -> None:

@@ -25,6 +25,7 @@ from shared.core.request import Request, RequestState
 from shared.core.states import FinishReason, PageState
 from shared.device.stream import Stream
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
+from shared.engine.stages import every_row
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
 from shared.sched.capacity import Capacity
@@ -55,12 +56,15 @@ class Scheduler:
         new_step: Callable[[], int],
         widths: WidthChoice,
         tier: ColdTier | None = None,
+        choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
     ) -> None:
+        """`choose_rows`: see Stages.choose."""
         self.settings = settings
         self.widths = widths
         self.kv = kv
         self._schedule = schedule
         self._new_step = new_step
+        self._choose_rows = choose_rows
         self._freezer = PlanFreezer(kv, settings)
         self.queues = queues = Queues(kv, settings, schedule, tier)
         self.capacity = Capacity(kv, settings, queues)
@@ -199,15 +203,16 @@ class Scheduler:
 
     # ---- planning
 
-    def plan(self, unsampled: frozenset[int] = frozenset()) -> StepPlan | None:
-        """`unsampled`: launched steps whose tokens this one could not read; their rows step later."""
+    def plan(self) -> StepPlan | None:
+        """Plan the next step. Return None when nothing can run now."""
         self._drop_left_rows()
         self.running.prepare_for_decode(self.settings.speculative)
         width = self.widths.choose(len(self.running))
         stepping = self.capacity.reserve_running(width)
         self._drop_left_rows()
         self.capacity.admit_waiting(self.oldest_offer)
-        rows = self._choose_rows(stepping, unsampled)
+        rows = np.asarray([i for i, req in enumerate(self.running.reqs) if req in stepping], dtype=np.int64)
+        rows = self._choose_rows(rows, self.running.expect_step)
         if not self.settings.mix and self.prefilling and not self._last_was_prefill:
             rows = rows[:0]  # steps alternate
         shares = [] if len(rows) and not self.settings.mix else self._share_chunks(mixed=len(rows) > 0)
@@ -215,17 +220,6 @@ class Scheduler:
             return None
         self._last_was_prefill = bool(shares)
         return self._launchable(shares, rows, width)
-
-    def _choose_rows(self, stepping: set[Request], unsampled: frozenset[int]) -> Int64s:
-        """In a pipeline of n stages n batches are on their way at once: each step takes an n-th of the rows, those that
-        have waited longest."""
-        batch = self.running
-        rows = np.asarray([i for i, req in enumerate(batch.reqs) if req in stepping], dtype=np.int64)
-        if self.settings.num_stages == 1 or not len(rows):
-            return rows
-        free = [i for i in rows.tolist() if int(batch.expect_step[i]) not in unsampled]
-        most = -(-len(rows) // self.settings.num_stages)
-        return np.asarray(sorted(sorted(free, key=lambda i: int(batch.expect_step[i]))[:most]), dtype=np.int64)
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
         step = self._new_step()

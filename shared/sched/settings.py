@@ -23,7 +23,6 @@ class SchedSettings:
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts: the first so many layers, then more, then the rest
     has_encoder: bool = False  # a prompt is computed whole: its tokens but the last read one another
-    num_stages: int = 1  # of the model's pipeline
     depth: int = 1  # of the loop: steps that may be open when it launches another one
     device: str = "cpu"
     pin_memory: bool = False

@@ -65,7 +65,7 @@ def test_the_first_stage_goes_on_while_the_second_has_not_begun() -> None:
     script.world.run_stream(FORWARD)
     assert first.forward is not None and second.forward is not None
     assert first.forward.done.peek() and second.forward.done.peek(), "sampling waits behind the next forward"
-    assert not first.stages[0].done.peek()
+    assert not first.computed.done.peek()
     assert_streams(jobs, script.finish())
 
 
@@ -92,7 +92,7 @@ def test_a_lone_row_steps_without_waiting_for_others() -> None:
     one = job(1, 9, 20)
     script.submit(one)
     assert_streams([one], script.finish())
-    assert not script.core.engine.unsampled_steps
+    assert not script.core.engine.stages.unsampled
 
 
 @pytest.mark.rule("H2")
@@ -102,7 +102,7 @@ def test_an_arrival_comes_behind_the_sampling_of_its_row_s_last_owner() -> None:
     script = Script(stages=2, max_running=1)
     (dying,) = script.submit(job(1, 12, 30))
     script.run_until_running(dying)
-    assert script.core.engine.unsampled_steps
+    assert script.core.engine.stages.unsampled
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 9, 12)
     arrived = arriving.request()
@@ -214,19 +214,19 @@ def test_a_row_s_next_owner_comes_behind_the_drafts_of_its_last_one(tree: bool) 
         core.close()
 
 
-@pytest.mark.parametrize("backend", ["inline", "cpu", "simulated"])
-def test_a_stage_that_raises_costs_its_own_requests_only(backend: str) -> None:
-    core = make_core(CoreKnobs(backend, page_size=4, stages=2, max_running=6, seed=3))
-    stages, calls = core.engine.worker._stages, 0
+@pytest.mark.parametrize(("backend", "stages"), [("inline", 2), ("cpu", 2), ("simulated", 2), ("simulated", 3)])
+def test_a_stage_that_raises_costs_its_own_requests_only(backend: str, stages: int) -> None:
+    core = make_core(CoreKnobs(backend, page_size=4, stages=stages, max_running=6, seed=3))
+    (second, *behind), calls = core.engine.stages.later, 0
 
     def faulty(*args):  # noqa: ANN002, ANN202
         nonlocal calls
         calls += 1
         if calls == 9:
             raise RuntimeError("injected")
-        return stages[1](*args)
+        return second(*args)
 
-    core.engine.worker._stages = (stages[0], faulty)
+    core.engine.stages.later = (faulty, *behind)
     jobs = [job(rid, 9, 20) for rid in range(6)]
     outcome = run_local(core, jobs)
     failed = [rid for rid, end in outcome.ends.items() if end.reason is FinishReason.ERROR]

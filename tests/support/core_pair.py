@@ -114,7 +114,7 @@ class CorePair:
         source = self.prefill.kv.rows.pages_of(handoff.prefill.row)[first:last].copy()
         target = self.decode.kv.rows.pages_of(handoff.decode.row)[first:last].copy()
         transfer = self.decode.streams.transfer
-        self.decode.engine.flush()
+        self.decode.engine.stages.flush()
         if self.decode.engine.last_done is not None:
             transfer.wait(self.decode.engine.last_done)
         handoff.pull = transfer.launch(lambda: self._copy(source, target), label=f"pull({handoff.decode.key.rid})")

@@ -292,7 +292,7 @@ def test_nodes_of_any_numbers_of_stages_pair(
 
 def test_a_stage_that_raises_costs_its_own_requests_only(whole: Path, plain: dict[str, list[int]]) -> None:
     core = make_core(whole, 2)
-    first, second = core.engine.worker._stages
+    (second,) = core.engine.stages.later
     calls = 0
 
     def faulty(inputs: ModelInputs, carried: Carried | None, kv: KVPool) -> Carried | ModelOutput:
@@ -302,7 +302,7 @@ def test_a_stage_that_raises_costs_its_own_requests_only(whole: Path, plain: dic
             raise RuntimeError("injected")
         return second(inputs, carried, kv)
 
-    core.engine.worker._stages = (first, faulty)
+    core.engine.stages.later = (faulty,)
     outcome = run_local(core, jobs())
     failed = {rid for rid, end in outcome.ends.items() if end.reason is FinishReason.ERROR}
     assert 0 < len(failed) < 6 and core.loop.num_failed_steps == 1

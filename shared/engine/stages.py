@@ -1,0 +1,154 @@
+"""From a step's forward to its sampling. A model of one stage is sampled at once; all that the core knows of pipelines
+stands here. Pipelines are frozen (CONTRIBUTING.md): features that touch them are refused in shared/config/frozen.py.
+
+    forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
+
+With two stages the relay stays with the first, and sampling is launched a step late, so that the first stage need not
+wait for the last:
+
+    forward   | forward(N) | forward(N+1) sample(N) | forward(N+2) sample(N+1) |
+    stage1                 | stage(N)               | stage(N+1)               |
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from shared.core.errors import ConfigError
+from shared.device.events import Ticket
+from shared.device.streams import StreamSet
+from shared.engine.lease import StepLease
+from shared.engine.plan import Int64s
+from shared.kv.pool import KVPool
+from shared.model.interface import Carried, Model, ModelInputs, ModelOutput, Stage
+
+Sample = Callable[[StepLease], None]
+
+
+class Stages(Protocol):
+    """Between forward and sampling. Called on the host, by the engine and the loop."""
+
+    def follow(self, lease: StepLease) -> None:
+        """Launch what comes behind the step's forward, and the sampling that is due."""
+        ...
+
+    def flush(self) -> bool:
+        """Launch all sampling that waits for later steps: before anybody else writes the relay, and before anything
+        waits for these steps. Return True when there was any."""
+        ...
+
+    def settle(self, num_left: int) -> None:
+        """Called before each step with the number of rows that their requests have left so far. The row or pages of
+        one may have a new owner in the step: what the sampling of the old one's last step still writes (history,
+        drafts, a tree's path) comes first."""
+        ...
+
+    def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
+        """Return which of `rows` step next, in their order; both index the batch. `expect_step`: the step that wrote
+        the relay of each row of the batch."""
+        ...
+
+
+def every_row(rows: Int64s, expect_step: Int64s) -> Int64s:
+    return rows
+
+
+class OneStage:
+    """Nothing lies between."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+
+    def follow(self, lease: StepLease) -> None:
+        self._sample(lease)
+
+    def flush(self) -> bool:
+        return False
+
+    def settle(self, num_left: int) -> None:
+        """No sampling is late."""
+
+    def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
+        return every_row(rows, expect_step)
+
+
+class Pipeline:
+    """Owner of the steps whose sampling is still to be launched. `later`: the stages behind the first."""
+
+    def __init__(self, later: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> None:
+        self.later = tuple(later)
+        self.unsampled: deque[StepLease] = deque()
+        self._streams = streams
+        self._kv = kv
+        self._sample = sample
+        self._num_left = 0
+
+    def follow(self, lease: StepLease) -> None:
+        for index, stream in enumerate(self._streams.stages):
+            before = lease.computed
+            assert before is not None
+            stream.wait(before.done)
+            run = functools.partial(self._run, index, lease, before)
+            lease.computed = stream.launch(run, label=f"stage{index + 1}({lease.step})")
+        self.unsampled.append(lease)
+        if len(self.unsampled) > len(self.later):
+            self._sample_oldest()
+
+    def _run(self, index: int, lease: StepLease, before: Ticket[None]) -> Generator[None, None, None]:
+        """Runs on the stage's stream, behind the stage before it. Its error is the cause of ours."""
+        if before.error is not None:
+            raise before.error
+        carry = lease.carry
+        assert carry is not None and isinstance(carry.output, Carried), "a stage runs behind another"
+        yield
+        output = self.later[index](carry.fb.inputs, carry.output, self._kv)
+        lease.carry = replace(carry, output=output)
+        yield
+
+    def flush(self) -> bool:
+        waited = bool(self.unsampled)
+        while self.unsampled:
+            self._sample_oldest()
+        return waited
+
+    def _sample_oldest(self) -> None:
+        lease = self.unsampled.popleft()
+        assert lease.computed is not None
+        self._streams.forward.wait(lease.computed.done)
+        self._sample(lease)
+
+    def settle(self, num_left: int) -> None:
+        if num_left != self._num_left:
+            self._num_left = num_left
+            self.flush()
+
+    def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
+        """With n stages n batches are on their way at once: each step takes an n-th of the rows, those that have waited
+        longest. A row whose token comes behind the next forward steps later."""
+        unsampled = {lease.step for lease in self.unsampled}
+        free = [row for row in rows.tolist() if int(expect_step[row]) not in unsampled]
+        most = -(-len(rows) // (1 + len(self.later)))
+        return np.asarray(sorted(sorted(free, key=lambda row: int(expect_step[row]))[:most]), dtype=np.int64)
+
+
+class FirstStage:
+    """A worker's Runner: the stage that runs on the forward stream."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def forward(self, model: Model, inputs: ModelInputs, kv: KVPool) -> Carried | ModelOutput:
+        return self._stage(inputs, None, kv)
+
+
+def make_stages(parts: Sequence[Stage], streams: StreamSet, kv: KVPool, sample: Sample) -> Stages:
+    """`parts`: all stages of a pipeline, none for a model that is one. ConfigError unless each has a stream."""
+    if max(1, len(parts)) != 1 + len(streams.stages):
+        raise ConfigError(f"{len(parts)} stages on {1 + len(streams.stages)} streams")
+    return Pipeline(parts[1:], streams, kv, sample) if parts else OneStage(sample)
