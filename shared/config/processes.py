@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config.frozen import PIPELINE
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.settings import (
     CorePlan,
@@ -40,17 +41,12 @@ def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelCon
 
 
 def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: TransferConfig) -> None:
-    if parallel.pp == 1:
-        return
-    if sched.device == "cuda":
-        raise ConfigError(
-            f"--pp {parallel.pp} --device cuda: each stage would need a device and pages of its own; use --device cpu"
-        )
-    if transfer.layer_parts > 1:
-        raise ConfigError(
-            f"--pp {parallel.pp} --layer-parts {transfer.layer_parts}: stages do not tell how far their layers are, so "
-            "pages travel whole"
-        )
+    if parallel.pp > 1:
+        asked = {
+            "--device cuda": sched.device == "cuda",
+            f"--layer-parts {transfer.layer_parts}": transfer.layer_parts > 1,
+        }
+        PIPELINE.refuse(asked, given=f"--pp {parallel.pp}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
@@ -58,12 +59,9 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
         "--lora": bool(options.adapters),
         "--kv-dtype": formats.kv != "auto",
         "--weight-dtype": formats.weights != "auto",
+        f"--device {device}": device != "cpu",
     }
-    refused = [flag for flag, is_asked in asked.items() if is_asked]
-    if refused:
-        raise ConfigError(f"{', '.join(refused)}: not for models with an encoder ({path.name}) yet; leave it out")
-    if device != "cpu":
-        raise ConfigError(f"--device {device}: models with an encoder ({path.name}) run on the CPU only so far")
+    ENCODER.refuse(asked, of=path.name)
     options.check_memory(t5_bytes(path, DTYPES[options.dtype]))
     return load_t5(path, options.max_context, DTYPES[options.dtype])
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -66,7 +67,7 @@ def load_pipeline(
     if opened is None:
         return split_hashlm(HashLM(max_context=options.max_context, adapters=options.path_adapters()), num_stages)
     if isinstance(opened, EncoderFolder):
-        raise ConfigError(f"--pp {num_stages}: models with an encoder ({name}) are not cut into stages yet")
+        raise ENCODER.refusal([f"--pp {num_stages}"], of=name)
     opened.check_memory(opened.source.config)
     pipeline = build_pipeline(opened, num_stages, heads_every_row)
     warm_up(pipeline)

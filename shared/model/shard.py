@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import torch
 
+from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
@@ -53,7 +54,7 @@ def load_shard(name: str, options: LoadOptions, group: RankGroup) -> Model:
     and gives all of the output. ConfigError where the model can't be shared out among so many."""
     opened = open_named(name, options)
     if isinstance(opened, EncoderFolder):
-        raise ConfigError(f"--tp: models with an encoder ({name}) are not shared out among ranks yet; take --dp or one")
+        raise ENCODER.refusal(["--tp"], of=name)
     model: Model
     if opened is None:
         model = HashLMShard(group, options.max_context, options.path_adapters())

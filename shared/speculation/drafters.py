@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from shared.config.frozen import ENCODER
 from shared.config.settings import SpecConfig
-from shared.core.errors import ConfigError
 from shared.engine.drafter import Drafter
 from shared.model.eagle_head import DraftTarget
 from shared.model.hashlm.draft import HashDraft
@@ -24,8 +24,7 @@ def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> D
         return None
     if config.spec == "ngram":
         return NgramWorkerV2()
-    if model.spec.has_encoder:
-        raise ConfigError(f"--spec {config.spec}: draft heads are for models without an encoder; take ngram or none")
+    ENCODER.refuse({f"--spec {config.spec}": model.spec.has_encoder}, of=model.spec.name)
     head = _head_drafter(config, name, model, threads)
     return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
 
