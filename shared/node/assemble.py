@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
 from shared.device.streams import StreamSet
@@ -30,6 +31,7 @@ from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
 from shared.sched.offload import ColdTier
 from shared.sched.page_budget import MAX_ADAPTERS, MAX_VOCAB
+from shared.sched.prompts import ForEncoder, InChunks, PromptRules
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings
 
@@ -62,13 +64,13 @@ def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | Wind
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
 
 
-def for_encoder(sizes: CoreSizes, drafter: Drafter | None) -> CoreSizes:
-    """What the encoder leaves in a page depends on all of its tokens, so that no beginning is another prompt's too."""
-    if drafter is not None and drafter.kv_planes(1):
-        raise ConfigError("draft heads are for models without an encoder; take --spec ngram or none")
-    if sizes.cold_pages:
-        raise ConfigError("pages of a model with an encoder have no cold tier: leave --offload-bytes out")
-    return replace(sizes, prefix_cache=False)
+def prompts_of(spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None) -> PromptRules:
+    """How the model's prompts are computed. ConfigError for what one with an encoder can't have."""
+    if not spec.has_encoder:
+        return InChunks()
+    has_head = drafter is not None and bool(drafter.kv_planes(1))
+    ENCODER.refuse({"--spec": has_head, "--offload-bytes": bool(sizes.cold_pages)}, of=spec.name)
+    return ForEncoder()
 
 
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
@@ -105,9 +107,7 @@ def assemble_core(
     pipeline."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
-    settings = replace(settings, depth=depth, layer_ends=ends, has_encoder=model.spec.has_encoder)
-    if model.spec.has_encoder:
-        sizes = for_encoder(sizes, drafter)
+    settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
     planes = pool_planes(model, drafter, settings.page_size)
     settings = replace(settings, adapters=adapters_of(model.spec))
     extras: Sequence[RelaySpec] = ()
@@ -131,7 +131,7 @@ def assemble_core(
     kv = KVManager(
         ReqToTokenPool(num_rows, page_count(settings.history_len, settings.page_size)),
         PageAllocator(sizes.num_pages, pool.generation),
-        make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache),
+        make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     worker = Worker(model, pool, future_map, drafter, settings.device, runner_of(ranks, stages))

@@ -37,11 +37,3 @@ def share_budget(remaining: list[int], budget: int) -> list[int]:
         left -= shares[index]
     shares[0] += min(left, remaining[0] - shares[0])
     return shares
-
-
-def share_whole(remaining: list[int], budget: int) -> list[int]:
-    """The same where prompts can't be cut: the oldest in any case, others while they fit."""
-    shares: list[int] = []
-    for tokens in remaining:
-        shares.append(tokens if not shares or sum(shares) + tokens <= budget else 0)
-    return shares

@@ -80,13 +80,8 @@ class PlanFreezer:
             adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
-            encoder_lens=self._encoder_lens(reqs),
+            encoder_lens=self._settings.prompts.encoder_lens(reqs),
         )
-
-    def _encoder_lens(self, reqs: Sequence[Request]) -> Int64s | None:
-        if not self._settings.has_encoder:
-            return None
-        return np.asarray([len(req.prompt_ids) - 1 for req in reqs], dtype=np.int64)
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
         exact = not self._settings.speculative or self._settings.needs_cpu_seq_lens or not len(rows)

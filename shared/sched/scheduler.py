@@ -29,7 +29,6 @@ from shared.engine.stages import every_row
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
 from shared.sched.capacity import Capacity
-from shared.sched.chunking import share_budget, share_whole
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
@@ -239,8 +238,7 @@ class Scheduler:
 
     def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
-        share = share_whole if self.settings.has_encoder else share_budget
-        shares = share([chunk.remaining for chunk in self.prefilling], budget)
+        shares = self.settings.prompts.share([chunk.remaining for chunk in self.prefilling], budget)
         return [ChunkShare(chunk, q) for chunk, q in zip(self.prefilling, shares, strict=True) if q]
 
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shared.core.overshoot import overshoot
 from shared.core.request import Request
+from shared.sched.prompts import InChunks, PromptRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class SchedSettings:
     needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts: the first so many layers, then more, then the rest
-    has_encoder: bool = False  # a prompt is computed whole: its tokens but the last read one another
+    prompts: PromptRules = InChunks()
     depth: int = 1  # of the loop: steps that may be open when it launches another one
     device: str = "cpu"
     pin_memory: bool = False

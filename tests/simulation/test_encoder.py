@@ -21,7 +21,7 @@ from shared.model.interface import ModelInputs
 from shared.model.t5 import T5Model, bucket_of
 from shared.model.t5_file import load_t5
 from shared.node.assemble import CoreSizes, assemble_core
-from shared.sched.chunking import share_whole
+from shared.sched.prompts import ForEncoder, InChunks
 from shared.sched.settings import SchedSettings
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, make_core, run_local
 from tests.support.equivalence_cells import Watch, run_cell
@@ -60,8 +60,8 @@ def test_prompts_are_never_cut() -> None:
     for plan in script.plans:
         for index in range(plan.num_prefill):
             assert plan.emits[index], "all of a prompt in one step"
-    assert share_whole([40, 9, 6], 16) == [40, 0, 0]
-    assert share_whole([4, 9, 6, 3], 16) == [4, 9, 0, 3] and share_whole([], 16) == []
+    assert ForEncoder().share([40, 9, 6], 16) == [40, 0, 0]
+    assert ForEncoder().share([4, 9, 6, 3], 16) == [4, 9, 0, 3] and ForEncoder().share([], 16) == []
 
 
 def test_a_retracted_request_builds_its_encoder_s_part_again() -> None:
@@ -94,7 +94,7 @@ def test_what_it_can_t_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft heads"):
         make_core(CoreKnobs(encoder=True, width=4))
     core = make_core(CoreKnobs(encoder=True, page_size=4))
-    core.scheduler.settings = replace(core.scheduler.settings, has_encoder=False, chunk_size=5)
+    core.scheduler.settings = replace(core.scheduler.settings, prompts=InChunks(), chunk_size=5)
     outcome = run_local(core, [with_encoder(1, 20)])
     assert "encoder tokens" in str(outcome.ends["r1"].error), "an input that was cut is an error, not another answer"
     core.close()
