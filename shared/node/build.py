@@ -18,11 +18,11 @@ import torch
 
 from shared.config import core_plan
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import MemoryConfig, SchedConfig
-from shared.core.errors import BatonError, ConfigError, RankLost
+from shared.config.settings import SchedConfig
+from shared.core.errors import BatonError, RankLost
 from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
-from shared.core.overshoot import loop_depth, overshoot
+from shared.core.overshoot import loop_depth
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
@@ -30,7 +30,6 @@ from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.kv.layout import layer_ends, page_bytes
-from shared.kv.manager import page_count
 from shared.model.interface import Model, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model
@@ -42,6 +41,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
+from shared.node.memory_plan import MemoryPlan, plan_memory
 from shared.node.node import Node, Side
 from shared.node.routers import Routers
 from shared.node.tombstones import Tombstones
@@ -59,7 +59,6 @@ from shared.wire.link import NodeLinks
 from shared.wire.sockets import LinkOptions
 
 EXIT_FAILED = 1
-MIN_CONTEXT = 64
 WARM_UP_PROMPT = (1, 2, 3)
 SideOf = Callable[[NodeContext], Side]
 
@@ -125,7 +124,8 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
 def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
     parts = config.parts
     size, num_stages = parts.parallel.num_ranks, parts.parallel.pp
-    torch.set_num_threads(threads := core_plan.num_threads(core_plan.of_node(config.cores, parts.parallel)))
+    threads = core_plan.num_threads(core_plan.of_node(config.cores, parts.parallel))
+    torch.set_num_threads(threads)
     device, streams = devices(parts.sched, max(size, num_stages))
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
@@ -134,12 +134,13 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
-    num_pages, max_context = plan_memory(parts, loaded, loop_depth(overlap, num_stages))
-    settings = sched_settings(parts, loaded.model, device, num_pages, max_context)
-    sizes = core_sizes(
-        parts, device, num_pages, page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
-    )
-    log.info("KV memory", pages=num_pages, page_size=parts.memory.page_size, max_context=max_context)
+    num_page_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
+    depth = loop_depth(overlap, num_stages)
+    available = psutil.virtual_memory().available
+    plan = plan_memory(parts, loaded.model.spec.max_context, num_page_bytes, depth, device, available)
+    settings = sched_settings(parts, loaded.model, device, plan)
+    sizes = core_sizes(parts, device, plan)
+    log.info("KV memory", pages=plan.num_pages, page_size=parts.memory.page_size, max_context=plan.max_context)
     core = assemble_core(
         loaded.model,
         make_streams(
@@ -158,28 +159,6 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     )
     others.share(core.pool)
     return core
-
-
-def core_sizes(parts: NodeParts, device: str, num_pages: int, num_page_bytes: int) -> CoreSizes:
-    memory, shares = parts.memory, parts.node.role == "prefill" and "shm" in transports(parts, device)
-    if memory.offload_bytes and device != "cpu":
-        raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
-    if 0 < memory.offload_bytes < num_page_bytes:
-        raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {num_page_bytes} bytes")
-    available = psutil.virtual_memory().available
-    if memory.offload_bytes > available:
-        raise ConfigError(
-            f"--offload-bytes is {memory.offload_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free"
-        )
-    return CoreSizes(
-        num_pages,
-        memory.max_running,
-        memory.prefix_cache,
-        shared_memory=shares or parts.parallel.num_ranks > 1,
-        cold_pages=memory.offload_bytes // num_page_bytes,
-        cold_file_pages=memory.offload_disk_bytes // num_page_bytes,
-        cold_dir=memory.offload_dir,
-    )
 
 
 def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
@@ -208,36 +187,27 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -
     return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
 
 
-def plan_memory(parts: NodeParts, loaded: Loaded, depth: int) -> tuple[int, int]:
-    """(pages with the sink, tokens that one sequence may have). No more than all rows at full length can use."""
-    memory, model, past_end = parts.memory, loaded.model, overshoot(parts.spec.width, depth)
-    need = page_bytes(pool_planes(model, loaded.drafter, memory.page_size))
-    most = memory.max_running * page_count(model.spec.max_context + past_end, memory.page_size)
-    num_pages = min(pool_bytes(memory) // need, most)
-    fits = num_pages * memory.page_size - past_end
-    if fits < min(MIN_CONTEXT, model.spec.max_context):
-        raise ConfigError(
-            f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "
-            f"{memory.page_size} tokens takes {need} bytes) or --mem-fraction"
-        )
-    return num_pages + 1, min(model.spec.max_context, fits)
+def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
+    memory, shares = parts.memory, parts.node.role == "prefill" and "shm" in transports(parts, device)
+    return CoreSizes(
+        plan.num_pages,
+        memory.max_running,
+        memory.prefix_cache,
+        shared_memory=shares or parts.parallel.num_ranks > 1,
+        cold_pages=plan.cold_pages,
+        cold_file_pages=plan.cold_file_pages,
+        cold_dir=memory.offload_dir,
+    )
 
 
-def pool_bytes(memory: MemoryConfig) -> int:
-    available = psutil.virtual_memory().available
-    if memory.kv_bytes > available:
-        raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
-    return memory.kv_bytes or int(memory.mem_fraction * available)
-
-
-def sched_settings(parts: NodeParts, model: Model, device: str, num_pages: int, max_context: int) -> SchedSettings:
+def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan) -> SchedSettings:
     return SchedSettings(
         page_size=parts.memory.page_size,
-        max_context=max_context,
+        max_context=plan.max_context,
         chunk_size=parts.sched.chunk_size,
         mixed_chunk_size=parts.sched.mixed_chunk_size,
         width=parts.spec.width,
-        max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * num_pages)),
+        max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * plan.num_pages)),
         device=device,
         pin_memory=device == "cuda",
         layer_ends=layer_ends(model.kv_planes(parts.memory.page_size), parts.transfer.layer_parts),
@@ -296,7 +266,20 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     started = time.monotonic()
     kinds = (
         SamplingParams(max_tokens=3, temperature=0.0),
-        SamplingParams(3, 0.8, 8, 0.9, 0.01, 1.1, 0.1, 0.1, ((1, 0.5),), 1, (2,), 2),
+        SamplingParams(
+            max_tokens=3,
+            temperature=0.8,
+            top_k=8,
+            top_p=0.9,
+            min_p=0.01,
+            repetition_penalty=1.1,
+            presence_penalty=0.1,
+            frequency_penalty=0.1,
+            logit_bias=((1, 0.5),),
+            min_tokens=1,
+            stop_token_ids=(2,),
+            num_logprobs=2,
+        ),
     )
     for arrival, sampling in enumerate(kinds):
         key = RequestKey("warm-up", 0, str(arrival), 0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from shared.core.errors import HandoffFailed
 from shared.core.keys import sequence_seed
 from shared.core.request import Request
 from shared.engine.future_map import FutureMap
-from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
+from shared.sched.events import Emitted, Ended, PrefillDone
 from shared.wire.codec import key_of, sampling_of, to_wire
-from shared.wire.messages import MAX_REAL, MAX_TEXT, Generate, Offer, Prebuilt, SequenceEnd, TokenLogprobs, TokenRun
+from shared.wire.messages import MAX_TEXT, Generate, Offer, Prebuilt, SequenceEnd, TokenRun
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
@@ -52,7 +52,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
 
 
 def run_of(event: Emitted) -> TokenRun:
-    return TokenRun(to_wire(event.key), event.first_pos, list(event.ids), logprobs_to_wire(event.logprobs))
+    return TokenRun(to_wire(event.key), event.first_pos, list(event.ids), list(event.logprobs))
 
 
 def end_of(event: Ended) -> SequenceEnd:
@@ -67,25 +67,12 @@ def end_of(event: Ended) -> SequenceEnd:
     )
 
 
-def logprobs_to_wire(logprobs: Sequence[TokenLogprob]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(finite(p.logprob), list(p.top_ids), [*map(finite, p.top_logprobs)]) for p in logprobs]
-
-
-def finite(logprob: float) -> float:
-    """Broken weights may give infinity or NaN, which the wire does not take: the tokens must arrive all the same."""
-    return max(-MAX_REAL, min(MAX_REAL, logprob))
-
-
-def logprobs_of_wire(logprobs: Sequence[TokenLogprobs]) -> tuple[TokenLogprob, ...]:
-    return tuple(TokenLogprob(p.logprob, tuple(p.top_ids), tuple(p.top_logprobs)) for p in logprobs)
-
-
 def prebuilt_of(done: PrefillDone, lease: int) -> Prebuilt:
     return Prebuilt(
         key=to_wire(done.request.key),
         lease=lease,
         token=done.token,
-        logprobs=logprobs_to_wire(done.logprobs),
+        logprobs=list(done.logprobs),
         committed=done.committed,
         cached_tokens=done.request.cached_tokens,
         draft_state=draft_state_to_bytes(done.draft_state),

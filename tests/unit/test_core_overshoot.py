@@ -8,30 +8,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig, ParallelConfig, SpecConfig
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
+from shared.kv.layout import page_bytes
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import ModelInputs
-from shared.model.load import MOST_STAGES, MOST_WIDTH
+from shared.model.opened import MOST_STAGES, MOST_WIDTH, LoadOptions
 from shared.model.pipeline import load_pipeline
-from shared.node.build import Loaded, plan_memory
+from shared.node.memory_plan import MemoryPlan, plan_memory
 from tests.support.core_rig import CoreKnobs, make_core
 from tests.support.scripted_core import job
 from tests.support.tiny_families import WHOLE, llama
 from tests.support.tiny_models import save_random
 
 
+def plans(parts: NodeParts) -> list[MemoryPlan]:
+    """Of nodes whose loops are 0 to 4 deep, on a machine with a free GiB."""
+    num_bytes = page_bytes(HashLM(max_context=512).kv_planes(parts.memory.page_size))
+    return [plan_memory(parts, 512, num_bytes, depth, "cpu", 1 << 30) for depth in range(5)]
+
+
 def test_memory_is_the_same_up_to_two_open_steps_and_then_a_window_more_for_each() -> None:
     """(pages with the sink, context) of a node, as it says at its start."""
-    config = NodeProcessConfig(memory=MemoryConfig(page_size=16, max_running=2), spec=SpecConfig("ngram", spec_width=8))
-    found = [plan_memory(config, Loaded(HashLM(max_context=512), None), depth) for depth in range(5)]
+    parts = NodeParts(memory=MemoryConfig(page_size=16, max_running=2), spec=SpecConfig("ngram", spec_width=8))
+    found = [(made.num_pages, made.max_context) for made in plans(parts)]
     assert found == [(69, 512)] * 4 + [(71, 512)], "512 + 24, 32 and 40 tokens in pages of 16"
-    short = replace(config, memory=replace(config.memory, kv_bytes=16 * 20 * 16))
-    contexts = [plan_memory(short, Loaded(HashLM(max_context=512), None), depth)[1] for depth in range(5)]
-    assert contexts == [320 - 24] * 3 + [320 - 32, 320 - 40]
+    short = replace(parts, memory=replace(parts.memory, kv_bytes=16 * 20 * 16))
+    assert [made.max_context for made in plans(short)] == [320 - 24] * 3 + [320 - 32, 320 - 40]
 
 
 def test_a_node_refuses_what_is_longer_than_its_context() -> None:
@@ -44,7 +50,7 @@ def test_a_node_refuses_what_is_longer_than_its_context() -> None:
 
 def test_position_tables_reach_as_far_as_any_step(tmp_path: Path) -> None:
     save_random(llama(**WHOLE)(), tmp_path)
-    model, _ = load_pipeline(str(tmp_path), "float32", 4, kernels="torch")
+    model, _ = load_pipeline(str(tmp_path), LoadOptions("float32", kernels="torch"), 4)
     last = model.spec.max_context + overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES)) - 1
     num_pages = last // 16 + 1
     inputs = ModelInputs(

@@ -7,12 +7,12 @@ import pytest
 from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
-from shared.node.build import core_sizes
+from shared.node.memory_plan import plan_memory
 
 
 def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:
     parts = NodeParts(memory=MemoryConfig(offload_bytes=num_bytes))
-    return core_sizes(parts, device, 10, page_bytes).cold_pages
+    return plan_memory(parts, 512, page_bytes, depth=1, device=device, available=1 << 30).cold_pages
 
 
 def test_whole_pages_of_what_was_given() -> None:

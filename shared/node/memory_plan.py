@@ -1,0 +1,61 @@
+"""Plan a node's memory: pages of KV, the longest sequence, the cold tier. Pure: the free memory is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config.processes import NodeParts
+from shared.config.settings import MemoryConfig
+from shared.core.errors import ConfigError
+from shared.core.overshoot import overshoot
+from shared.kv.manager import page_count
+
+MIN_CONTEXT = 64  # tokens: a pool with room for fewer serves nobody
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    num_pages: int  # page 0, the sink, included
+    max_context: int  # tokens that one sequence may have
+    cold_pages: int  # of the cold tier in host memory; 0: there is none
+    cold_file_pages: int  # of its file
+
+
+def plan_memory(
+    parts: NodeParts, max_context: int, page_bytes: int, depth: int, device: str, available: int
+) -> MemoryPlan:
+    """Plan for a model with this `max_context` in tokens and pages of `page_bytes`; `depth` is the loop's, `available`
+    the free bytes. No more pages than all rows at full length can use. Raises ConfigError for what does not fit."""
+    memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
+    most = memory.max_running * page_count(max_context + past_end, memory.page_size)
+    num_pages = min(pool_bytes(memory, available) // page_bytes, most)
+    fits = num_pages * memory.page_size - past_end
+    if fits < min(MIN_CONTEXT, max_context):
+        raise ConfigError(
+            f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "
+            f"{memory.page_size} tokens takes {page_bytes} bytes) or --mem-fraction"
+        )
+    check_offload(memory, page_bytes, device, available)
+    return MemoryPlan(
+        num_pages=num_pages + 1,
+        max_context=min(max_context, fits),
+        cold_pages=memory.offload_bytes // page_bytes,
+        cold_file_pages=memory.offload_disk_bytes // page_bytes,
+    )
+
+
+def pool_bytes(memory: MemoryConfig, available: int) -> int:
+    if memory.kv_bytes > available:
+        raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
+    return memory.kv_bytes or int(memory.mem_fraction * available)
+
+
+def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
+    if memory.offload_bytes and device != "cpu":
+        raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
+    if 0 < memory.offload_bytes < page_bytes:
+        raise ConfigError(f"--offload-bytes is {memory.offload_bytes}, and one page takes {page_bytes} bytes")
+    if memory.offload_bytes > available:
+        raise ConfigError(
+            f"--offload-bytes is {memory.offload_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free"
+        )
