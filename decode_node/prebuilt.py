@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from decode_node.handoff_in import HandoffIn
 from shared.core.states import QueueStage
 from shared.node.context import NodeContext
-from shared.node.convert import logprobs_of_wire
 from shared.sched.prebuilt import Arrival
 from shared.wire.codec import to_wire
 from shared.wire.messages import Installed
@@ -35,6 +34,6 @@ def _arrival(ctx: NodeContext, handoff: HandoffIn) -> Arrival:
         request=req,
         token=record.token,
         committed=record.committed,
-        logprobs=logprobs_of_wire(record.logprobs),
+        logprobs=tuple(record.logprobs),
         draft_state=handoff.draft_state,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.core.errors import BatonError
-from shared.wire.messages import Message, SequenceEnd, TokenLogprobs
+from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Update:
     rid: str
     seq_index: int
     ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs]
+    logprobs: Sequence[TokenLogprob]
     end: SequenceEnd | None
 
 

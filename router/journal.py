@@ -18,14 +18,14 @@ from router.registry import RegisteredNode
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
-from shared.wire.messages import SequenceEnd, TokenLogprobs
+from shared.wire.messages import SequenceEnd, TokenLogprob
 
 
 class Taken(NamedTuple):
     """What one run brought. `conflict`: a duplicate differed from what was emitted."""
 
     ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs]
+    logprobs: Sequence[TokenLogprob]
     conflict: bool
 
 
@@ -38,12 +38,12 @@ class SequenceJournal:
 
     max_tokens: int
     ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     end: SequenceEnd | None = None
     is_closed: bool = False
-    _waiting: dict[int, tuple[int, TokenLogprobs | None]] = field(default_factory=dict)
+    _waiting: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
 
-    def take(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Taken:
+    def take(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Taken:
         if first_pos == len(self.ids) and not self._waiting:  # the common case
             fresh = ids[: self.max_tokens - first_pos]
             self.ids.extend(fresh)

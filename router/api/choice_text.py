@@ -14,7 +14,7 @@ from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
-from shared.wire.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprob
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Delta:
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -48,7 +48,7 @@ class ChoiceText:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
 
-    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Delta:
+    def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Delta:
         delta = Delta()
         used = 0
         for token in ids:

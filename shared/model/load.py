@@ -9,7 +9,6 @@ import torch
 
 from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
-from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig

@@ -13,13 +13,7 @@ from shared.core.states import FinishReason
 from shared.engine.plan import StepResult
 from shared.model.interface import LayerMarks
 from shared.observe.metric_names import SPEC_DEPTH_PREFIX
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    logprob: float
-    top_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
+from shared.wire.messages import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.engine.plan import StepResult
-from shared.sched.events import Emitted, TokenLogprob
+from shared.sched.events import Emitted
+from shared.wire.messages import MAX_REAL, TokenLogprob
 
 
 def append_tokens(
@@ -35,6 +36,11 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
     return None
 
 
+def finite(logprob: float) -> float:
+    """Broken weights may give infinity or NaN, which the wire does not take: the tokens must arrive all the same."""
+    return max(-MAX_REAL, min(MAX_REAL, logprob))
+
+
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:
     """Of each token of row `index`'s run; empty when the request asked for none."""
     num = req.sampling.num_logprobs
@@ -42,9 +48,9 @@ def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogpr
         return []
     return [
         TokenLogprob(
-            logprob=float(result.logprobs[index, j]),
+            logprob=finite(float(result.logprobs[index, j])),
             top_ids=tuple(result.top_ids[index, j, :num].tolist()),
-            top_logprobs=tuple(result.top_logprobs[index, j, :num].tolist()),
+            top_logprobs=tuple(map(finite, result.top_logprobs[index, j, :num].tolist())),
         )
         for j in range(int(result.accept_lens[index]))
     ]

@@ -10,8 +10,8 @@ import torch
 
 from shared.core.request import Request
 from shared.engine.plan import Admission, HistorySeed, RowId
-from shared.sched.events import TokenLogprob
 from shared.sched.settings import SchedSettings
+from shared.wire.messages import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

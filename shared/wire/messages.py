@@ -184,10 +184,12 @@ class Abort(Message, frozen=True):
     all_sequences: bool
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One token's, and the likeliest tokens' beside it. The scheduler's own, too: it travels as it is made."""
+
     logprob: Real
-    top_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOP_LOGPROBS)]
-    top_logprobs: Annotated[list[Real], Meta(max_length=MAX_TOP_LOGPROBS)]
+    top_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
+    top_logprobs: Annotated[tuple[Real, ...], Meta(max_length=MAX_TOP_LOGPROBS)]
 
 
 class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -196,7 +198,7 @@ class TokenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     key: Key
     first_pos: Count
     ids: Annotated[list[TokenId], Meta(max_length=MAX_RUNS)]
-    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=MAX_RUNS)]  # empty when none were asked for
+    logprobs: Annotated[list[TokenLogprob], Meta(max_length=MAX_RUNS)]  # empty when none were asked for
 
 
 class SequenceEnd(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -292,7 +294,7 @@ class Prebuilt(Message, frozen=True):
     key: Key
     lease: Unsigned
     token: TokenId
-    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=1)]
+    logprobs: Annotated[list[TokenLogprob], Meta(max_length=1)]
     committed: Count
     cached_tokens: Count
     draft_state: Annotated[bytes, Meta(max_length=MAX_DRAFT_BYTES)]

@@ -28,7 +28,7 @@ from shared.wire.messages import (
     Message,
     NodeLoad,
     SequenceEnd,
-    TokenLogprobs,
+    TokenLogprob,
     TokenRun,
     Tokens,
     Welcome,
@@ -235,9 +235,9 @@ class FakeNode:
         logprobs = [] if wanted < 0 else [self._logprobs(token, wanted) for token in ids]
         return TokenRun(to_wire(key), position, ids, logprobs)
 
-    def _logprobs(self, token: int, wanted: int) -> TokenLogprobs:
-        tops = [(token + i) % 95 for i in range(wanted)]
-        return TokenLogprobs(-0.5, tops, [-0.5 - i for i in range(wanted)])
+    def _logprobs(self, token: int, wanted: int) -> TokenLogprob:
+        tops = tuple((token + i) % 95 for i in range(wanted))
+        return TokenLogprob(-0.5, tops, tuple(-0.5 - i for i in range(wanted)))
 
     def _send(self, links: NodeLinks, runs: list[TokenRun], ends: list[SequenceEnd]) -> None:
         links.send("router", Tokens(self.node_id, self.epoch, runs, ends))

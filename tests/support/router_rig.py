@@ -19,7 +19,7 @@ from shared.wire.messages import (
     Key,
     NodeLoad,
     SequenceEnd,
-    TokenLogprobs,
+    TokenLogprob,
     TokenRun,
     Tokens,
 )
@@ -70,7 +70,7 @@ class RouterRig:
         return generates(effects)
 
     def run(
-        self, node: RegisteredNode, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprobs] = ()
+        self, node: RegisteredNode, key: Key, first: int, ids: Sequence[int], *, logprobs: Sequence[TokenLogprob] = ()
     ) -> Effects:
         run = TokenRun(key, first, list(ids), list(logprobs))
         return self.dispatcher.tokens(Tokens(node.node_id, node.hello.epoch, [run], []), self.now)

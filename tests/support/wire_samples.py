@@ -29,7 +29,7 @@ from shared.wire.messages import (
     SequenceEnd,
     StoreEntry,
     Take,
-    TokenLogprobs,
+    TokenLogprob,
     TokenRun,
     Tokens,
     Wait,
@@ -47,7 +47,7 @@ FINGERPRINT = Fingerprint(
 LOAD = NodeLoad(
     10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}
 )
-LOGPROBS = TokenLogprobs(-0.5, [1, 2], [-0.5, -1.5])
+LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,

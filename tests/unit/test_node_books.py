@@ -21,7 +21,6 @@ from shared.node.convert import (
     draft_state_of_bytes,
     draft_state_to_bytes,
     end_of,
-    logprobs_of_wire,
     prebuilt_of,
     request_of,
     requests_of,
@@ -32,10 +31,10 @@ from shared.node.report import node_load
 from shared.node.routers import RouterLife, Routers
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
-from shared.sched.events import Emitted, Ended, PrefillDone, TokenLogprob
+from shared.sched.events import Emitted, Ended, PrefillDone
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.fitting import misfit
-from shared.wire.messages import Fingerprint, Generate, Offer
+from shared.wire.messages import Fingerprint, Generate, Offer, TokenLogprob
 from tests.support.core_rig import CoreKnobs, make_core
 
 KEY = RequestKey("router", 3, "r1", 0, 0)
@@ -198,7 +197,7 @@ def test_events_survive_the_wire() -> None:
     logprobs = (TokenLogprob(-0.5, (4, 5), (-0.1, -0.2)),)
     run = run_of(Emitted(KEY, 3, (8,), logprobs))
     assert (run.key, run.first_pos, run.ids) == (to_wire(KEY), 3, [8])
-    assert logprobs_of_wire(run.logprobs) == logprobs
+    assert tuple(run.logprobs) == logprobs
     end = end_of(Ended(KEY, FinishReason.ERROR, 4, 2, PartnerLost("gone")))
     assert (end.reason, end.num_output_tokens, end.cached_tokens) == ("error", 4, 2)
     assert (end.error_code, end.error_message) == ("node_lost", "gone")

@@ -13,7 +13,7 @@ from router.api.shapes import ChatShape, CompletionShape, token_text
 from router.text.hashlm import HashTokenizer
 from router.text.interface import VocabFacts
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import TokenLogprobs
+from shared.wire.messages import TokenLogprob
 
 
 class Bytes:
@@ -39,7 +39,7 @@ def run(ids: Sequence[int], cuts: Sequence[int], stops: Sequence[str], reason: s
     total = Delta()
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     for first, last in zip(edges, edges[1:], strict=False):
-        logprobs = [TokenLogprobs(float(i), [], []) for i in range(first, last)]
+        logprobs = [TokenLogprob(float(i), (), ()) for i in range(first, last)]
         total.add(mine.feed(ids[first:last], logprobs))
         if mine.finish_reason is not None:
             break
@@ -90,7 +90,7 @@ def test_tokens_that_are_half_a_character_are_written_as_bytes() -> None:
 
 def test_both_shapes_show_the_same_logprobs() -> None:
     show = ShowOptions((), stream=True, include_usage=False, return_token_ids=False, num_logprobs=2)
-    delta = Delta("ab", [65, 66], [TokenLogprobs(-1.0, [65, 67], [-1.0, -2.0])] * 2, [0, 1])
+    delta = Delta("ab", [65, 66], [TokenLogprob(-1.0, (65, 67), (-1.0, -2.0))] * 2, [0, 1])
     chat = ChatShape(HashTokenizer(), show).chunk(0, delta)
     completion = CompletionShape(HashTokenizer(), show).chunk(0, delta)
     assert chat.logprobs is not None and completion.logprobs is not None

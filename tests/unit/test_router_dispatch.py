@@ -11,7 +11,7 @@ from router.effects import Update
 from router.registry import RegisteredNode
 from shared.core.errors import NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprobs, TokenRun, Tokens
+from shared.wire.messages import Fingerprint, Key, SequenceEnd, TokenLogprob, TokenRun, Tokens
 from tests.support.router_rig import RouterRig, aborts, failures, generates, ids_of, sibling
 
 
@@ -188,7 +188,7 @@ def test_keys_that_match_only_in_part_touch_nothing(rig: RouterRig) -> None:
 def test_malformed_runs_are_dropped_with_an_alarm(rig: RouterRig) -> None:
     prefill, _ = pair(rig)
     key = rig.open()[0].key
-    too_few = rig.run(prefill, key, 0, [1, 2], logprobs=[TokenLogprobs(0.0, [], [])])
+    too_few = rig.run(prefill, key, 0, [1, 2], logprobs=[TokenLogprob(0.0, (), ())])
     for effects in (rig.run(prefill, key, -1, [1]), too_few):
         assert [alarm.kind for alarm in effects.alarms] == ["malformed token run"] and not effects.news
     ghost = Tokens("ghost", 1, [TokenRun(key, 0, [1], [])], [])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router.journal import Journal, OpenRequest, SequenceJournal
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Key, SequenceEnd, TokenLogprobs
+from shared.wire.messages import Key, SequenceEnd, TokenLogprob
 
 
 def end(count: int) -> SequenceEnd:
@@ -68,7 +68,7 @@ def test_any_order_of_runs_gives_the_stream(data: st.DataObject) -> None:
     got: list[int] = []
     got_logprobs: list[float] = []
     for first, last in [*cuts, (0, len(stream))]:
-        logprobs = [TokenLogprobs(float(i), [], []) for i in range(first, last)] if wants_logprobs else []
+        logprobs = [TokenLogprob(float(i), (), ()) for i in range(first, last)] if wants_logprobs else []
         taken = journal.take(first, stream[first:last], logprobs)
         assert not taken.conflict
         got += taken.ids

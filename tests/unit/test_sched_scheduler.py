@@ -17,7 +17,8 @@ from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
-from shared.sched.events import Emitted, Ended, HandoffUnpinned, TokenLogprob
+from shared.sched.events import Emitted, Ended, HandoffUnpinned
+from shared.wire.messages import TokenLogprob
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     CoreKnobs,

@@ -8,7 +8,7 @@ import pytest
 
 from router.effects import Update
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Key, SequenceEnd, TokenLogprobs, Tokens
+from shared.wire.messages import Key, SequenceEnd, TokenLogprob, Tokens
 from tests.support.sim.clients import Stream, WrongStream, streams_of
 from tests.support.sim.cluster import Cluster
 from tests.support.sim.faults import AIM
@@ -23,7 +23,7 @@ def stream(num_logprobs: int = -1) -> Stream:
     return streams_of("r0/1#", RequestPlan((1, 2, 3), 1, sampling, seed=7))[0]
 
 
-def update(ids: list[int], end: SequenceEnd | None = None, logprobs: tuple[TokenLogprobs, ...] = ()) -> Update:
+def update(ids: list[int], end: SequenceEnd | None = None, logprobs: tuple[TokenLogprob, ...] = ()) -> Update:
     return Update("1", 0, ids, logprobs, end)
 
 
@@ -62,10 +62,10 @@ def test_anything_else_is_wrong(fault: str) -> None:
 
 def test_logprobs_are_held_to_the_reference() -> None:
     one = stream(num_logprobs=0)
-    right = [TokenLogprobs(value, [], []) for value in one.reference.logprobs]
+    right = [TokenLogprob(value, (), ()) for value in one.reference.logprobs]
     one.take(update(one.reference.ids[:1], logprobs=(right[0],)))
     with pytest.raises(WrongStream, match="logprob"):
-        one.take(update(one.reference.ids[1:2], logprobs=(TokenLogprobs(right[1].logprob - 0.5, [], []),)))
+        one.take(update(one.reference.ids[1:2], logprobs=(TokenLogprob(right[1].logprob - 0.5, (), ()),)))
     with pytest.raises(WrongStream, match="0 logprobs"):
         one.take(update(one.reference.ids[1:2]))
     with pytest.raises(WrongStream, match="nobody asked"):

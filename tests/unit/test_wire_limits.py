@@ -47,7 +47,7 @@ def leaves(kind: inspect.Type, path: Path = (), marks: tuple[object, ...] = ()) 
             yield from leaves(one, path, marks)
     else:
         yield Leaf(path, kind, marks)
-        if isinstance(kind, inspect.ListType):
+        if isinstance(kind, SEQUENCES):
             yield from leaves(kind.item_type, (*path, 0))
         elif isinstance(kind, inspect.TupleType):
             for i, item in enumerate(kind.item_types):
@@ -57,6 +57,7 @@ def leaves(kind: inspect.Type, path: Path = (), marks: tuple[object, ...] = ()) 
             yield from leaves(kind.value_type, (*path, "value"))
 
 
+SEQUENCES = inspect.ListType | inspect.VarTupleType
 ALWAYS_LIMITED = (inspect.BoolType, inspect.NoneType, inspect.LiteralType, inspect.TupleType)
 
 
@@ -68,7 +69,9 @@ def is_limited(leaf: Leaf) -> bool:
         return low and (high or BIT_LIMITED in leaf.marks)
     if isinstance(kind, inspect.FloatType):
         return kind.ge is not None and kind.le is not None
-    if isinstance(kind, inspect.StrType | inspect.BytesType | inspect.ListType | inspect.DictType):
+    if isinstance(
+        kind, inspect.StrType | inspect.BytesType | inspect.ListType | inspect.VarTupleType | inspect.DictType
+    ):
         return kind.max_length is not None
     return isinstance(kind, ALWAYS_LIMITED)
 
