@@ -18,9 +18,8 @@ class FrozenPath:
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise a ConfigError that names what was asked and is lacking. Keys are flags with their values, each with a
         line in `lacks`. `given`: flags that chose this path. `of`: the model."""
-        unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
-        assert not unknown, f"no line in the table of {self.name}: {unknown}"
-        refused = [flag for flag, is_asked in asked.items() if is_asked]
+        reasons = {flag: self.lacks[flag.split()[0]] for flag in asked}  # one without a line shows before it is asked
+        refused = [flag for flag in reasons if asked[flag]]
         if refused:
             raise self.refusal(refused, given=given, of=of)
 

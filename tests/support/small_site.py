@@ -11,6 +11,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.patience import HANG_GUARD_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -61,4 +63,4 @@ def command_in(site: Path, code: str, *args: str) -> list[str]:
 
 def run_in(site: Path, code: str, *args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = command_in(site, code, *args)
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_GUARD_S, check=False)

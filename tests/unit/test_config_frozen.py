@@ -8,7 +8,7 @@ import pytest
 
 from shared.config.frozen import ENCODER, PIPELINE, FrozenPath
 from shared.config.options import flag_name
-from shared.config.processes import NodeProcessConfig
+from shared.config.processes import NodeParts
 from shared.core.errors import ConfigError
 
 PATH = FrozenPath("old carts", {"--sail": "have no mast", "--oars": "have no mast", "--bell": "make no noise"})
@@ -33,7 +33,7 @@ def test_a_feature_without_a_line_shows_before_anybody_asks_it() -> None:
 
 @pytest.mark.parametrize("path", [PIPELINE, ENCODER])
 def test_each_line_is_a_flag_of_nodes(path: FrozenPath) -> None:
-    config = NodeProcessConfig()
-    sections = [getattr(config, section.name) for section in fields(config)]
+    parts = NodeParts()
+    sections = [getattr(parts, section.name) for section in fields(parts)]
     flags = {flag_name(field.name) for section in sections for field in fields(section)}
     assert set(path.lacks) <= flags

@@ -31,6 +31,7 @@ TARGETS = (
     "run",
     "test",
     "test-fast",
+    "test-long",
     "bench",
     "lint",
     "mutants",
