@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 BIN = Path(sys.executable).parent
-GUARD_TIMES = 4.0  # a tier may take this many times a quiet machine's seconds
+GUARD_TIMES = 8.0  # a tier may take this many times a quiet machine's seconds: slow ones, beside other work, take 4
 MIN_GUARD_S = 300.0  # and never less than this: where a second is expected, a busy disk alone may take many
 # What a tier that hangs is sent, and the seconds it has for an answer. pytest takes the first for Ctrl-C and sums up;
 # if it can't, faulthandler prints all stacks at the second. Then its process group is killed.
-LAST_WORDS = ((signal.SIGINT, 30.0), (signal.SIGABRT, 10.0))
+LAST_WORDS = ((signal.SIGINT, 120.0), (signal.SIGABRT, 30.0))
 
 
 @dataclass(frozen=True, slots=True)

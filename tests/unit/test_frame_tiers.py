@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests import tiers
+from tests.support.patience import HANG_GUARD_S
 from tests.tiers import Tier
 
 
@@ -65,7 +66,8 @@ def test_a_tier_that_hangs_fails_and_takes_its_children_along(tmp_path, monkeypa
         time.sleep(0.02)
 
 
-def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, capfd):
+def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(tiers, "LAST_WORDS", ((signal.SIGINT, HANG_GUARD_S),))
     file, begun = tmp_path / "test_it.py", tmp_path / "begun"
     file.write_text(f"import time\ndef test_hangs():\n  open({str(begun)!r}, 'w').write('x')\n  time.sleep(600)\n")
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary")
