@@ -132,7 +132,7 @@ class PrefillSide:
 
     def _launched(self, event: ChunkLaunched) -> None:
         handoff = self.inflight.granted.get(event.key)
-        if handoff is not None:
+        if handoff is not None and handoff.request.row:  # no row: it gave its memory away since
             self.inflight.launched(handoff, event)
         elif (handoff := self.bootstrap.find(event.key)) is not None:
             handoff.launched.append(event)

@@ -18,8 +18,9 @@ class FrozenPath:
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise a ConfigError that names what was asked and is lacking. Keys are flags with their values, each with a
         line in `lacks`. `given`: flags that chose this path. `of`: the model."""
-        reasons = {flag: self.lacks[flag.split()[0]] for flag in asked}  # one without a line shows before it is asked
-        refused = [flag for flag in reasons if asked[flag]]
+        for flag in asked:
+            self.lacks[flag.split()[0]]  # one without a line shows here, asked for or not
+        refused = [flag for flag, is_asked in asked.items() if is_asked]
         if refused:
             raise self.refusal(refused, given=given, of=of)
 

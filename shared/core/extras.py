@@ -57,7 +57,10 @@ def origin() -> str:
     """Return the wheel or folder that Baton was installed from; pip keeps its address (PEP 610)."""
     from importlib import metadata  # slow, and only for this
 
-    own = metadata.distribution(DISTRIBUTION)
+    try:
+        own = metadata.distribution(DISTRIBUTION)
+    except metadata.PackageNotFoundError:  # a bare copy of the source
+        return str(ROOT)
     address: str = json.loads(own.read_text("direct_url.json") or "{}").get("url", "")
     url = urllib.parse.urlsplit(address)
     if url.scheme == "file":

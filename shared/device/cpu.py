@@ -51,8 +51,8 @@ class CpuStream:
     def epoch(self) -> int:
         return self._epochs.current
 
-    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, arms, label, self.name, self.epoch)
+    def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, fires, label, self.name, self.epoch)
         with self._lock:
             if not self._stopping.is_set():
                 self._items.put(work)

@@ -106,12 +106,12 @@ class CudaStream:
     def epoch(self) -> int:
         return self._epochs.current
 
-    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, arms, label, self.name, self.epoch)
+    def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, fires, label, self.name, self.epoch)
         if self._stopped:
             work.skip("the stream was stopped")
             return work.ticket
-        for event in (*work.arms, work.ticket.done):
+        for event in (*work.fires, work.ticket.done):
             event.bind(self._marks)
         with torch.cuda.stream(self.cuda_stream), torch.inference_mode():
             run_work(work, self._epochs)

@@ -28,8 +28,8 @@ class InlineStream:
     def epoch(self) -> int:
         return self._epochs.current
 
-    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, arms, label, self.name, self.epoch)
+    def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, fires, label, self.name, self.epoch)
         if self._stopped:
             work.skip("the stream was stopped")
             return work.ticket

@@ -46,9 +46,9 @@ class SimulatedStream:
     def epoch(self) -> int:
         return self._epochs.current
 
-    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        work = make_work(fn, arms, label, self.name, self.epoch)
-        for event in (*work.arms, work.ticket.done):
+    def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        work = make_work(fn, fires, label, self.name, self.epoch)
+        for event in (*work.fires, work.ticket.done):
             event.bind(self.world)
         self.items.append(work)
         self.world.note(self.name, "launch", work.label)

@@ -27,8 +27,8 @@ class Stream(Protocol):
     @property
     def epoch(self) -> int: ...
 
-    def launch(self, fn: Closure[R], arms: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        """Run fn after all earlier work of this stream. fn promises to fire every event in `arms`; those that it
+    def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
+        """Run fn after all earlier work of this stream. fn promises to fire every event in `fires`; those that it
         leaves (it raised, was skipped, forgot) the stream fires with an error, before `ticket.done`.
 
         fn captures only what is frozen at launch. It may be a generator function: each `yield` is a preemption
@@ -72,7 +72,7 @@ class Work(Generic[R]):
     """One launched closure on its way through a stream."""
 
     fn: Closure[R]
-    arms: tuple[Event, ...]
+    fires: tuple[Event, ...]
     ticket: Ticket[R]
     epoch: int
     label: str
@@ -81,7 +81,7 @@ class Work(Generic[R]):
         """The one way out of a stream: nobody who waits on an arm or on `done` is left behind."""
         self.ticket.result = result
         self.ticket.error = error
-        for event in self.arms:
+        for event in self.fires:
             if not event.fired:
                 event.fire(error or EventNotFired(f"{self.label} ended without firing {event.name}"))
         self.ticket.done.fire(error)
@@ -90,9 +90,9 @@ class Work(Generic[R]):
         self.settle(None, StreamSkipped(f"{self.label} skipped: {why}"))
 
 
-def make_work(fn: Closure[R], arms: Sequence[Event], label: str, stream: str, epoch: int) -> Work[R]:
+def make_work(fn: Closure[R], fires: Sequence[Event], label: str, stream: str, epoch: int) -> Work[R]:
     label = label or f"{stream}:{getattr(fn, '__name__', 'closure')}"
-    return Work(fn, tuple(arms), Ticket(label), epoch, label)
+    return Work(fn, tuple(fires), Ticket(label), epoch, label)
 
 
 def run_to_end(fn: Closure[R]) -> R:

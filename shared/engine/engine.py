@@ -18,7 +18,7 @@ from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.stages import make_stages
 from shared.engine.verify import Verified
 from shared.engine.worker import OnVerifyComplete, Worker
-from shared.kv.integrity import raise_problems
+from shared.kv.accounting import raise_problems
 from shared.model.interface import LayerMarks, Stage
 
 
@@ -68,7 +68,7 @@ class Engine:
             return self.worker.forward(plan, lease)
 
         marks = layers.events if layers is not None else ()
-        lease.forward = self.streams.forward.launch(forward, arms=marks, label=f"forward({plan.step})")
+        lease.forward = self.streams.forward.launch(forward, fires=marks, label=f"forward({plan.step})")
         lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
@@ -84,9 +84,9 @@ class Engine:
                 rows = FutureIndices(torch.from_numpy(plan.req_pool_indices).to(new_seq_lens.device))
                 self.future_map.publish(rows, new_seq_lens, publish_ready)
 
-        arms = (publish_ready,) if publish_ready is not None else ()
+        fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self._sample(plan, lease, on_verify_complete), arms=arms, label=f"sample({plan.step})"
+            lambda: self._sample(plan, lease, on_verify_complete), fires=fires, label=f"sample({plan.step})"
         )
         self._launch_copy(lease)
 
@@ -104,9 +104,9 @@ class Engine:
         self.stages.flush()
         publish_ready = Event() if self.publishes else None
         lease = StepLease(admission.step, admission, publish_ready)
-        arms = (publish_ready,) if publish_ready is not None else ()
+        fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self._seed_relay(admission, publish_ready), arms=arms, label=f"admit({admission.step})"
+            lambda: self._seed_relay(admission, publish_ready), fires=fires, label=f"admit({admission.step})"
         )
         self.leases.append(lease)
         self._open[lease.step] = lease

@@ -1,4 +1,4 @@
-"""FutureMap: what one step leaves for the next, keyed by request-pool row (reports #25862, #25879, #25945).
+"""FutureMap, the relay: what one step leaves for the next, keyed by request-pool row (reports #25862, #25879, #25945).
 
         publish  new_seq_lens_buf   + publish_ready    the scheduler may read this
         stash    output_tokens_buf, extras             forward stream only, ordered by program order, no event
@@ -60,7 +60,9 @@ class FutureMap:
             publish_ready.fire()
 
     def stash(self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor) -> None:
-        """Leave the next input token (any integer shape, flattened to 1-D int64, S3) and the declared extras.
+        """Write the relay rows after sampling: the next input token and the declared extras.
+
+        Token ids of any integer shape are stored flat, as int64 (S3).
 
         The tag beside a value is the step that wrote it; `gather` compares it with the step the plan expects.
         """

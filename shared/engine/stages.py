@@ -1,5 +1,6 @@
-"""From a step's forward to its sampling. A model of one stage is sampled at once; all that the core knows of pipelines
-stands here. Pipelines are frozen (CONTRIBUTING.md): features that touch them are refused in shared/config/frozen.py.
+"""From a step's forward to its sampling. A model of one stage is sampled at once; what the core does differently for
+pipelines stands here and where `stages` is named. They are frozen (CONTRIBUTING.md): shared/config/frozen.py refuses new
+features.
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |
 

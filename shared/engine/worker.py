@@ -105,6 +105,7 @@ class Worker:
             with lease.times.drafting():
                 verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
             yield
+        # The relay rows are written here: the next step gathers its input tokens from them.
         emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
         extras = {name: value[emits] for name, value in verified.draft_state.items()}
         self.future_map.stash(FutureIndices(fb.future.indices[emits]), verified.next_token[emits], plan.step, **extras)

@@ -121,7 +121,7 @@ class TorchAttention:
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
         """(T, kv_heads, D) to the tokens' slots."""
         page, slot = self._write_page, self._write_slot
-        if self._scales is not None:
+        if self._scales is not None:  # --kv-dtype int8 or fp8
             values, self._scales[page, layer, half, :, slot] = quantize(values, self._kv.dtype)
         self._kv[page, layer, half, :, slot] = values
 

@@ -1,4 +1,7 @@
-"""Quantized numbers, of KV and of weights: a byte each and a float32 scale per row. int8, or fp8 (e4m3).
+"""Quantized numbers: a byte each and a float32 scale per row. int8, or fp8 (e4m3).
+
+KV is quantized where attention writes it (attention.py), weights where they are loaded (linear.py,
+quantized_product.py).
 
 A row's scale maps its largest magnitude to the largest byte, so nothing is ever clipped. Knows nothing of what the rows
 are: a token's key in one head, or what one output of a product weighs.

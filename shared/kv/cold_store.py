@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from shared.core.errors import ConfigError, IntegrityError
-from shared.kv.integrity import raise_problems
+from shared.kv.accounting import raise_problems
 from shared.kv.pool import ByteArray
 
 

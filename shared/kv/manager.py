@@ -17,7 +17,7 @@ import numpy as np
 
 from shared.core.errors import IntegrityError
 from shared.core.states import TAGS, PageState, Tag
-from shared.kv.integrity import raise_problems
+from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageAllocator, PageIds
 from shared.kv.prefix_cache import Keys, Lock, Match, PrefixCache
 from shared.kv.rows import ReqToTokenPool

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
-from shared.kv.integrity import raise_problems
+from shared.kv.accounting import raise_problems
 
 PageIds = npt.NDArray[np.int32]
 Generations = npt.NDArray[np.uint64]

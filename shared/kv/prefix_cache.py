@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
-from shared.kv.integrity import raise_problems
+from shared.kv.accounting import raise_problems
 from shared.kv.page_identity import ROOT, child_identity
 from shared.kv.pages import PageIds
 

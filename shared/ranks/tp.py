@@ -51,7 +51,7 @@ class TPRanks:
 
 
 def follow_tp(orders: socket.socket, group: RankGroup, model: Model, kv: KVPool) -> None:
-    """A follower's life beside ModelRanks. Returns when rank 0 is through, or gone between two steps."""
+    """A follower's life beside TPRanks. Returns when rank 0 is through, or gone between two steps."""
     with torch.inference_mode():
         while (order := hear(orders, Forward)) is not None:
             together(group, model, inputs_of(order), kv)

@@ -38,7 +38,8 @@ class Ended:
 @dataclass(frozen=True, slots=True)
 class ChunkLaunched:
     """A step was launched after which the first num_tokens tokens of a request to hand over have KV; is_last: that is
-    all of them. `layers` says how far it is. Told at once."""
+    all of them. `layers` says how far it is. Told in the round that
+    launched it."""
 
     key: RequestKey
     num_tokens: int

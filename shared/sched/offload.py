@@ -19,8 +19,8 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import PageState
 from shared.engine.transfer_jobs import JobDone, TransferJobs
+from shared.kv.accounting import raise_problems
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
-from shared.kv.integrity import raise_problems
 from shared.kv.manager import KVManager
 from shared.kv.page_identity import identities
 from shared.kv.pool import KVPool

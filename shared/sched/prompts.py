@@ -1,5 +1,5 @@
-"""How prompts are computed: in chunks, or whole where an encoder reads them. All that planning knows of encoders stands
-here. They are frozen (CONTRIBUTING.md): features that touch them are refused in shared/config/frozen.py.
+"""How prompts are computed: in chunks, or whole where an encoder reads them. What planning does differently for
+encoders stands here. They are frozen (CONTRIBUTING.md): shared/config/frozen.py refuses new features.
 """
 
 from __future__ import annotations

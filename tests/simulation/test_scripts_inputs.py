@@ -58,8 +58,8 @@ def test_a_step_that_runs_again_does_not_find_its_staging_installed_again() -> N
     engine = script.core.engine
     launch, twice = engine.streams.forward.launch, []
 
-    def again(fn, arms=(), label: str = "") -> Ticket:  # noqa: ANN001
-        ticket = launch(fn, arms, label)
+    def again(fn, fires=(), label: str = "") -> Ticket:  # noqa: ANN001
+        ticket = launch(fn, fires, label)
         if label == "forward(2)":
             twice.append(launch(fn, (), "forward(2) again"))
         return ticket

@@ -19,8 +19,8 @@ class HandDriven:
         self.log: list[str] = []
         self._epochs = StreamEpochs()
 
-    def launch(self, fn: Closure[Any], arms: Sequence[Event] = (), label: str = "") -> Ticket[Any]:
-        work = make_work(fn, arms, label, self.name, 0)
+    def launch(self, fn: Closure[Any], fires: Sequence[Event] = (), label: str = "") -> Ticket[Any]:
+        work = make_work(fn, fires, label, self.name, 0)
         self.items.append(work)
         if self.open:
             self.run()

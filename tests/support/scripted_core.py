@@ -23,7 +23,7 @@ def job(rid: int, num_prompt: int = 12, max_tokens: int = 12, **sampling: object
 
 
 class Script:
-    """`launch_next` is one loop step that may launch, and runs nothing; the world moves by `world.run...` only."""
+    """A loop step may launch, and runs nothing; the world moves by `world.run...` only."""
 
     def __init__(self, drafter: Drafter | None = None, **knobs: object) -> None:
         self.world = World.script()

@@ -50,7 +50,7 @@ def test_an_event_fired_too_early_is_visible() -> None:
             yield
             value[0] = 1
 
-        world.stream("forward").launch(writer, arms=[published])
+        world.stream("forward").launch(writer, fires=[published])
         world.stream("copy").wait(published)
         return world.stream("copy").launch(lambda: value[0]).take()
 
@@ -176,7 +176,7 @@ def test_stop_closes_a_half_run_closure() -> None:
             closed.append(True)
 
     arm = Event("arm")
-    ticket = world.stream("a").launch(half, arms=[arm])
+    ticket = world.stream("a").launch(half, fires=[arm])
     world.run("a")
     world.stream("a").stop()
     assert closed == [True] and isinstance(ticket.error, StreamSkipped) and isinstance(arm.error, StreamSkipped)
@@ -184,7 +184,7 @@ def test_stop_closes_a_half_run_closure() -> None:
 
 def test_the_timeline_is_readable() -> None:
     world, published = World.script(), Event("publish")
-    world.stream("forward").launch(published.fire, arms=[published], label="step 1")
+    world.stream("forward").launch(published.fire, fires=[published], label="step 1")
     world.stream("copy").wait(published)
     world.run("forward")
     text = world.timeline()

@@ -1,4 +1,4 @@
-"""What every stream backend must do: order, waits, failures, arms, generators. The simulated world has its own file."""
+"""What every stream backend must do: order, waits, failures, events, generators. The simulated world has a file."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_a_wait_on_a_failed_event_only_orders(streams: StreamSet) -> None:
 
 
 def test_after_a_failure_the_epoch_is_skipped_and_nobody_hangs(streams: StreamSet) -> None:
-    arms = Event("publish_ready"), Event("publish_ready_2")
-    first = streams.forward.launch(boom, arms=[arms[0]])
-    second = streams.forward.launch(lambda: "never", arms=[arms[1]])
+    fires = Event("publish_ready"), Event("publish_ready_2")
+    first = streams.forward.launch(boom, fires=[fires[0]])
+    second = streams.forward.launch(lambda: "never", fires=[fires[1]])
     with pytest.raises(ValueError, match="boom"):
         first.take(HANG_GUARD_S)
     with pytest.raises(StreamSkipped):
         second.take(HANG_GUARD_S)
-    assert isinstance(arms[0].error, ValueError) and isinstance(arms[1].error, StreamSkipped)
+    assert isinstance(fires[0].error, ValueError) and isinstance(fires[1].error, StreamSkipped)
     assert streams.copy.launch(lambda: 1).take(HANG_GUARD_S) == 1  # the other streams live
 
 
@@ -100,7 +100,7 @@ def test_a_forgotten_arm_is_fired_with_an_error_before_done(streams: StreamSet) 
     kept, forgotten = Event("kept"), Event("forgotten")
     order: list[str] = []
     forgotten.add_callback(lambda event: order.append(event.name))
-    ticket = streams.forward.launch(lambda: kept.fire(), arms=[kept, forgotten], label="step 1")
+    ticket = streams.forward.launch(lambda: kept.fire(), fires=[kept, forgotten], label="step 1")
     ticket.done.add_callback(lambda _: order.append("done"))
     ticket.take(HANG_GUARD_S)
     assert kept.error is None
@@ -127,7 +127,7 @@ def test_a_generator_that_raises_midway_fails_like_any_closure(streams: StreamSe
         yield
         boom()
 
-    ticket = streams.forward.launch(closure, arms=[early])
+    ticket = streams.forward.launch(closure, fires=[early])
     with pytest.raises(ValueError, match="boom"):
         ticket.take(HANG_GUARD_S)
     assert early.error is None  # it fired before the failure
@@ -191,7 +191,7 @@ def test_cpu_stop_leaves_nobody_waiting() -> None:
     running = stream.launch(lambda: started.set() or gate.wait(HANG_GUARD_S))
     assert started.wait(HANG_GUARD_S)
     stream.wait(Event("never fires"))
-    queued = stream.launch(lambda: "never", arms=[arm])
+    queued = stream.launch(lambda: "never", fires=[arm])
     stopper = threading.Thread(target=stream.stop)
     stopper.start()
     gate.set()
@@ -219,9 +219,9 @@ def test_an_exit_inside_a_closure_settles_the_ticket(make: Callable[[], Stream])
 
     if isinstance(stream, InlineStream):
         with pytest.raises(SystemExit):
-            stream.launch(leave, arms=[arm])
+            stream.launch(leave, fires=[arm])
     else:
-        stream.launch(leave, arms=[arm]).done.synchronize(HANG_GUARD_S)
+        stream.launch(leave, fires=[arm]).done.synchronize(HANG_GUARD_S)
         stream.reset()
         assert stream.launch(lambda: "alive").take(HANG_GUARD_S) == "alive"
     assert isinstance(arm.error, SystemExit)

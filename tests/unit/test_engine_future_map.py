@@ -120,7 +120,7 @@ def test_resolve_waits_for_publish_and_for_nothing_behind_it() -> None:
         yield  # draft-extend: still to come when the host goes on
         raise AssertionError("the host ran the step to its end")
 
-    ticket = world.stream("forward").launch(step, arms=[ready])
+    ticket = world.stream("forward").launch(step, fires=[ready])
     lengths = future_map.resolve_seq_lens_cpu(np.asarray([4, 2]), ready)
     assert lengths.tolist() == [33, 12] and not ticket.done.peek()
 

@@ -180,7 +180,7 @@ def test_every_mode_takes_the_same_path(overlap: bool, width: int) -> None:
     core = make_core(CoreKnobs(overlap=overlap, width=width))
     labels = []
     launch = core.streams.forward.launch
-    core.streams.forward.launch = lambda fn, arms=(), label="": (labels.append(label), launch(fn, arms, label))[1]  # type: ignore[method-assign]
+    core.streams.forward.launch = lambda fn, fires=(), label="": (labels.append(label), launch(fn, fires, label))[1]  # type: ignore[method-assign]
     plans = record_plans(core)
     run_local(core, draw_jobs(random.Random(2), 3))
     assert labels == [f"{what}({plan.step})" for plan in plans for what in ("forward", "sample")]

@@ -93,7 +93,7 @@ def test_a_wait_orders_and_only_what_was_before_the_fire(bench: Bench) -> None:
         yield
         bench.touch(2)
 
-    bench.a.launch(publishes_then_writes_on, arms=[ready])
+    bench.a.launch(publishes_then_writes_on, fires=[ready])
     bench.b.wait(ready)
     bench.b.launch(bench.toucher(1, Mode.READ))
     bench.world.run_until_idle()

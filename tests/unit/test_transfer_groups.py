@@ -136,9 +136,9 @@ def test_an_abort_ends_whoever_blocks(groups: Groups, phase: str) -> None:
 
 PEER = """
 import sys, torch
-from shared.transfer.transports import make_pair_group
+from shared.transfer.transports import open_group
 from shared.transfer.torch_groups import SENDER
-group = make_pair_group("gloo", SENDER, "127.0.0.1", torch.device("cpu"), lambda: None)
+group = open_group("gloo", SENDER, "127.0.0.1", torch.device("cpu"), lambda: None)
 told = 0
 while told < 2:
     for name, value in group.take_entries():

@@ -105,9 +105,9 @@ class Detector:
 
     # ---- edges
 
-    def register(self, launch: Launch, arms: Sequence[Event]) -> None:
+    def register(self, launch: Launch, fires: Sequence[Event]) -> None:
         with self._lock:
-            for event in arms:
+            for event in fires:
                 self._launch_of[id(event)] = (event, launch)
 
     def register_ticket(self, launch: Launch, ticket: Ticket[Any]) -> None:

@@ -100,7 +100,7 @@ class StreamWatch:
         self._pending.append(event)
         self._wait(event)
 
-    def launch(self, fn: Closure[Any], arms: Sequence[Event] = (), label: str = "") -> Ticket[Any]:
+    def launch(self, fn: Closure[Any], fires: Sequence[Event] = (), label: str = "") -> Ticket[Any]:
         detector = self._detector
         label = label or f"{self._stream_name}:{getattr(fn, '__name__', 'closure')}"
         mark = detector.clocks.release(HOST)
@@ -108,8 +108,8 @@ class StreamWatch:
             _forget_past(self._last)
         launch = Launch(self._actor, self._stream_name, label, mark, self._pending, self._last, self._facts())
         self._pending, self._last = [], launch
-        detector.register(launch, arms)
-        ticket = self._launch(self._traced(fn, launch), arms, label)
+        detector.register(launch, fires)
+        ticket = self._launch(self._traced(fn, launch), fires, label)
         detector.register_ticket(launch, ticket)
         return ticket
 
