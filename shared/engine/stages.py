@@ -1,5 +1,5 @@
 """From a step's forward to its sampling. A model of one stage is sampled at once; what the core does differently for
-pipelines stands here and where `stages` is named. They are frozen (CONTRIBUTING.md): shared/config/frozen.py refuses new
+pipelines stands here and where `stages` is named. Pipelines are frozen: shared/config/frozen.py refuses new
 features.
 
     forward   | forward(N) sample(N) | forward(N+1) sample(N+1) |

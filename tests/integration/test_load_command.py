@@ -164,7 +164,7 @@ def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp
     """The mock does not slow down: here the share within the SLO is scripted by rate."""
     from deploy.tools.load.figures import Estimate
 
-    real = harness.play
+    real = harness.run_load
 
     def scripted(plan, stage, goldens):
         import dataclasses
@@ -174,7 +174,7 @@ def test_a_sweep_ends_between_a_rate_that_passed_and_one_that_missed(capsys, tmp
         summary = dataclasses.replace(outcome.summary, slo_share=Estimate(share, share, share))
         return dataclasses.replace(outcome, summary=summary)
 
-    monkeypatch.setattr(harness, "play", scripted)
+    monkeypatch.setattr(harness, "run_load", scripted)
     flags = ["--sweep", "--requests", "10", "--out", str(tmp_path)]
     status, _, text, _ = run(capsys, Behaviour(), *flags)
     best = float(re.search(r"highest rate within .*: ([0-9.]+) requests/s", text)[1])
