@@ -20,12 +20,10 @@ from shared.node.context import NodeContext
 from shared.sched.events import GrantRevoked, SchedEvent
 from shared.transfer.interface import PageReceiver
 from shared.wire.codec import key_of, to_wire
-from shared.wire.errors import refuse
+from shared.wire.errors import failed, refuse
 from shared.wire.messages import (
-    MAX_TEXT,
     Abort,
     Broken,
-    Failed,
     Generate,
     Installed,
     Offer,
@@ -107,7 +105,7 @@ class DecodeSide:
         if event.retracted:  # we prefill it here: the source's pages are not needed
             self._ctx.outbox.send(handoff.source, Installed(wire, handoff.lease))
         else:
-            self._ctx.outbox.send(handoff.source, Failed(wire, handoff.lease, handoff.failure.message[:MAX_TEXT]))
+            self._ctx.outbox.send(handoff.source, failed(wire, handoff.lease, handoff.failure))
 
     # ---- one round
 

@@ -136,7 +136,7 @@ class OpenRequest:
             node.breaker.sent()
 
     def prompt_done(self) -> None:
-        """The prompt is no work before its node any more."""
+        """Take the prompt off its node's books: its first tokens are here, or nobody waits for them."""
         if self.waits_for_prefill and self.prefiller is not None:
             self.prefiller.open_prompt_tokens -= len(self.prompt_ids)
         self.waits_for_prefill = False

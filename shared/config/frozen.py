@@ -18,8 +18,9 @@ class FrozenPath:
     def refuse(self, asked: Mapping[str, bool], *, given: str = "", of: str = "") -> None:
         """Raise a ConfigError that names what was asked and is lacking. Keys are flags with their values, each with a
         line in `lacks`. `given`: flags that chose this path. `of`: the model."""
-        for flag in asked:
-            self.lacks[flag.split()[0]]  # one without a line shows here, asked for or not
+        unknown = [flag for flag in asked if flag.split()[0] not in self.lacks]
+        if unknown:  # said whether anybody asked for it or not
+            raise KeyError(f"{', '.join(unknown)}: no line in the table of {self.name}")
         refused = [flag for flag, is_asked in asked.items() if is_asked]
         if refused:
             raise self.refusal(refused, given=given, of=of)

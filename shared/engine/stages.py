@@ -45,9 +45,10 @@ class Stages(Protocol):
         ...
 
     def settle(self, num_left: int) -> None:
-        """Called before each step with the number of rows that their requests have left so far. The row or pages of
-        one may have a new owner in the step: what the sampling of the old one's last step still writes (history,
-        drafts, a tree's path) comes first."""
+        """Launch late sampling before a step when a request has left its row. `num_left` counts such rows so far.
+
+        The row or its pages may have a new owner in the step. The old owner's sampling still writes there (history,
+        drafts, a tree's path), so it comes first."""
         ...
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
@@ -130,8 +131,8 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """With n stages n batches are on their way at once: each step takes an n-th of the rows, those that have waited
-        longest. A row whose token comes behind the next forward steps later."""
+        """Return an n-th of the rows of n stages, those that have waited longest: n batches are on their way at once.
+        A row steps later when its token comes behind the next forward."""
         unsampled = {lease.step for lease in self.unsampled}
         free = [row for row in rows.tolist() if int(expect_step[row]) not in unsampled]
         most = -(-len(rows) // (1 + len(self.later)))

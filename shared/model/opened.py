@@ -84,7 +84,7 @@ class OpenedModel:
 
     @property
     def num_positions(self) -> int:
-        """That the tables of positions have."""
+        """Return the length of the tables of positions."""
         return self.context + WINDOW_SLACK
 
     def check_memory(self, config: LlamaConfig) -> None:
@@ -97,7 +97,7 @@ class OpenedModel:
         return pick_kernels(config, self.dtype, device, asked.threads, asked.kernels == "torch", asked.formats)
 
     def spec(self) -> ModelSpec:
-        """Reads all files, for their hash."""
+        """Return what is said of the model. Read all files, for their hash."""
         config, formats = self.source.config, self.options.formats
         narrow = "" if formats.weights == "auto" else f" {formats.weights}"
         return ModelSpec(
@@ -130,7 +130,7 @@ def open_named(name: str, options: LoadOptions) -> OpenedModel | EncoderFolder |
 
 
 def open_model(path: Path) -> TensorSource:
-    """Reads headers only."""
+    """Open a folder or file. Read its headers only."""
     return SafetensorsFolder(path) if path.is_dir() else GgufFile(path)
 
 

@@ -119,6 +119,7 @@ def assemble_core(
             reads_history=drafter.reads_history,
             relays_drafts=bool(extras),
         )
+    runner = runner_of(ranks, stages)
     pool = KVPool(
         planes,
         sizes.num_pages,
@@ -134,7 +135,7 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
-    worker = Worker(model, pool, future_map, drafter, settings.device, runner_of(ranks, stages))
+    worker = Worker(model, pool, future_map, drafter, settings.device, runner)
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier, engine.stages.choose)

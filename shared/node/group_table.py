@@ -16,7 +16,7 @@ from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
 WINDOW = 6  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
 MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver
 MAX_GROUPS = 64
-END_S = 2.0  # a thread that was told to end has so long, at the end of its process
+END_S = 2.0  # how long the end of the process waits for a thread that was told to end
 
 
 @dataclass(slots=True, eq=False)

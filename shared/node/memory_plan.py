@@ -45,12 +45,14 @@ def plan_memory(
 
 
 def pool_bytes(memory: MemoryConfig, available: int) -> int:
+    """Return the bytes of the KV pool. Raises ConfigError for more than are free."""
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:
+    """Raises ConfigError for a cold tier that this device or machine can't have."""
     if memory.offload_bytes and device != "cpu":
         raise ConfigError(f"--offload-bytes: pages on {device} have no way into host memory yet; leave it out")
     if 0 < memory.offload_bytes < page_bytes:

@@ -51,7 +51,7 @@ class ForEncoder:
     share_prefixes: bool = False
 
     def share(self, remaining: list[int], budget: int) -> list[int]:
-        """The oldest in any case, others while they fit."""
+        """Return all of the oldest prompt, and all of others while the budget has room."""
         shares: list[int] = []
         for tokens in remaining:
             shares.append(tokens if not shares or sum(shares) + tokens <= budget else 0)

@@ -56,6 +56,11 @@ def refuse(key: Key, error: BatonError) -> Refuse:
     return Refuse(key, error.message[:MAX_TEXT], is_full=isinstance(error, Overloaded))
 
 
+def failed(key: Key, lease: int, error: BatonError) -> Failed:
+    """Return a decode node's word that a granted hand-off has failed. The message is cut, for it may quote a peer."""
+    return Failed(key, lease, error.message[:MAX_TEXT])
+
+
 def error_of_peer(peer: str, message: Refuse | Failed) -> BatonError:
     """Return what a prefill node makes of its decode node's words."""
     is_full = isinstance(message, Refuse) and message.is_full
