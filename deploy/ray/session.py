@@ -42,24 +42,26 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
-    """Ray's processes write their logs where they run, in its session folder. What Ray has to say here goes to stderr:
-    stdout is for results, which are written afterwards."""
+    """Connects this process to Ray as a client. Ray's processes write their logs where they run, in its session
+    folder. Stdout is for results, which are written afterwards: whatever Ray prints goes to stderr, from the moment
+    its threads start (a thread of its own prints that a machine died) until the last of them has ended.
+    """
     shipped = {"working_dir": working_dir, "excludes": left_out(Path(working_dir))} if working_dir else None
-    try:
-        ray.init(
-            address=address,
-            namespace=f"baton-{cluster}",
-            runtime_env=shipped,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster at {address}: {error}") from None
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            ray.init(
+                address=address,
+                namespace=f"baton-{cluster}",
+                runtime_env=shipped,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"no Ray cluster at {address}: {error}") from None
+        try:
             yield
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def left_out(checkout: Path) -> list[str]:

@@ -67,6 +67,27 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield machines
 
 
+MakeBaton = Callable[[str, str], tuple[BatonRay, str]]
+
+
+@pytest.fixture
+def make_baton(tmp_path: Path) -> Iterator[MakeBaton]:
+    """Writes the file of one cluster: Ray's address ("" is a Ray of its own) and further lines in, the words for it
+    and its router's address out. A cluster that the test leaves behind is taken down, or it would fail the next test.
+    """
+    made: list[BatonRay] = []
+
+    def make(address: str, more: str) -> tuple[BatonRay, str]:
+        port, node_port = free_ports()
+        toml = TOML.format(address=address, more=more, port=port, node_port=node_port)
+        made.append(BatonRay(tmp_path, toml))
+        return made[-1], f"http://127.0.0.1:{port}"
+
+    yield make
+    if (tmp_path / ".baton" / "ray.json").exists():
+        made[-1].run("down")
+
+
 def machine_to_kill(rows: Rows) -> str:
     """With a node on it, and not the router, whose streams would end with it."""
     used = {row["ray_node"] for row in rows.values()}
@@ -109,12 +130,10 @@ def ends(processes: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(processes, timeout=HANG_GUARD_S)[1]
 
 
-def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines) -> None:
+def test_a_machine_loses_power_under_streams(tmp_path: Path, machines: Machines, make_baton: MakeBaton) -> None:
     """Ray starts its nodes elsewhere, every stream is whole, pools are whole, `down` leaves nobody. With keys."""
-    port, node_port = free_ports()
-    url = f"http://127.0.0.1:{port}"
     more = f'[security]\nkeys = "{make_keys(tmp_path / "keys", sorted(NODES), ["router-0"])}"'
-    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more=more, port=port, node_port=node_port))
+    baton, url = make_baton(machines.address, more)
     baton.up()
     again = baton.run("up", str(baton.file))
     assert again.returncode == 2 and "runs already" in again.stderr
@@ -162,9 +181,8 @@ def the_router_moves(baton: BatonRay, machines: Machines) -> None:
     assert baton.rows()["router-0"]["machine"] != rows["router-0"]["machine"]
 
 
-def test_without_keys_several_machines_are_refused(tmp_path: Path, machines: Machines) -> None:
-    port, node_port = free_ports()
-    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more="", port=port, node_port=node_port))
+def test_without_keys_several_machines_are_refused(machines: Machines, make_baton: MakeBaton) -> None:
+    baton, _ = make_baton(machines.address, "")
     done = baton.run("up", str(baton.file))
     assert done.returncode == 2 and "baton keys create DIR --router router-0" in done.stderr, done.stderr
 
@@ -198,22 +216,12 @@ settle_s = 0.0
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[tuple[BatonRay, str, str]]:
-    """The word of a file for a Ray of its own, and the addresses of its two routers. Nothing of it is left."""
-    port, node_port = free_ports()
-    baton = BatonRay(tmp_path, TOML.format(address="", more=SHIPPED, port=port, node_port=node_port))
-    try:
-        yield baton, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"
-    finally:
-        if (tmp_path / ".baton" / "ray.json").exists():  # the test did not get as far as `down`
-            baton.run("down")
-
-
-def test_a_ray_of_its_own_that_scales(own: tuple[BatonRay, str, str]) -> None:
+def test_a_ray_of_its_own_that_scales(make_baton: MakeBaton) -> None:
     """The shipped checkout is what runs, two routers share the nodes, nothing listens beyond loopback, decode nodes
     come under load and go without it, drained."""
-    baton, url, second_url = own
+    baton, url = make_baton("", SHIPPED)
+    host, _, port = url.rpartition(":")
+    both = (url, f"{host}:{int(port) + 1}")
     baton.up()
     rows = baton.rows()
     assert set(rows) == NODES | {"router-0", "router-1"}
@@ -231,7 +239,6 @@ def test_a_ray_of_its_own_that_scales(own: tuple[BatonRay, str, str]) -> None:
             await asyncio.gather(*(stream_all(target, more[i::2]) for i, target in enumerate(both)))
 
     clients: list[Client] = []
-    both = (url, second_url)
     asyncio.run(until_it_has_grown())
     for client in clients:
         client.check()
@@ -254,16 +261,13 @@ def on_loopback(address: str) -> bool:
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
-def test_another_package_named_shared_is_refused(tmp_path: Path, machines: Machines) -> None:
+def test_another_package_named_shared_is_refused(tmp_path: Path, machines: Machines, make_baton: MakeBaton) -> None:
     checkout = tmp_path / "checkout"
     for package in ("deploy", "deploy/ray", "shared"):
         (checkout / package).mkdir(parents=True)
         (checkout / package / "__init__.py").write_text('"""Something else."""\n')
-    port, node_port = free_ports()
-    more = (
-        f'working_dir = "{checkout}"\n[security]\nkeys = "{make_keys(tmp_path / "keys", sorted(NODES), ["router-0"])}"'
-    )
-    baton = BatonRay(tmp_path, TOML.format(address=machines.address, more=more, port=port, node_port=node_port))
+    keys = make_keys(tmp_path / "keys", sorted(NODES), ["router-0"])
+    baton, _ = make_baton(machines.address, f'working_dir = "{checkout}"\n[security]\nkeys = "{keys}"')
     done = baton.run("up", str(baton.file))
     assert done.returncode == 2 and "its `shared` is another package" in done.stderr, done.stdout + done.stderr
     assert baton.run("status", str(baton.file)).returncode == 2, "nothing was started"

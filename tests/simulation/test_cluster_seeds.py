@@ -14,7 +14,7 @@ from tests.support.sim.plan import ClusterPlan, draw_plan
 from tests.support.sim.run import run_many
 from tests.support.sim.summary import Summary
 
-FEW, MANY = 8, 40
+FEW, MANY = 8, 50
 FAR_AWAY = 1_000_000  # seeds of their own
 
 

@@ -15,8 +15,9 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 
 from shared.config import core_plan
 from shared.config.settings import CorePlan
@@ -25,6 +26,7 @@ from tests.support.sim.summary import Summary
 
 PROGRESS_S = 5.0
 TIMELINE_LINES = 400
+AHEAD = 4  # seeds under way for each process, so that a long one keeps nobody waiting
 
 
 def prepare() -> None:
@@ -60,18 +62,17 @@ def run_many(first: int, wanted: int, jobs: int, budget_s: float = float("inf"))
 
 
 def results(first: int, jobs: int, enough: Callable[[], bool]) -> Iterator[SeedReport]:
-    """Reports in order of completion; a few seeds are always under way."""
+    """Yields reports in the order of their seeds, so that the same seeds count on every machine. Seeds behind the one
+    that is waited for run already; what they report after `enough` is dropped.
+    """
     seeds = itertools.count(first)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
         try:
-            open_runs: set[Future[SeedReport]] = {pool.submit(run_one, next(seeds)) for _ in range(2 * jobs)}
-            while open_runs:
-                done, open_runs = wait(open_runs, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
-                    if not enough():
-                        open_runs.add(pool.submit(run_one, next(seeds)))
+            under_way = deque(pool.submit(run_one, next(seeds)) for _ in range(AHEAD * jobs))
+            while not enough():
+                yield under_way.popleft().result()
+                under_way.append(pool.submit(run_one, next(seeds)))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after a signal: what runs ends, nothing new begins
 
