@@ -47,7 +47,10 @@ class EventDriver(Protocol):
 
 
 class Event:
-    """Made armed. `fired`: fire() was called; `query()`: all work before the fire is complete (a device lags)."""
+    """An event is armed from the moment it is made; `Stream.launch(fires=...)` says which work will fire it.
+
+    `fired`: fire() was called; `query()`: all work before the fire is complete (a device lags).
+    """
 
     __slots__ = ("_callbacks", "_complete", "_driver", "_lock", "_waiter", "error", "fired", "name")
 

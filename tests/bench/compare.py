@@ -2,8 +2,8 @@
 
     git worktree add ../old v1; python -m tests.bench.compare ../old [--rounds 3] [--dtype float32] [--only http_shm]
 
-Each round runs the other checkout, this one, and the other once more, so that a machine whose speed drifts hurts both,
-and the other checkout against itself shows how much of a difference is noise. A figure of this checkout is called
+The two take turns, the other checkout first and last, so that a machine whose speed drifts hurts both, and the other
+checkout against itself shows how much of a difference is noise. A figure of this checkout is called
 worse (or better) when its median lies outside everything that the other checkout measured.
 """
 
@@ -35,7 +35,7 @@ NOT_A_SPEED = ("setup", "flips", "machine")
 
 @dataclass(slots=True)
 class Figure:
-    """What was measured of one figure, in order of time: two values of the other checkout for each of this one."""
+    """What was measured of one figure, in order of time; the other checkout has one value more."""
 
     old: list[float] = field(default_factory=list)
     new: list[float] = field(default_factory=list)
@@ -78,12 +78,11 @@ def measure(part: Part, checkout: Path, console: Console) -> dict[str, Any]:
 
 def compare(part: Part, other: Path, rounds: int, console: Console) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
-    for _ in range(rounds):
-        for checkout in (other, ROOT, other):
-            for name, value in flat(measure(part, checkout, console)):
-                if isinstance(value, int | float) and not any(word in name for word in NOT_A_SPEED):
-                    figure = figures.setdefault(name, Figure())
-                    (figure.new if checkout is ROOT else figure.old).append(float(value))
+    for checkout in (*(other, ROOT) * rounds, other):
+        for name, value in flat(measure(part, checkout, console)):
+            if isinstance(value, int | float) and not any(word in name for word in NOT_A_SPEED):
+                figure = figures.setdefault(name, Figure())
+                (figure.new if checkout is ROOT else figure.old).append(float(value))
     return {name: figure for name, figure in figures.items() if figure.old and figure.new}
 
 
