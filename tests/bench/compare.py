@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from rich.table import Table
 from tests.bench.run import Part, cpu_name, flat, parts
 
 ROOT = Path(__file__).resolve().parents[2]
-LOWER_IS_BETTER = ("_ms", "_s", " s", "seconds", "itl", "ttft", "transformers")
+LOWER_IS_BETTER = re.compile(r"_ms$|(?<!tok)_s$|seconds")
 NOT_A_SPEED = ("setup", "flips", "machine")
 
 
@@ -44,8 +45,8 @@ class Figure:
         middle = statistics.median(self.new)
         if min(self.old) <= middle <= max(self.old):
             return ""
-        lower_is_better = any(word in name for word in LOWER_IS_BETTER)
-        return "better" if (middle < min(self.old)) == lower_is_better else "worse"
+        is_lower = middle < min(self.old)
+        return "better" if is_lower == bool(LOWER_IS_BETTER.search(name)) else "worse"
 
 
 def with_dtype(part: Part, dtype: str) -> Part:
