@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CATALOGUE = Path(__file__).with_name("catalogue")
+SLIPS = Path(__file__).with_name("slips") / "slips.toml"
 TEST = re.compile(r"^(?:async )?(?:def (test_\w+)\(|(test_\w+) = )", re.MULTILINE)
 SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -50,6 +51,16 @@ class Mutant:
 
 
 @dataclass(frozen=True, slots=True)
+class Slip:
+    """Like a mutant, but nobody has said which test must notice. `minds`: who suffers."""
+
+    name: str
+    why: str
+    minds: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
     """The lines `first` to `end` (from 0, end excluded) of a file that a dotted name stands for."""
 
@@ -77,7 +88,7 @@ def read_mutant(name: str, fields: dict[str, Any]) -> Mutant:
     """Raises CatalogueError when a field is missing, empty or unknown."""
     texts = {key: tuple(fields.get(key, ())) for key in ("kills", "rules")}
     try:
-        mutant = Mutant(name=name, why=fields["why"], edits=tuple(Edit(**edit) for edit in fields["edits"]), **texts)
+        mutant = Mutant(name=name, why=fields["why"], edits=_read_edits(fields), **texts)
     except (KeyError, TypeError) as error:
         raise CatalogueError(f"{name}: needs why, kills and edits of at, old and new: {error}") from None
     if not (mutant.edits and mutant.kills and fields.keys() <= {"why", "kills", "edits", "rules"}):
@@ -85,7 +96,31 @@ def read_mutant(name: str, fields: dict[str, Any]) -> Mutant:
     return mutant
 
 
-def mutated(mutant: Mutant, root: Path = ROOT) -> dict[Path, str]:
+def _read_edits(fields: dict[str, Any]) -> tuple[Edit, ...]:
+    return tuple(Edit(**edit) for edit in fields["edits"])
+
+
+def read_slips(wanted: tuple[str, ...] = (), path: Path = SLIPS) -> list[Slip]:
+    """Return the slips in the order of the file, or those called like one of `wanted`. Raises CatalogueError."""
+    entries = tomllib.loads(path.read_text())
+    strangers = set(wanted) - entries.keys()
+    if strangers:
+        raise CatalogueError(f"no slip is called {sorted(strangers)}")
+    return [read_slip(name, fields) for name, fields in entries.items() if not wanted or name in wanted]
+
+
+def read_slip(name: str, fields: dict[str, Any]) -> Slip:
+    """Raises CatalogueError when a field is missing, empty or unknown."""
+    try:
+        slip = Slip(name, **(fields | {"edits": _read_edits(fields)}))
+    except (KeyError, TypeError) as error:
+        raise CatalogueError(f"{name}: needs why, minds and edits of at, old and new: {error}") from None
+    if not (slip.why and slip.minds and slip.edits):
+        raise CatalogueError(f"{name}: needs why, minds and edits")
+    return slip
+
+
+def mutated(mutant: Mutant | Slip, root: Path = ROOT) -> dict[Path, str]:
     """Return the new text of each file that the mutant changes. Raises CatalogueError when an edit does not fit."""
     spans: dict[Path, list[tuple[int, int, list[str]]]] = {}
     for edit in mutant.edits:

@@ -1,4 +1,4 @@
-"""Check within seconds that the mutants, the marks on tests and the tables made of both fit the code.
+"""Check within seconds that the mutants, the slips, the marks on tests and the tables made of both fit the code.
 
     python tests/mutants/check.py [--write]       # --write: make SEEDS.md and HAZARDS.md anew
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import catalogue
 import tables
-from catalogue import ROOT, CatalogueError, Mutant
+from catalogue import ROOT, CatalogueError, Mutant, Slip
 
 TESTS = ROOT / "tests"
 UNSEEN = "## What the tests do not see yet"
@@ -22,23 +22,30 @@ UNSEEN = "## What the tests do not see yet"
 def check(mutants: list[Mutant]) -> list[str]:
     """Return what is wrong with the mutants and their marks, nothing when all fit."""
     rules, tests = tables.read_rules(), catalogue.find_tests()
-    wrong = [error for mutant in mutants for error in wrong_with(mutant, tests)]
+    wrong = [error for mutant in mutants for error in (*wrong_edits(mutant), *wrong_kills(mutant, tests))]
+    wrong += [error for slip in catalogue.read_slips() for error in wrong_edits(slip)]
     return wrong + tables.check_marks(rules, tables.read_marks(mutants))
 
 
-def wrong_with(mutant: Mutant, tests: dict[str, list[Path]]) -> Iterator[str]:
+def wrong_edits(mutant: Mutant | Slip) -> Iterator[str]:
     try:
         for path, text in catalogue.mutated(mutant).items():
             if text == path.read_text():
                 yield f"{mutant.name}: changes nothing in {path.name}"
             if path.suffix == ".py":
                 compile(text, str(path), "exec")
-        for test in mutant.kills:
-            catalogue.node_id(test, tests)
     except CatalogueError as error:
         yield str(error)
     except SyntaxError as error:
         yield f"{mutant.name}: no Python any more: {error}"
+
+
+def wrong_kills(mutant: Mutant, tests: dict[str, list[Path]]) -> Iterator[str]:
+    for test in mutant.kills:
+        try:
+            catalogue.node_id(test, tests)
+        except CatalogueError as error:
+            yield f"{mutant.name}: {error}"
 
 
 def pages(mutants: list[Mutant]) -> dict[Path, str]:
@@ -60,7 +67,7 @@ def main(argv: list[str]) -> int:
             path.write_text(text)
         elif path.read_text() != text:
             wrong.append(f"{path.name} is stale: python tests/mutants/check.py --write")
-    print("\n".join(wrong) or f"{len(mutants)} mutants fit the code")
+    print("\n".join(wrong) or f"{len(mutants)} mutants and {len(catalogue.read_slips())} slips fit the code")
     return 1 if wrong else 0
 
 
