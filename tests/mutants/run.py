@@ -9,6 +9,7 @@ its compiled kernels from mutant to mutant.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,21 +86,28 @@ def judge(kills: tuple[str, ...], failures: list[tuple[str, str]]) -> tuple[bool
     return True, f"{name}: {' '.join(message.split())[:100]}"
 
 
+@contextlib.contextmanager
+def replaced(texts: dict[Path, str]) -> Iterator[None]:
+    """Give files another text for a while. They come back with their times, so that what was compiled stays valid."""
+    originals = {path: (path.read_text(), path.stat()) for path in texts}
+    try:
+        for path, text in texts.items():
+            path.write_text(text)
+        yield
+    finally:
+        for path, (text, stat) in originals.items():
+            path.write_text(text)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 def try_mutant(root: Path, mutant: Mutant, kills: tuple[str, ...]) -> Verdict:
     start = time.monotonic()
     try:
         texts = mutated(mutant, root)
     except CatalogueError as error:
         return Verdict(False, f"does not apply: {error}", 0.0)
-    originals = {path: (path.read_text(), path.stat()) for path in texts}
-    try:
-        for path, text in texts.items():
-            path.write_text(text)
+    with replaced(texts):
         killed, why = judge(kills, run_tests(root, kills))
-    finally:
-        for path, (text, stat) in originals.items():
-            path.write_text(text)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     return Verdict(killed, why, time.monotonic() - start)
 
 
