@@ -101,6 +101,28 @@ def test_a_mutant_without_its_fields_is_refused(tools: SimpleNamespace, fields: 
         tools.catalogue.read_mutant("m", fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"minds": "m", "edits": [{"at": "a", "old": "b", "new": "c"}]}, "why"),
+        ({"why": "w", "minds": "m", "edits": []}, "edits"),
+        ({"why": "w", "minds": "m", "edits": [{"at": "a", "old": "b"}]}, "new"),
+        ({"why": "w", "minds": "m", "edits": [{"at": "a", "old": "b", "new": "c"}], "kills": ["t"]}, "kills"),
+    ],
+)
+def test_a_slip_without_its_fields_is_refused(tools: SimpleNamespace, fields: dict[str, object], why: str) -> None:
+    with pytest.raises(tools.catalogue.CatalogueError, match=why):
+        tools.catalogue.read_slip("s", fields)
+
+
+def test_a_slip_that_fits_no_longer_is_named(tools: SimpleNamespace) -> None:
+    edits = (tools.catalogue.Edit("shared.node.tombstones.Tombstones.expire", "was_there_once()", "pass"),)
+    (error,) = tools.check.wrong_edits(tools.catalogue.Slip("s", "why", "who", edits))
+    assert "s: the old text occurs 0 times" in error
+    with pytest.raises(tools.catalogue.CatalogueError, match="no slip is called"):
+        tools.catalogue.read_slips(("nobody",))
+
+
 def test_a_test_is_found_by_its_name_wherever_it_stands(tools: SimpleNamespace, tmp_path: Path) -> None:
     for folder, text in (
         ("unit", "def test_a():\n    pass\ndef test_b():\n    pass\n"),
