@@ -1,6 +1,6 @@
 """Ask the tests about the slips: which test is the first to notice each of them, and which slips nobody notices.
 
-    python tests/mutants/slips_noticed.py [--only NAME ...]
+    python tests/mutants/slips_noticed.py [--only NAME ...] [--ask units | --ask simulations]
 
 The slips are those of slips/slips.toml. First the unit tests that know the changed file try; those that they leave go
 to the simulations, all nodes and routers together. As with the other mutants, only an assertion's or an oracle's word
@@ -24,6 +24,7 @@ from sampled import AREAS, NUM_CLUSTER_SEEDS, OPTIONS
 from trial import ALIVE, KILLED, Net, Trials, Verdict
 
 TEST_TIMEOUT_S = 240  # a whole cluster on a busy machine
+UNITS, SIMULATIONS = "units", "simulations"  # nets
 WHOLE_CLUSTER = ("tests/simulation/test_cluster_seeds.py", "tests/simulation/test_cluster_deaths.py")
 
 
@@ -35,8 +36,7 @@ class Trial:
     path: Path
     file: str
     text: str
-    units: Net
-    simulations: Net
+    nets: dict[str, Net]
 
 
 def trial_of(slip: Slip, root: Path) -> Trial:
@@ -44,10 +44,21 @@ def trial_of(slip: Slip, root: Path) -> Trial:
     file = path.relative_to(root).as_posix()
     area = next((area for area in AREAS.values() if file in area.files), None)
     if area is not None:
-        return Trial(slip, path, file, text, area.quick_net(file), area.rest_net())
-    units = sorted((ROOT / "tests" / "unit").glob(f"test_{path.parent.name}_*.py"))
-    names = tuple(unit.relative_to(ROOT).as_posix() for unit in units)
-    return Trial(slip, path, file, text, Net(names), Net(WHOLE_CLUSTER, NUM_CLUSTER_SEEDS))
+        return Trial(slip, path, file, text, {UNITS: area.quick_net(file), SIMULATIONS: area.rest_net()})
+    nets = {UNITS: Net(units_that_know(file)), SIMULATIONS: Net(WHOLE_CLUSTER, NUM_CLUSTER_SEEDS)}
+    return Trial(slip, path, file, text, nets)
+
+
+def units_that_know(file: str) -> tuple[str, ...]:
+    """Return the unit tests that are named like the file's room, then others that import the file."""
+    room = f"test_{Path(file).parent.name}_"
+    paths = sorted((ROOT / "tests" / "unit").glob("test_*.py"), key=lambda path: (not path.name.startswith(room), path))
+    knowing = (path for path in paths if path.name.startswith(room) or f"from {module_of(file)} " in path.read_text())
+    return tuple(path.relative_to(ROOT).as_posix() for path in knowing)
+
+
+def module_of(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
 
 
 def asked_again(net: Net, verdict: Verdict) -> Net:
@@ -59,30 +70,31 @@ def asked_again(net: Net, verdict: Verdict) -> Net:
 class Round:
     """All slips, inside of a pytest session on the copied tree. `found`: what is known of each so far."""
 
-    def __init__(self, trials: list[Trial]) -> None:
+    def __init__(self, trials: list[Trial], asked: tuple[str, ...]) -> None:
         self._trials = trials
+        self._asked = asked
         self.found: dict[str, Verdict] = {}
 
     def work(self, session: Trials) -> None:
         """Units for all first, so that a round cut short has said something about each."""
-        for nets in ("units", "simulations"):
+        for net in self._asked:
             for trial in self._trials:
                 known = self.found.get(trial.slip.name)
                 if known is None or known.outcome != KILLED:
-                    self._ask(session, trial, trial.units if nets == "units" else trial.simulations, nets)
+                    self._ask(session, trial, net)
 
-    def _ask(self, session: Trials, trial: Trial, net: Net, nets: str) -> None:
+    def _ask(self, session: Trials, trial: Trial, name: str) -> None:
         """What fails without the slip, too, tells nothing."""
-        start = time.monotonic()
+        start, net = time.monotonic(), trial.nets[name]
         with replaced({trial.path: trial.text}):
-            verdict = session.try_code(net, trial.file.removesuffix(".py").replace("/", "."), trial.text)
+            verdict = session.try_code(net, module_of(trial.file), trial.text)
         if verdict.by:
             healthy = session.try_code(asked_again(net, verdict))
             if healthy.outcome != ALIVE:
                 verdict = Verdict("unclear", healthy.by, f"without the slip: {healthy.why}")
         self.found[trial.slip.name] = verdict
         seconds = time.monotonic() - start
-        by = verdict.by.rpartition("/")[2] or f"nobody of the {nets}"
+        by = verdict.by.rpartition("/")[2] or f"nobody of the {name}"
         mark = "noticed" if verdict.outcome == KILLED else verdict.outcome
         print(f"{mark:<8}{trial.slip.name:<34}{seconds:4.0f} s  {by}: {verdict.why[:100]}", flush=True)
 
@@ -90,15 +102,16 @@ class Round:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
-    slips = read_slips(tuple(parser.parse_args(argv).only))
+    parser.add_argument("--ask", choices=(UNITS, SIMULATIONS), help="only these")
+    options = parser.parse_args(argv)
+    slips = read_slips(tuple(options.only))
+    asked = (options.ask,) if options.ask else (UNITS, SIMULATIONS)
     with tempfile.TemporaryDirectory(prefix="baton-slips-") as folder:
         root = Path(folder)
         copy_tree(root)
         trials = [trial_of(slip, root) for slip in slips]
-        files = dict.fromkeys(
-            file for trial in trials for net in (trial.units, trial.simulations) for file in net.files
-        )
-        round_ = Round(trials)
+        files = dict.fromkeys(file for trial in trials for name in asked for file in trial.nets[name].files)
+        round_ = Round(trials, asked)
         os.chdir(root)
         sys.path.insert(0, str(root))
         Trials(root, round_.work).start(files, *OPTIONS, f"--timeout={TEST_TIMEOUT_S}")
