@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[None]:
-    """Connects this process to Ray as a client. Ray's processes write their logs where they run, in its session
+    """Connect this process to Ray as a client. Ray's processes write their logs where they run, in its session
     folder. Stdout is for results, which are written afterwards: whatever Ray prints goes to stderr, from the moment
     its threads start (a thread of its own prints that a machine died) until the last of them has ended.
     """

@@ -28,8 +28,8 @@ class Stream(Protocol):
     def epoch(self) -> int: ...
 
     def launch(self, fn: Closure[R], fires: Sequence[Event] = (), label: str = "") -> Ticket[R]:
-        """Run fn after all earlier work of this stream. fn promises to fire every event in `fires`. The stream fires
-        those that fn leaves (it raised, was skipped, forgot) with an error, before `ticket.done`.
+        """Run fn after all earlier work of this stream. fn promises to fire every event in `fires`. Where fn
+        does not (it raised, was skipped, forgot), the stream fires the event with an error, before `ticket.done`.
 
         fn captures only what is frozen at launch. It may be a generator function: each `yield` is a preemption
         point on the simulated backend and nothing on the others. It runs in torch.inference_mode. After an exception

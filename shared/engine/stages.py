@@ -131,7 +131,7 @@ class Pipeline:
             self.flush()
 
     def choose(self, rows: Int64s, expect_step: Int64s) -> Int64s:
-        """Return an n-th of the rows of n stages, those that have waited longest: n batches are on their way at once.
+        """Return the rows that have waited longest: an n-th of all with n stages, for n batches are under way at once.
         A row steps later when its token comes behind the next forward."""
         unsampled = {lease.step for lease in self.unsampled}
         free = [row for row in rows.tolist() if int(expect_step[row]) not in unsampled]

@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +22,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.run import Part, cpu_name, flat, parts
+from tests.bench.run import ROOT, Part, flat, machine, measure, num_cores, parts
 
-ROOT = Path(__file__).resolve().parents[2]
 LOWER_IS_BETTER = re.compile(r"_ms$|(?<!tok)_s$|seconds")
 NOT_A_SPEED = ("setup", "flips", "machine")
 
@@ -61,26 +55,10 @@ def with_dtype(part: Part, dtype: str) -> Part:
     return Part(part.name, part.threads, tuple(command))
 
 
-def measure(part: Part, checkout: Path, console: Console) -> dict[str, Any]:
-    """Runs one part with the code of `checkout`. Returns {} when it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "figures.json"
-        env = {**os.environ, **part.environment, "PYTHONPATH": str(checkout)}
-        start = time.monotonic()
-        command = [sys.executable, *part.command, "--json", str(path)]
-        done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True)
-        console.print(f"{part.name} of {checkout.name}: {time.monotonic() - start:.0f} s")
-        if done.returncode:
-            console.print(done.stdout[-2000:] + done.stderr[-2000:], markup=False)
-            return {}
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-
-
 def compare(part: Part, other: Path, rounds: int, console: Console) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for checkout in (*(other, ROOT) * rounds, other):
-        for name, value in flat(measure(part, checkout, console)):
+        for name, value in flat(measure(part, console, checkout) or {}):
             if isinstance(value, int | float) and not any(word in name for word in NOT_A_SPEED):
                 figure = figures.setdefault(name, Figure())
                 (figure.new if checkout is ROOT else figure.old).append(float(value))
@@ -107,10 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write all values there")
     args = parser.parse_args(argv)
     console = Console(width=120)
-    cores = len(os.sched_getaffinity(0))
-    console.print(f"{cpu_name()}, {cores} cores, Python {platform.python_version()}")
+    console.print(machine())
     values: dict[str, Any] = {}
-    for part in parts(not args.full, cores):
+    for part in parts(not args.full, num_cores()):
         if not args.only or part.name in args.only:
             figures = compare(with_dtype(part, args.dtype), args.other.resolve(), args.rounds, console)
             show(part.name, figures, console)

@@ -24,7 +24,8 @@ from rich.table import Table
 from shared.config.core_plan import environment
 from shared.config.settings import CorePlan
 
-OUT = Path("bench-out")
+ROOT = Path(__file__).resolve().parents[2]
+OUT = Path("bench-out")  # in the checkout that is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,29 @@ def parts(quick: bool, cores: int) -> list[Part]:
     ]
 
 
-def measure(part: Part, console: Console) -> Any:
-    path = OUT / f"{part.name}.json"
+def measure(part: Part, console: Console, checkout: Path = ROOT) -> Any:
+    """Run one part with the code of a checkout. Return its figures, None when it failed."""
+    path = checkout / OUT / f"{part.name}.json"
+    path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    console.print(f"[bold]{part.name}[/] ...", end=" ")
+    console.print(f"[bold]{part.name}[/] of {checkout.name} ...", end=" ")
     start = time.monotonic()
     command = [sys.executable, *part.command, "--json", str(path)]
-    env = {**os.environ, **part.environment}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    env = {**os.environ, **part.environment, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True)
     console.print(f"{time.monotonic() - start:.0f} s")
     if done.returncode:
         console.print(done.stdout[-2000:] + done.stderr[-2000:], markup=False)
         return None
     return json.loads(path.read_text())
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> str:
+    return f"{cpu_name()}, {num_cores()} cores, Python {platform.python_version()}"
 
 
 def cpu_name() -> str:
@@ -163,18 +174,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: to see that it runs")
     parser.add_argument("--only", nargs="*", help="names of parts")
     args = parser.parse_args()
-    OUT.mkdir(exist_ok=True)
     console = Console(width=110)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    machine = f"{cpu_name()}, {cores} cores, Python {platform.python_version()}"
-    console.print(machine)
-    figures: dict[str, Any] = {"machine": machine}
-    for part in parts(args.quick, cores):
+    console.print(machine())
+    figures: dict[str, Any] = {"machine": machine()}
+    for part in parts(args.quick, num_cores()):
         if not args.only or part.name in args.only:
             figures[part.name] = measure(part, console)
     show(figures, console)
     show_needs(needs(figures), console)
-    (OUT / "bench.json").write_text(json.dumps(figures, indent=1))
+    (ROOT / OUT / "bench.json").write_text(json.dumps(figures, indent=1))
     return 1 if None in figures.values() else 0
 
 

@@ -177,6 +177,11 @@ def find_scope(at: str, root: Path) -> Scope:
     return Scope(path, first - 1, node.end_lineno or first)
 
 
+def module_of(file: str) -> str:
+    """Return the dotted name of a Python file that is named by its path from the root."""
+    return file.removesuffix(".py").replace("/", ".")
+
+
 def _find_module(at: str, root: Path) -> tuple[Path, list[str]]:
     parts = at.split(".")
     for count in range(len(parts), 0, -1):

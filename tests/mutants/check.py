@@ -19,11 +19,11 @@ TESTS = ROOT / "tests"
 UNSEEN = "## What the tests do not see yet"
 
 
-def check(mutants: list[Mutant]) -> list[str]:
-    """Return what is wrong with the mutants and their marks, nothing when all fit."""
+def check(mutants: list[Mutant], slips: list[Slip]) -> list[str]:
+    """Return what is wrong with the mutants, the slips and their marks, nothing when all fit."""
     rules, tests = tables.read_rules(), catalogue.find_tests()
     wrong = [error for mutant in mutants for error in (*wrong_edits(mutant), *wrong_kills(mutant, tests))]
-    wrong += [error for slip in catalogue.read_slips() for error in wrong_edits(slip)]
+    wrong += [error for slip in slips for error in wrong_edits(slip)]
     return wrong + tables.check_marks(rules, tables.read_marks(mutants))
 
 
@@ -60,14 +60,14 @@ def pages(mutants: list[Mutant]) -> dict[Path, str]:
 
 
 def main(argv: list[str]) -> int:
-    mutants = catalogue.read_all()
-    wrong = check(mutants)
+    mutants, slips = catalogue.read_all(), catalogue.read_slips()
+    wrong = check(mutants, slips)
     for path, text in pages(mutants).items() if not wrong else ():
         if "--write" in argv:
             path.write_text(text)
         elif path.read_text() != text:
             wrong.append(f"{path.name} is stale: python tests/mutants/check.py --write")
-    print("\n".join(wrong) or f"{len(mutants)} mutants and {len(catalogue.read_slips())} slips fit the code")
+    print("\n".join(wrong) or f"{len(mutants)} mutants and {len(slips)} slips fit the code")
     return 1 if wrong else 0
 
 

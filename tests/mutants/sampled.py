@@ -25,7 +25,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from catalogue import ROOT, find_scope
+from catalogue import ROOT, find_scope, module_of
 from run import copy_tree, replaced
 from trial import ALIVE, BROKEN, KILLED, TIMEOUT, Net, Trials, Verdict
 
@@ -256,7 +256,7 @@ class Sampling:
         """The change is in the loaded module and in the file, which tests that start processes read."""
         start, text = time.monotonic(), self._drawn[place]
         with replaced({self._root / place.file: text}):
-            verdict = trials.try_code(net, place.file.removesuffix(".py").replace("/", "."), text)
+            verdict = trials.try_code(net, module_of(place.file), text)
         return Result(place, name, verdict, round(time.monotonic() - start, 1))
 
 

@@ -2,9 +2,9 @@
 
     python tests/mutants/slips_noticed.py [--only NAME ...] [--ask units | --ask simulations]
 
-The slips are those of slips/slips.toml. First the unit tests that know the changed file try; those that they leave go
-to the simulations, all nodes and routers together. As with the other mutants, only an assertion's or an oracle's word
-counts: a crash or a time-out is printed as what it is.
+The slips are those of slips/slips.toml. The unit tests that know the changed file try first. The simulations, all
+nodes and routers together, try the slips that no unit test notices. As with the other mutants, only an assertion's or
+an oracle's word counts: a crash or a time-out is printed as what it is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from catalogue import ROOT, Slip, mutated, read_slips
+from catalogue import ROOT, Slip, module_of, mutated, read_slips
 from run import copy_tree, replaced
 from sampled import AREAS, NUM_CLUSTER_SEEDS, OPTIONS
 from trial import ALIVE, KILLED, Net, Trials, Verdict
@@ -55,10 +55,6 @@ def units_that_know(file: str) -> tuple[str, ...]:
     paths = sorted((ROOT / "tests" / "unit").glob("test_*.py"), key=lambda path: (not path.name.startswith(room), path))
     knowing = (path for path in paths if path.name.startswith(room) or f"from {module_of(file)} " in path.read_text())
     return tuple(path.relative_to(ROOT).as_posix() for path in knowing)
-
-
-def module_of(file: str) -> str:
-    return file.removesuffix(".py").replace("/", ".")
 
 
 def asked_again(net: Net, verdict: Verdict) -> Net:

@@ -1,5 +1,5 @@
-"""What the words of `baton ray` print where. In a process of its own: Ray puts its copies of other packages on the
-path of whoever imports it.
+"""What the words of `baton ray` print where. Ray is imported in another process: it puts its own copies of other
+packages on sys.path, where the test of pins would find them.
 """
 
 from __future__ import annotations

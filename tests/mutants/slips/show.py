@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 
-from tests.mutants.catalogue import ROOT, Slip, mutated, read_slips
+from tests.mutants.catalogue import ROOT, Slip, module_of, mutated, read_slips
 from tests.mutants.graft import graft
 from tests.mutants.slips import node_cases, router_cases
 
@@ -48,8 +48,8 @@ def play(case: Case, slip: Slip | None) -> str:
 
 def put_in(slip: Slip) -> None:
     for path, text in mutated(slip).items():
-        module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-        graft(importlib.import_module(module), text)
+        module = importlib.import_module(module_of(path.relative_to(ROOT).as_posix()))
+        graft(module, text)
 
 
 if __name__ == "__main__":
