@@ -1,0 +1,169 @@
+"""Attempts: one life of a request on its nodes. Begins it, ends it, and decides what follows. Sans-IO.
+
+    start --Generate--> its nodes
+    lost, drained, refused or failed: withdraw (Abort to all of them), then the next attempt behind the emitted tokens,
+    as soon as there is a node; when attempts or time run out: Failure
+
+One attempt lives at a time: the nodes of the one before get an Abort, and what they still send has an older key.
+"""
+
+from __future__ import annotations
+
+from router.abort_log import AbortLog
+from router.effects import Effects, Failure, Update
+from router.faults import can_resume, given_up
+from router.journal import Journal, OpenRequest
+from router.placement import NODES_AWAY_S, Placer
+from router.registry import RegisteredNode
+from shared.core.errors import BatonError, NodeLost, NoNodes
+from shared.core.keys import RequestKey
+from shared.wire.codec import to_wire
+from shared.wire.messages import Abort, Generate, Key, SequenceEnd
+
+
+class Attempts:
+    """Owned by the dispatcher. `max_attempts` and `resume_wait_s` are those of DispatchLimits."""
+
+    def __init__(
+        self,
+        identity: tuple[str, int],
+        placer: Placer,
+        journal: Journal,
+        told: AbortLog,
+        *,
+        max_attempts: int,
+        resume_wait_s: float,
+    ) -> None:
+        self._router_id, self._router_epoch = identity
+        self._placer = placer
+        self._journal = journal
+        self._told = told
+        self._max_attempts = max_attempts
+        self._resume_wait_s = resume_wait_s
+        self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
+
+    def excuse(self, until: float) -> None:
+        """Nodes that are lost until then cost no attempt."""
+        self._excused_until = until
+
+    def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
+        """Raises nothing: a request that can't be placed now waits a while, a new one only while nodes dial anew."""
+        emitted = max(len(sequence.ids) for sequence in request.sequences)
+        try:
+            prompt = len(request.prompt_ids)
+            most = prompt + request.sampling.max_tokens
+            placement = self._placer.place(prompt + emitted, now, request.avoid, most, request.adapter)
+        except NoNodes as error:
+            if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
+                request.parked_until = now + (self._resume_wait_s if request.attempt else NODES_AWAY_S)
+            if request.parked_until is None or now >= request.parked_until:
+                self.fail(request, error, effects)
+            return
+        request.parked_until = None
+        request.prefill, request.decode = placement.prefill, placement.decode
+        request.occupy()
+        first = request.prefiller
+        assert first is not None
+        effects.sends.append((first.peer, self._generate(request, now)))
+
+    def _generate(self, request: OpenRequest, now: float) -> Generate:
+        target = request.decode if request.prefill is not None else None
+        return Generate(
+            key=to_wire(self.key(request, 0)),
+            prompt_ids=request.prompt_ids,
+            output_ids=[[] if sequence.is_closed else sequence.ids.copy() for sequence in request.sequences],
+            num_sequences=len(request.sequences),
+            ended=[index for index, sequence in enumerate(request.sequences) if sequence.is_closed],
+            sampling=to_wire(request.sampling),
+            seed=request.seed,
+            decode_node=target.node_id if target else "",
+            decode_epoch=target.hello.epoch if target else 0,
+            decode_endpoint=target.hello.node_endpoint if target else "",
+            remaining_ms=max(1, int((request.deadline - now) * 1000)),
+            adapter=request.adapter,
+        )
+
+    def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
+        for request in self._journal.served_by(node):
+            if node is request.prefill and request.decode is not None and self._is_handed_over(request):
+                continue  # the decode node has everything
+            self.resume_or_fail(request, error, effects)
+
+    def _is_handed_over(self, request: OpenRequest) -> bool:
+        return all(
+            sequence.is_closed or index in request.begun_by_decode for index, sequence in enumerate(request.sequences)
+        )
+
+    def resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+        """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
+        nor does what this router missed."""
+        is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
+        request.num_failed += not is_excused and not any(node.is_draining for node in request.nodes)
+        if not can_resume(error):
+            self.fail(request, error, effects)
+            return
+        if request.num_failed >= self._max_attempts:
+            self.fail(request, given_up(error, request.num_failed), effects)
+            return
+        self.withdraw(request, effects)
+        effects.num_resumed += 1
+        if request.is_done:
+            self.forget(request, effects.now)
+        else:
+            self.start(request, effects.now, effects)
+
+    def withdraw(self, request: OpenRequest, effects: Effects) -> None:
+        """From its nodes; what follows is the next attempt."""
+        self._stop_everywhere(request, effects)
+        for node in request.nodes:
+            node.breaker.abandoned()
+        request.release()
+        request.attempt += 1
+        request.begun_by_decode.clear()
+        self._restart_sequences(request, effects)
+
+    def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
+        """One whose last token is here, and only the word that it was the last is missing, has ended."""
+        for index, sequence in enumerate(request.sequences):
+            if sequence.is_closed:
+                continue
+            sequence.restart()
+            reason = sequence.reason_to_end(request.sampling)
+            if reason is not None:
+                sequence.is_closed = True
+                end = SequenceEnd(to_wire(self.key(request, index)), reason.value, len(sequence.ids), 0, "", "")
+                effects.news.append(Update(request.rid, index, (), (), end))
+
+    def avoid(self, request: OpenRequest, *nodes: RegisteredNode | None) -> None:
+        request.avoid.update(node.peer for node in nodes if node is not None)
+
+    def fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+        self.abandon(request, effects)
+        effects.news.append(Failure(request.rid, error))
+
+    def abandon(self, request: OpenRequest, effects: Effects) -> None:
+        self._stop_everywhere(request, effects)
+        for node in request.nodes:
+            node.breaker.abandoned()
+        self.forget(request, effects.now)
+
+    def forget(self, request: OpenRequest, now: float) -> None:
+        """Whatever a node still sends for it is dropped without a word."""
+        for sequence in request.sequences:
+            sequence.is_closed = True
+        for node in request.nodes:
+            self._told.remember(node.peer, to_wire(self.key(request, 0)), now)
+        request.release()
+        self._journal.remove(request.rid)
+
+    def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:
+        key = to_wire(self.key(request, 0))
+        for node in request.nodes:
+            self.stop(node, key, effects, all_sequences=True)
+
+    def stop(self, node: RegisteredNode, key: Key, effects: Effects, *, all_sequences: bool) -> None:
+        effects.sends.append((node.peer, Abort(key=key, all_sequences=all_sequences)))
+        self._told.remember(node.peer, key, effects.now)
+
+    def key(self, request: OpenRequest, seq_index: int) -> RequestKey:
+        return RequestKey(self._router_id, self._router_epoch, request.rid, request.attempt, seq_index)

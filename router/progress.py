@@ -1,0 +1,139 @@
+"""Progress: what nodes send back for open requests. Tokens and ends become news for clients; a bad end begins the next
+attempt. Sans-IO."""
+
+from __future__ import annotations
+
+from router.abort_log import AbortLog
+from router.attempts import Attempts
+from router.effects import Alarm, Effects, Update
+from router.faults import error_of_end, is_node_fault, is_partners
+from router.journal import Journal, OpenRequest
+from router.registry import RegisteredNode, Registry
+from shared.core.errors import BatonError, HandoffFailed, NodeDraining
+from shared.wire.codec import key_of, to_wire
+from shared.wire.messages import Key, SequenceEnd, TokenRun, Tokens
+
+
+class Progress:
+    """Owned by the dispatcher."""
+
+    def __init__(
+        self, router_id: str, registry: Registry, journal: Journal, attempts: Attempts, told: AbortLog
+    ) -> None:
+        self._router_id = router_id
+        self._registry = registry
+        self._journal = journal
+        self._attempts = attempts
+        self._told = told
+
+    def tokens(self, message: Tokens, now: float) -> Effects:
+        """What a step of some node brought. Runs come before ends."""
+        effects = Effects(now)
+        node = self._registry.find(message.node_id, message.epoch)
+        if node is None:
+            effects.alarms.append(Alarm("tokens of an unknown node", message.node_id))
+            return effects
+        node.last_seen = now
+        for run in message.runs:
+            self._take_run(node, run, effects)
+        for end in message.ends:
+            self._take_end(node, end, now, effects)
+        return effects
+
+    def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:
+        """The router itself found the end of one sequence (a stop string)."""
+        effects = Effects(now)
+        request = self._journal.find(rid)
+        if request is None or request.sequences[seq_index].is_closed:
+            return effects
+        request.sequences[seq_index].is_closed = True
+        key = to_wire(self._attempts.key(request, seq_index))
+        for node in request.nodes:
+            self._attempts.stop(node, key, effects, all_sequences=False)
+        self._after_progress(request, effects)
+        return effects
+
+    def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
+        request = self._find(node, run.key, effects)
+        if request is None:
+            return
+        if run.first_pos < 0 or (run.logprobs and len(run.logprobs) != len(run.ids)):
+            effects.alarms.append(Alarm("malformed token run", node.node_id))
+            return
+        sequence = request.sequences[run.key.seq_index]
+        if sequence.is_closed:
+            return
+        if node is request.decode:
+            request.begun_by_decode.add(run.key.seq_index)
+        taken = sequence.take(run.first_pos, run.ids, run.logprobs)
+        if taken.conflict:
+            effects.alarms.append(Alarm("two nodes disagree on a token", node.node_id))
+        end = sequence.end if sequence.has_all else None
+        if taken.ids or end is not None:
+            effects.news.append(Update(request.rid, run.key.seq_index, taken.ids, taken.logprobs, end))
+        if end is not None:
+            sequence.is_closed = True
+        self._after_progress(request, effects)
+
+    def _take_end(self, node: RegisteredNode, end: SequenceEnd, now: float, effects: Effects) -> None:
+        request = self._find(node, end.key, effects)
+        if request is None:
+            return
+        sequence = request.sequences[end.key.seq_index]
+        if sequence.is_closed:
+            return
+        error = error_of_end(end, node.node_id)
+        if error is not None:
+            self._ended_badly(request, node, error, effects)
+            return
+        node.breaker.succeeded()
+        sequence.end = end
+        if sequence.has_all:
+            sequence.is_closed = True
+            effects.news.append(Update(request.rid, end.key.seq_index, (), (), end))
+            self._after_progress(request, effects)
+
+    def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
+        """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
+        partner calls lost or full."""
+        if isinstance(error, NodeDraining):
+            node.is_draining = True  # its heartbeat will say so too
+        elif is_node_fault(error):
+            node.breaker.failed(effects.now)
+        if isinstance(error, HandoffFailed):
+            self._attempts.avoid(request, *request.nodes)
+        elif is_partners(error):
+            self._attempts.avoid(request, *(other for other in request.nodes if other is not node))
+        else:
+            self._attempts.avoid(request, node)
+        self._attempts.resume_or_fail(request, error, effects)
+
+    def _after_progress(self, request: OpenRequest, effects: Effects) -> None:
+        if request.waits_for_prefill and request.has_started:
+            request.prompt_done()
+            if request.prefill is not None:
+                request.prefill.breaker.succeeded()
+        if request.is_done:
+            for node in request.nodes:
+                node.breaker.abandoned()
+            self._attempts.forget(request, effects.now)
+
+    def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
+        """The open request a key belongs to; who works on anything else is told to stop, now and then."""
+        request = self._journal.find(wire_key.rid)
+        if (
+            request is not None
+            and 0 <= wire_key.seq_index < len(request.sequences)
+            and key_of(wire_key) == self._attempts.key(request, wire_key.seq_index)
+            and node in request.nodes
+        ):
+            return request
+        if wire_key.router_id == self._router_id:
+            self._stop_stray(node, to_wire(key_of(wire_key).sibling(0)), effects)
+        return None
+
+    def _stop_stray(self, node: RegisteredNode, whole: Key, effects: Effects) -> None:
+        if not self._told.knows(node.peer, whole):
+            effects.alarms.append(Alarm("tokens for a request that is not open", node.node_id))
+        if self._told.is_due(node.peer, whole, effects.now):
+            self._attempts.stop(node, whole, effects, all_sequences=True)
