@@ -83,8 +83,8 @@ class Bootstrap:
         return [handoff for handoff in [*self.offered.values(), *self._behind()] if handoff.peer == peer]
 
     def unanswered(self, before: float) -> list[HandoffOut]:
-        """Offered before that time, and not even a Wait came."""
-        return [handoff for handoff in self.offered.values() if not handoff.answered and handoff.since < before]
+        """Those of which the peer has said nothing since before that time, not even that they have to wait."""
+        return [handoff for handoff in self.offered.values() if handoff.silent_since < before]
 
     def _behind(self) -> Iterator[HandoffOut]:
         for handoffs in self._followers.values():

@@ -103,7 +103,7 @@ class PrefillSide:
                 handoff = None
         if handoff is None:
             return
-        handoff.answered, handoff.touched = True, now
+        handoff.heard_at = handoff.touched = now
         if not isinstance(message, Wait):
             self._fail(handoff.key, error_of_peer(peer, message))
 
@@ -164,7 +164,7 @@ class PrefillSide:
             self._fail(key, error)
         lease_s = self._ctx.facts.lease_s
         for handoff in self.bootstrap.unanswered(now - lease_s):
-            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} did not answer an offer in {lease_s:g} s"))
+            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} said nothing of an offer for {lease_s:g} s"))
 
     def peer_closed(self, peer: str) -> None:
         lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
