@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from router.abort_log import AbortLog
 from router.effects import Effects, Failure, Update
-from router.faults import can_resume, given_up
+from router.faults import can_resume, given_up, is_nobodys_fault
 from router.journal import Journal, OpenRequest
 from router.placement import NODES_AWAY_S, Placer
 from router.registry import RegisteredNode
@@ -19,6 +19,8 @@ from shared.core.errors import BatonError, NodeLost, NoNodes
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
+
+MAX_EXCUSED = 4  # attempts of one request
 
 
 class Attempts:
@@ -96,9 +98,10 @@ class Attempts:
 
     def resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
         """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
-        nor does what this router missed."""
+        nor does what this router missed, nor what is nobody's fault, a few times."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
-        request.num_failed += not is_excused and not any(node.is_draining for node in request.nodes)
+        if not is_excused and not any(node.is_draining for node in request.nodes):
+            self._charge(request, is_nobodys_fault(error))
         if not can_resume(error):
             self.fail(request, error, effects)
             return
@@ -111,6 +114,14 @@ class Attempts:
             self.forget(request, effects.now)
         else:
             self.start(request, effects.now, effects)
+
+    def _charge(self, request: OpenRequest, is_free: bool) -> None:
+        """Count the attempt as failed, or as one of the few that are free. Without that bound two nodes could pass a
+        request between them for ever."""
+        if is_free and request.num_excused < MAX_EXCUSED:
+            request.num_excused += 1
+        else:
+            request.num_failed += 1
 
     def withdraw(self, request: OpenRequest, effects: Effects) -> None:
         """From its nodes; what follows is the next attempt."""

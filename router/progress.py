@@ -96,7 +96,7 @@ class Progress:
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
         partner calls lost or full."""
-        if isinstance(error, NodeDraining):
+        if isinstance(error, NodeDraining) and not is_partners(error):
             node.is_draining = True  # its heartbeat will say so too
         elif is_node_fault(error):
             node.breaker.failed(effects.now)

@@ -90,6 +90,12 @@ class NodeDraining(NodeLost):
     status = 503
 
 
+class PartnerDraining(NodeDraining):
+    """A prefill node's word that its decode node takes nothing new; clients get NodeDraining."""
+
+    code = "partner_draining"
+
+
 class DeadlineExceeded(BatonError):
     code = "deadline_exceeded"
     status = 504

@@ -20,7 +20,7 @@ from msgspec import Meta
 from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -252,8 +252,8 @@ class Wait(Message, frozen=True):
 
 class Refuse(Message, frozen=True):
     key: Key
+    code: Text  # of wire/errors.py
     reason: Text
-    is_full: bool  # nothing else is wrong
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -308,6 +308,7 @@ class Installed(Message, frozen=True):
 class Failed(Message, frozen=True):
     key: Key
     lease: Unsigned
+    code: Text  # of wire/errors.py
     reason: Text
 
 

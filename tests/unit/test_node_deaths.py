@@ -224,7 +224,7 @@ def test_nonsense_is_dropped_and_counted() -> None:
     net = Net([p, d])
     net.run()
     stray = Key(ROUTER_ID, 1, "r99", 0, 0)
-    for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "?"), Offer):
+    for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "handoff_failed", "?"), Offer):
         if not isinstance(message, type):
             net.to_node(name_of(p), message, name_of(d))
     net.to_node(name_of(p), Wait(stray, "?"), name_of(d))
