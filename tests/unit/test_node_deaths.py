@@ -57,7 +57,7 @@ def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
             net.deliver(name_of(p), action)
     net.kill(d)
     net.run()
-    assert all(ends_of(net, key) == [("error", "node_lost")] for key in [*keys, sibling(keys[0], 1)])
+    assert all(ends_of(net, key) == [("error", "peer_unreachable")] for key in [*keys, sibling(keys[0], 1)])
     assert_clean(p)
 
 

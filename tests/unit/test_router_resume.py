@@ -156,13 +156,6 @@ def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
     assert again.decode_node == "" and decode.open_sequences == 1 and prefill.open_sequences == 0
 
 
-def test_a_node_that_calls_its_partner_lost_is_not_to_blame(rig: RouterRig) -> None:
-    prefill, _, key = begun(rig)
-    rig.join("decode", "e")
-    again = only(rig.end(prefill, key, 0, "error", "node_lost"))
-    assert again.decode_node == "e" and prefill.breaker._faults == 0
-
-
 def test_without_a_node_it_waits_for_one() -> None:
     rig = RouterRig(max_attempts=3, resume_wait_s=10.0)
     decode = rig.join("decode", "d")

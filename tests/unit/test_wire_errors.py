@@ -20,6 +20,7 @@ from shared.core.errors import (
     Overloaded,
     PartnerDraining,
     PartnerOverloaded,
+    RequestKillsNodes,
     TooLarge,
 )
 from shared.core.keys import RequestKey
@@ -38,7 +39,7 @@ from tests.support.router_rig import RouterRig, failures, generates
 
 SMALL = CoreKnobs(num_pages=5, page_size=16)  # 64 tokens, though its Hello promises 100
 KEY = RequestKey("r", 9, "x", 0, 0)
-ROUTERS_OWN = (Aborted, BodyTooLarge, ModelNotFound, NodeLost, NoNodes)
+ROUTERS_OWN = (Aborted, BodyTooLarge, ModelNotFound, NodeLost, NoNodes, RequestKillsNodes)
 
 
 class OneNode:
