@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from router.journal import OpenRequest
 from router.placement import Placer
 from router.registry import RegisteredNode, Registry
-from router.room import free_tokens, has_room
 from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
@@ -86,7 +85,7 @@ class Moves:
         if node.load is None or node.load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
-        return free_tokens(node) - (promise.num_tokens if promise is not None else 0)
+        return node.free_tokens - (promise.num_tokens if promise is not None else 0)
 
 
 def waits_for_memory(request: OpenRequest) -> bool:
@@ -94,4 +93,4 @@ def waits_for_memory(request: OpenRequest) -> bool:
     decode = request.decode
     if request.prefill is None or decode is None or request.begun_by_decode or request.waits_for_prefill:
         return False
-    return decode.load is not None and decode.load.waiting > 0 and not has_room(decode, request.num_tokens)
+    return decode.load is not None and decode.load.waiting > 0 and not decode.has_room(request.num_tokens)

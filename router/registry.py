@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.breaker import Breaker
+from router.room import tokens_in
 from shared.wire.fitting import misfit
 from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
@@ -27,7 +28,8 @@ class RegisteredNode:
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
-    load: NodeLoad | None = None
+    # Of its last report, added up when it came: a placement looks at each node.
+    free_tokens: float = float("inf")
     is_draining: bool = False
     drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
@@ -35,6 +37,21 @@ class RegisteredNode:
     open_sequences: int = 0
     open_prompt_tokens: int = 0
     dispatched: int = 0
+    _load: NodeLoad | None = None
+
+    @property
+    def load(self) -> NodeLoad | None:
+        """What it last said of itself."""
+        return self._load
+
+    @load.setter
+    def load(self, load: NodeLoad) -> None:
+        self._load, self.free_tokens = load, tokens_in(load, self.hello.fingerprint.page_size)
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Return whether it can take so many tokens now, without waiting. No node without a free page has room, one
+        that has not reported yet has all of it."""
+        return self.free_tokens >= max(1, num_tokens)
 
     @property
     def node_id(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.registry import RegisteredNode
-from router.room import has_room
 from shared.core.states import RowState
 
 
@@ -19,7 +18,7 @@ class LeastLoad:
 
     def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
         def rank(node: RegisteredNode) -> tuple[bool, int, int, int, str]:
-            return (not has_room(node, num_tokens), *work_before(node), node.dispatched, node.node_id)
+            return (not node.has_room(num_tokens), *work_before(node), node.dispatched, node.node_id)
 
         return min(nodes, key=rank)
 
