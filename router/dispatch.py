@@ -58,7 +58,7 @@ class Dispatcher:
         self._attempts = Attempts(
             identity, placer, journal, told, max_attempts=limits.max_attempts, resume_wait_s=limits.resume_wait_s
         )
-        self._progress = Progress(identity[0], registry, journal, self._attempts, told)
+        self._progress = Progress(identity, registry, journal, self._attempts, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""

@@ -206,7 +206,8 @@ class Gateway:
         self._apply(effects)
 
     def _apply(self, effects: Effects) -> None:
-        self._metrics.resumed(effects.num_resumed)
+        if effects.num_resumed:
+            self._metrics.resumed(effects.num_resumed)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:
