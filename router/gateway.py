@@ -24,6 +24,7 @@ from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Toke
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
+SWEEP_S = 60.0
 
 
 class Link(Protocol):
@@ -63,6 +64,7 @@ class Gateway:
         self._log_once = LogOnce(log)
         self._mailboxes: dict[str, Mailbox] = {}
         self._awake_at: float | None = None
+        self._sweep_at = -float("inf")
         self.is_stopping = False
 
     def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
@@ -139,6 +141,9 @@ class Gateway:
         for node in self._registry.newly_silent(now):
             self._lose(node, "it has fallen silent", now)
         self._apply(self._dispatcher.tick(now))
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            self._metrics.sweep({node.node_id for node in self._registry}, now)
 
     def _note_absence(self, now: float) -> None:
         """Frozen for so long that nodes may have given this router up; whichever of them it hears of first."""
