@@ -14,7 +14,7 @@ from typing import Protocol
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
-from router.registry import ROLES, RegisteredNode, Registry
+from router.registry import ROLES, RegisteredNode, Registry, misfits_of
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -184,8 +184,9 @@ class Gateway:
         if replaced is not None:
             self._lose(replaced, "it has started anew", now)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
-        for first, second, name in self._registry.misfits():
-            self._log_once.warning((first, second), "nodes do not fit together", a=first, b=second, differs=name)
+        for other, (first, second, name) in misfits_of(node):  # one line for two kinds, however many nodes they have
+            kinds = frozenset((node.kind, other))
+            self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
