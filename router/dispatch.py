@@ -112,11 +112,12 @@ class Dispatcher:
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
-        """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
+        """It gets nothing new. What still runs there when the time is over goes on elsewhere; the node tells other
+        routers how long that is."""
         effects = Effects(now)
         node.is_draining, node.drain = True, drain
         node.move_at = now + move_after_s
-        effects.sends.append((node.peer, drain))
+        effects.sends.append((node.peer, node.drain_now(drain, now)))
         return effects
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:

@@ -195,7 +195,7 @@ class Gateway:
         else:
             self._metrics.update(report_of(node, beat))
             if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
-                self._link.send(node.peer, node.drain)
+                self._link.send(node.peer, node.drain_now(node.drain, now))
 
     def _on_gone(self, peer: str, reason: str, now: float) -> None:
         node = self._registry.by_peer(peer)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.breaker import Breaker
 from router.kinds import Kind, Kinds, Misfit, misfit
 from shared.core.states import RowState
@@ -56,6 +58,10 @@ class RegisteredNode:
     @property
     def is_there(self) -> bool:
         return not self.is_draining and not self.is_silent
+
+    def drain_now(self, drain: Drain, now: float) -> Drain:
+        """Return what it is told of its drain, with what is left of the time."""
+        return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
 
     def has_adapter(self, digest: str) -> bool:
         return any(adapter.digest == digest for adapter in self.hello.adapters)
@@ -119,6 +125,8 @@ class Registry:
         if node is not None:
             node.load = beat.load
             node.is_draining = node.is_draining or beat.draining
+            if beat.draining and beat.move_after_ms is not None:  # the limit that another router may have set
+                node.move_at = now + beat.move_after_ms / 1000
             self.seen(node, now)
         return node
 

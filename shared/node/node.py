@@ -210,10 +210,16 @@ class Node:
         elif isinstance(message, Abort):
             self._abort(message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
-            self.ctx.draining, self.ctx.then = True, message.then
-            self.next_heartbeat = now
+            self._drain(message, now)
         else:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router")
+
+    def _drain(self, drain: Drain, now: float) -> None:
+        """Of two limits the later word counts: somebody has thought again."""
+        self.ctx.draining, self.ctx.then = True, drain.then
+        if drain.move_after_ms is not None:
+            self.ctx.move_at = now + drain.move_after_ms / 1000
+        self.next_heartbeat = now
 
     def _say_hello(self, peer: str, now: float) -> None:
         facts = self.ctx.facts
@@ -352,9 +358,10 @@ class Node:
         self._watch.count()
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over())
-        facts = self.ctx.facts
+        facts, move_at = self.ctx.facts, self.ctx.move_at
+        move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
         for peer in peers:
-            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining))
+            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining, move_after_ms))
 
     def _count_wire(self) -> None:
         for name, amount in self._wire.take(self.ctx.wire_counts).items():

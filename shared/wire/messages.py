@@ -20,7 +20,7 @@ from msgspec import Meta
 from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -143,6 +143,8 @@ class Heartbeat(Message, frozen=True):
     epoch: Unsigned
     load: NodeLoad
     draining: bool
+    # draining: when each router is to move what is left of its own; None: nobody has set a limit
+    move_after_ms: Milliseconds | None = None
 
 
 class Goodbye(Message, frozen=True):
@@ -151,10 +153,12 @@ class Goodbye(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes."""
+    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes. What still runs
+    after `move_after_ms` is moved, by each router its own: heartbeats tell them all."""
 
     node_id: Name
     then: Literal["", "stop", "restart", "prefill", "decode"]
+    move_after_ms: Milliseconds | None = None
 
 
 class Generate(Message, frozen=True):
