@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -52,13 +52,14 @@ class RouterKeys:
 
 def run(config: RouterProcessConfig) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
+    ring = ring_of_router(config.security.keys, config.router.router_id)
+    config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
     log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
     keys = RouterKeys(
         api=read_key(config.router.api_key_file, "--api-key-file"),
         admin=read_key(config.router.admin_key_file, "--admin-key-file"),
     )
-    ring = ring_of_router(config.security.keys, config.router.router_id)
     listener = bind_http(config.router.host, config.router.port)
     try:
         link = open_link(config, ring)

@@ -107,6 +107,13 @@ class Dispatcher:
         self._attempts.leave(node, NodeLost(f"node {node.node_id} is lost: {reason}"), effects)
         return effects
 
+    def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
+        """It serves another router: what was sent there goes on elsewhere, at no cost."""
+        effects = Effects(now)
+        node.is_draining = True
+        self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
+        return effects
+
     def was_away(self, excused_until: float) -> None:
         """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
         self._attempts.excuse(excused_until)

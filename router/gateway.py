@@ -20,7 +20,7 @@ from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
+from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Unwelcome, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
@@ -167,6 +167,8 @@ class Gateway:
                 self._on_hello(inbound.peer, message, now)
             elif isinstance(message, Goodbye):
                 self._on_gone(inbound.peer, "it said goodbye", now)
+            elif isinstance(message, Unwelcome):
+                self._on_unwelcome(message, now)
             else:
                 self._log_once.warning((inbound.peer, type(message)), "not a message for a router", peer=inbound.peer)
         elif isinstance(inbound, PeerClosed):
@@ -203,6 +205,20 @@ class Gateway:
             self._registry.remove(node)
             self._metrics.forget(node.node_id)
             self._lose(node, reason, now)
+
+    def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
+        """No fault of the node, and no loss: it serves somebody else, as if it had never come."""
+        self._log_once.error(
+            ("unwelcome", message.endpoint),
+            "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",
+            node=message.node_id,
+            other=message.endpoint,
+        )
+        node = self._registry.find(message.node_id, message.epoch)
+        if node is not None:
+            self._registry.remove(node)
+            self._metrics.forget(node.node_id)
+            self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float) -> None:
         self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)

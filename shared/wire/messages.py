@@ -1,6 +1,6 @@
 """Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Tokens, Goodbye
+    node -> router   Hello, Heartbeat, Tokens, Goodbye, Unwelcome
     router -> node   Welcome, Generate, Abort, Drain
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed
@@ -150,6 +150,14 @@ class Heartbeat(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     node_id: Name
     epoch: Unsigned
+
+
+class Unwelcome(Message, frozen=True):
+    """The node serves another router of that name, which is up: this one gets nothing here until the other is gone."""
+
+    node_id: Name
+    epoch: Unsigned
+    endpoint: Text  # of the other one
 
 
 class Drain(Message, frozen=True):
@@ -348,6 +356,6 @@ class Broken(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Heartbeat | Goodbye | Drain | Generate | Abort | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
 )  # fmt: skip
