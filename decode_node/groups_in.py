@@ -48,7 +48,7 @@ class GroupsIn:
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx
         self._receivers = {name: r for name, r in receivers.items() if isinstance(r, StagedReceiver)}
-        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: announced, not asked for
+        self._waiting: dict[str, deque[Fetch]] = {}  # by peer: announced, not asked for; never empty
         self._asked: dict[GroupEntry, deque[Fetch]] = {}  # in the order of the group
         self._out: list[Fetched] = []
         self._num_groups = 0
@@ -82,8 +82,10 @@ class GroupsIn:
 
     def forget(self, handoff: HandoffIn) -> None:
         """What was not asked for never will be."""
-        waiting = self._waiting.get(handoff.source, deque())
-        self._waiting[handoff.source] = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
+        waiting = self._waiting.pop(handoff.source, deque())
+        kept = deque(fetch for fetch in waiting if fetch.handoff is not handoff)
+        if kept:
+            self._waiting[handoff.source] = kept
 
     def _ask(self, peer: str) -> None:
         entry, waiting = self.table.get(peer), self._waiting.get(peer)
@@ -95,6 +97,8 @@ class GroupsIn:
             self._ctx.outbox.send(peer, take)
             entry.group.post(fetch.receiver.make_staging(ready))
             self._asked[entry].append(fetch)
+        if waiting is not None and not waiting:  # a peer has a new name in each of its lives
+            del self._waiting[peer]
 
     def receive(self, peer: str, message: StoreEntry | Broken) -> None:
         if isinstance(message, StoreEntry):

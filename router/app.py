@@ -7,7 +7,7 @@ import secrets
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -34,11 +34,12 @@ from shared.config.processes import RouterProcessConfig
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
-from shared.wire.keyring import ring_of_router
+from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink
 from shared.wire.sockets import LinkOptions
 
 RID_BYTES = 8
+NAME_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +52,17 @@ class RouterKeys:
 
 def run(config: RouterProcessConfig) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. Raises ConfigError for what can't work."""
+    ring = ring_of_router(config.security.keys, config.router.router_id)
+    config = replace(config, router=replace(config.router, router_id=own_name(config, ring)))
     log = Logger(config.router.router_id, sys.stderr, level=config.log.log_level, color=config.log.log_color)
     capture_libraries(log)
     keys = RouterKeys(
         api=read_key(config.router.api_key_file, "--api-key-file"),
         admin=read_key(config.router.admin_key_file, "--admin-key-file"),
     )
-    ring = ring_of_router(config.security.keys, config.router.router_id)
     listener = bind_http(config.router.host, config.router.port)
     try:
-        link = RouterLink(config.router.node_endpoint, LinkOptions(ring=ring))
+        link = open_link(config, ring)
         try:
             text = load_text_model(config.model.model)
             gc.freeze()  # the vocabulary never changes: no collection should walk over it
@@ -69,6 +71,19 @@ def run(config: RouterProcessConfig) -> int:
             link.close()
     finally:
         listener.close()
+
+
+def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
+    """Return the name this router has for its nodes: given, bound by its key, or drawn, for two routers under one name
+    would each be refused where the other is served."""
+    if ring is not None:
+        return ring.name
+    return config.router.router_id or f"router-{secrets.token_hex(NAME_BYTES)}"
+
+
+def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
+    """Raise ConfigError for an endpoint that can't be bound."""
+    return RouterLink(config.router.node_endpoint, LinkOptions.for_silence(config.timeouts.node_silence_s, ring=ring))
 
 
 async def serve_all(

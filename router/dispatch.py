@@ -68,7 +68,7 @@ class Dispatcher:
             resume_wait_s=limits.resume_wait_s,
         )
         self._moves = Moves(registry, placer)
-        self._progress = Progress(identity[0], registry, journal, self._attempts, placer.pairs, told)
+        self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
@@ -126,16 +126,24 @@ class Dispatcher:
         """A node computes the prompts of these requests from now on."""
         return self._progress.begun(message, now)
 
+    def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
+        """It serves another router: what was sent there goes on elsewhere, at no cost."""
+        effects = Effects(now)
+        node.is_draining = True
+        self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
+        return effects
+
     def was_away(self, excused_until: float) -> None:
         """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
         self._attempts.excuse(excused_until)
 
     def drain(self, node: RegisteredNode, drain: Drain, move_after_s: float, now: float) -> Effects:
-        """It gets nothing new. What still runs there when the time is over goes on elsewhere."""
+        """It gets nothing new. What still runs there when the time is over goes on elsewhere; the node tells other
+        routers how long that is."""
         effects = Effects(now)
         node.is_draining, node.drain = True, drain
         node.move_at = now + move_after_s
-        effects.sends.append((node.peer, drain))
+        effects.sends.append((node.peer, node.drain_now(drain, now)))
         return effects
 
     def send_refused(self, peer: str, message: Message, now: float) -> Effects:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shared.core.errors import BatonError
 from shared.wire.messages import Message, SequenceEnd, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """New tokens of one sequence, and its end when it has come."""
+class Update(msgspec.Struct, frozen=True):
+    """New tokens of one sequence, and its end when it has come. One is made for each token, so its kind is the one that
+    is made fastest."""
 
     rid: str
     seq_index: int

@@ -15,16 +15,17 @@ from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
 from router.pairs import BrokenPair
-from router.registry import ROLES, RegisteredNode, Registry
+from router.registry import ROLES, RegisteredNode, Registry, misfits_of
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Welcome
+from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Unwelcome, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
+SWEEP_S = 60.0
 
 
 class Link(Protocol):
@@ -64,6 +65,7 @@ class Gateway:
         self._log_once = LogOnce(log)
         self._mailboxes: dict[str, Mailbox] = {}
         self._awake_at: float | None = None
+        self._sweep_at = -float("inf")
         self.is_stopping = False
 
     def open(self, requests: Sequence[NewRequest], answer_id: str = "") -> Mailbox:
@@ -144,6 +146,9 @@ class Gateway:
         for node in self._registry.newly_silent(now):
             self._lose(node, "it has fallen silent", now)
         self._apply(self._dispatcher.tick(now))
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_S
+            self._metrics.sweep({node.node_id for node in self._registry}, now)
 
     def _note_absence(self, now: float) -> None:
         """Frozen for so long that nodes may have given this router up; whichever of them it hears of first."""
@@ -169,6 +174,8 @@ class Gateway:
                 self._on_hello(inbound.peer, message, now)
             elif isinstance(message, Goodbye):
                 self._on_gone(inbound.peer, "it said goodbye", now)
+            elif isinstance(message, Unwelcome):
+                self._on_unwelcome(message, now)
             else:
                 self._log_once.warning((inbound.peer, type(message)), "not a message for a router", peer=inbound.peer)
         elif isinstance(inbound, PeerClosed):
@@ -186,8 +193,9 @@ class Gateway:
         if replaced is not None:
             self._lose(replaced, "it has started anew", now, has_died=replaced is not node)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
-        for first, second, name in self._registry.misfits():
-            self._log_once.warning((first, second), "nodes do not fit together", a=first, b=second, differs=name)
+        for other, (first, second, name) in misfits_of(node):  # one line for two kinds, however many nodes they have
+            kinds = frozenset((node.kind, other))
+            self._log_once.warning(kinds, "nodes do not fit together", a=first, b=second, differs=name)
 
     def _on_heartbeat(self, peer: str, beat: Heartbeat, now: float) -> None:
         node = self._registry.heartbeat(beat, now)
@@ -196,7 +204,7 @@ class Gateway:
         else:
             self._metrics.update(report_of(node, beat))
             if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
-                self._link.send(node.peer, node.drain)
+                self._link.send(node.peer, node.drain_now(node.drain, now))
 
     def _on_gone(self, peer: str, reason: str, now: float, *, has_died: bool = False) -> None:
         node = self._registry.by_peer(peer)
@@ -204,6 +212,20 @@ class Gateway:
             self._registry.remove(node)
             self._metrics.forget(node.node_id)
             self._lose(node, reason, now, has_died=has_died)
+
+    def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
+        """No fault of the node, and no loss: it serves somebody else, as if it had never come."""
+        self._log_once.error(
+            ("unwelcome", message.endpoint),
+            "another router of this name is up, and this one gets no nodes: start it with a --router-id of its own",
+            node=message.node_id,
+            other=message.endpoint,
+        )
+        node = self._registry.find(message.node_id, message.epoch)
+        if node is not None:
+            self._registry.remove(node)
+            self._metrics.forget(node.node_id)
+            self._apply(self._dispatcher.unwelcome(node, now))
 
     def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
         self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)
@@ -213,8 +235,10 @@ class Gateway:
         self._apply(effects)
 
     def _apply(self, effects: Effects) -> None:
-        self._metrics.resumed(effects.num_resumed)
-        self._metrics.moved(effects.num_moved)
+        if effects.num_resumed:
+            self._metrics.resumed(effects.num_resumed)
+        if effects.num_moved:
+            self._metrics.moved(effects.num_moved)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from router.registry import RegisteredNode
 from shared.core.errors import IntegrityError
@@ -21,7 +22,7 @@ from shared.core.states import FinishReason
 from shared.wire.messages import SequenceEnd, TokenLogprob
 
 
-class Taken(NamedTuple):
+class Taken(msgspec.Struct, frozen=True):
     """What one run brought. `conflict`: a duplicate differed from what was emitted."""
 
     ids: Sequence[int]
@@ -45,10 +46,13 @@ class SequenceJournal:
 
     def take(self, first_pos: int, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Taken:
         if first_pos == len(self.ids) and not self._waiting:  # the common case
-            fresh = ids[: self.max_tokens - first_pos]
-            self.ids.extend(fresh)
-            self.logprobs.extend(logprobs[: len(fresh)])
-            return Taken(fresh, logprobs[: len(fresh)], False)
+            room = self.max_tokens - first_pos
+            if len(ids) > room:
+                ids, logprobs = ids[:room], logprobs[:room]
+            self.ids.extend(ids)
+            if logprobs:
+                self.logprobs.extend(logprobs)
+            return Taken(ids, logprobs, False)
         before = len(self.ids)
         conflict = False
         for offset, token in enumerate(ids):

@@ -19,9 +19,15 @@ class Progress:
     """Owned by the dispatcher."""
 
     def __init__(
-        self, router_id: str, registry: Registry, journal: Journal, attempts: Attempts, pairs: Pairs, told: AbortLog
+        self,
+        identity: tuple[str, int],
+        registry: Registry,
+        journal: Journal,
+        attempts: Attempts,
+        pairs: Pairs,
+        told: AbortLog,
     ) -> None:
-        self._router_id = router_id
+        self._router_id, self._router_epoch = identity
         self._registry = registry
         self._journal = journal
         self._attempts = attempts
@@ -68,26 +74,29 @@ class Progress:
         return effects
 
     def _take_run(self, node: RegisteredNode, run: TokenRun, effects: Effects) -> None:
-        request = self._find(node, run.key, effects)
+        """Take a sequence's tokens of one step. What is asked here is paid for by each token."""
+        key, ids, logprobs = run.key, run.ids, run.logprobs
+        request = self._find(node, key, effects)
         if request is None:
             return
-        if run.first_pos < 0 or (run.logprobs and len(run.logprobs) != len(run.ids)):
+        if run.first_pos < 0 or (logprobs and len(logprobs) != len(ids)):
             effects.alarms.append(Alarm("malformed token run", node.node_id))
             return
-        sequence = request.sequences[run.key.seq_index]
+        sequence = request.sequences[key.seq_index]
         if sequence.is_closed:
             return
         if node is request.decode:
-            request.begun_by_decode.add(run.key.seq_index)
-        taken = sequence.take(run.first_pos, run.ids, run.logprobs)
+            request.begun_by_decode.add(key.seq_index)
+        taken = sequence.take(run.first_pos, ids, logprobs)
         if taken.conflict:
             effects.alarms.append(Alarm("two nodes disagree on a token", node.node_id))
-        end = sequence.end if sequence.has_all else None
+        end = sequence.end if sequence.end is not None and sequence.has_all else None
         if taken.ids or end is not None:
-            effects.news.append(Update(request.rid, run.key.seq_index, taken.ids, taken.logprobs, end))
+            effects.news.append(Update(request.rid, key.seq_index, taken.ids, taken.logprobs, end))
         if end is not None:
             sequence.is_closed = True
-        self._after_progress(request, effects)
+        if end is not None or request.waits_for_prefill:
+            self._after_progress(request, effects)
 
     def _take_end(self, node: RegisteredNode, end: SequenceEnd, now: float, effects: Effects) -> None:
         request = self._find(node, end.key, effects)
@@ -137,9 +146,11 @@ class Progress:
         request = self._journal.find(wire_key.rid)
         if (
             request is not None
+            and wire_key.attempt == request.attempt
+            and wire_key.router_epoch == self._router_epoch
+            and wire_key.router_id == self._router_id
             and 0 <= wire_key.seq_index < len(request.sequences)
-            and key_of(wire_key) == self._attempts.key(request, wire_key.seq_index)
-            and node in request.nodes
+            and (node is request.decode or node is request.prefill)
         ):
             return request
         if wire_key.router_id == self._router_id:

@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.breaker import Breaker
+from router.kinds import Kind, Kinds, Misfit, misfit
 from router.room import tokens_in
-from shared.wire.fitting import misfit
+from shared.core.states import RowState
 from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
@@ -25,11 +28,16 @@ class RegisteredNode:
 
     peer: str  # the name its connection goes by
     hello: Hello
+    kind: Kind
+    node_id: str
+    role: str
     known_since: float
     last_seen: float
     breaker: Breaker = field(default_factory=Breaker)
     # Of its last report, added up when it came: a placement looks at each node.
     free_tokens: float = float("inf")
+    num_reported: int = 0  # sequences that run or wait there
+    waiting_tokens: int = 0
     is_draining: bool = False
     drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
@@ -46,7 +54,9 @@ class RegisteredNode:
 
     @load.setter
     def load(self, load: NodeLoad) -> None:
-        self._load, self.free_tokens = load, tokens_in(load, self.hello.fingerprint.page_size)
+        running = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
+        self._load, self.num_reported, self.waiting_tokens = load, running + load.waiting, load.waiting_tokens
+        self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
 
     def has_room(self, num_tokens: int) -> bool:
         """Return whether it can take so many tokens now, without waiting. No node without a free page has room, one
@@ -54,16 +64,12 @@ class RegisteredNode:
         return self.free_tokens >= max(1, num_tokens)
 
     @property
-    def node_id(self) -> str:
-        return self.hello.node_id
-
-    @property
-    def role(self) -> str:
-        return self.hello.role
-
-    @property
     def is_there(self) -> bool:
         return not self.is_draining and not self.is_silent
+
+    def drain_now(self, drain: Drain, now: float) -> Drain:
+        """Return what it is told of its drain, with what is left of the time."""
+        return msgspec.structs.replace(drain, move_after_ms=max(0, round(1000 * (self.move_at - now))))
 
     def has_adapter(self, digest: str) -> bool:
         return any(adapter.digest == digest for adapter in self.hello.adapters)
@@ -78,6 +84,7 @@ class Registry:
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
         self._nodes: dict[str, RegisteredNode] = {}
+        self._kinds = Kinds()
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
@@ -108,11 +115,15 @@ class Registry:
         is_late = known is not None and not known.is_silent and age(known.hello) > age(hello)
         if hello.role not in ROLES or is_late:
             return None, None
+        if known is not None:
+            self._kinds.leave(known.kind, hello.node_id)
+        kind = self._kinds.join(hello)
         if known is not None and known.hello.epoch == hello.epoch:
+            known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
             return known, known if is_new else None
-        node = RegisteredNode(peer=peer, hello=hello, known_since=now, last_seen=now)
+        node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
         self._nodes[hello.node_id] = node
         return node, known
 
@@ -122,6 +133,8 @@ class Registry:
         if node is not None:
             node.load = beat.load
             node.is_draining = node.is_draining or beat.draining
+            if beat.draining and beat.move_after_ms is not None:  # the limit that another router may have set
+                node.move_at = now + beat.move_after_ms / 1000
             self.seen(node, now)
         return node
 
@@ -132,6 +145,7 @@ class Registry:
     def remove(self, node: RegisteredNode) -> None:
         if self._nodes.get(node.node_id) is node:
             del self._nodes[node.node_id]
+            self._kinds.leave(node.kind, node.node_id)
 
     def newly_silent(self, now: float) -> list[RegisteredNode]:
         """Nodes that have just crossed the limit; each is told once."""
@@ -143,8 +157,12 @@ class Registry:
     def usable(self, now: float) -> list[RegisteredNode]:
         """Nodes that may get a request. Where every breaker is open, all that are there: an answer that may fail is
         better than none."""
-        there = [node for node in self._nodes.values() if node.is_there]
+        there = [node for node in self._nodes.values() if not node.is_draining and not node.is_silent]
         return [node for node in there if node.breaker.allows(now)] or there
+
+    def is_anyone_there(self) -> bool:
+        """Return whether any node is usable."""
+        return any(node.is_there for node in self._nodes.values())
 
     def max_context(self) -> int | None:
         """What the largest node that is there can hold; None without nodes. Not the smallest: one that says little of
@@ -169,22 +187,17 @@ class Registry:
                 votes.setdefault(name, Counter())[digest] += 1
         return {name: max(counts, key=lambda digest: counts[digest]) for name, counts in votes.items()}
 
-    def misfits(self) -> list[tuple[str, str, str]]:
-        """(node, other node, field) for nodes that can't be a pair, whichever of them prefills."""
-        nodes = sorted(self._nodes.values(), key=lambda node: node.node_id)
-        pairs = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :]]
-        found = [(a.node_id, b.node_id, _apart(a, b)) for a, b in pairs]
-        return [(a, b, name) for a, b, name in found if name is not None]
+    def misfits(self) -> list[Misfit]:
+        """Return (node, other node, field) for nodes that can't be a pair, whichever of them prefills."""
+        return self._kinds.misfits()
 
 
-def _apart(a: RegisteredNode, b: RegisteredNode) -> str | None:
-    first, second = (a, b) if a.hello.role == ROLES[0] else (b, a)
-    name = misfit(first.hello.fingerprint, second.hello.fingerprint)
-    if name is None or a.hello.role != b.hello.role:
-        return name
-    return misfit(second.hello.fingerprint, first.hello.fingerprint) and name
+def misfits_of(node: RegisteredNode) -> list[tuple[Kind, Misfit]]:
+    """Return the kinds that a node can't be a pair with, each with an example."""
+    return [(other, misfit(node.node_id, other, differs)) for other, differs in node.kind.apart.items()]
 
 
 def fitting(prefills: Sequence[RegisteredNode], decode: RegisteredNode) -> list[RegisteredNode]:
-    """Those whose pages the decode node can use."""
-    return [node for node in prefills if misfit(node.hello.fingerprint, decode.hello.fingerprint) is None]
+    """Return the nodes whose pages the decode node can use."""
+    strangers = decode.kind.apart
+    return [node for node in prefills if node.kind not in strangers]

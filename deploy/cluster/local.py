@@ -27,6 +27,7 @@ from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
 PROBE_TIMEOUT_S = 0.5
+ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
 MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 
@@ -34,6 +35,7 @@ MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
     resolve_model(config.nodes.model.model)
+    config = with_name(config)
     check_keys(config)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
     config = with_admin_key(with_ports(config), log)
@@ -50,6 +52,11 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
         write_line=write_line,
     )
     return supervisor.run()
+
+
+def with_name(config: ClusterConfig) -> ClusterConfig:
+    """The one router of this cluster has a name that stays the same, for logs and metrics."""
+    return replace(config, router=replace(config.router, router_id=config.router.router_id or ROUTER_ID))
 
 
 def check_keys(config: ClusterConfig) -> None:

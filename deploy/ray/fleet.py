@@ -33,6 +33,7 @@ ROUTERS_WITHIN_S = 30.0  # after so long nodes start with the routers that are k
 PLACED_WITHIN_S = 300.0
 LOST_AFTER_S = 60.0
 ENDED = (STOPPED, DRAINED, FAILED)
+ABSENT = (DRAINED, FAILED)  # nodes that will not run again by themselves
 KILLED = -9  # how a daemon ended is gone with its actor
 
 
@@ -105,17 +106,24 @@ class Fleet:
         return [member for member in self.members.values() if role_of(member.name) == role]
 
     def is_steady(self, role: str, seen: int) -> bool:
-        """Whether all of this role run, and the routers see all of them: while one starts or leaves, the load says
-        nothing about their number."""
-        members = self.of_role(role)
+        """Return whether all of this role run, and the routers see all of them: while one starts or leaves, the load
+        says nothing about their number. Those that will not run again are absent."""
+        members = [member for member in self.of_role(role) if member.state not in ABSENT]
         return len(members) == seen and all(member.state == RUNNING and not member.leaving for member in members)
 
     def next_name(self, role: str) -> str:
         used = {index_of(member.name) for member in self.of_role(role)}
         return f"{role}-{next(index for index in range(len(used) + 1) if index not in used)}"
 
+    def may_grow(self, role: str, most: int) -> bool:
+        """Return whether another node of this role may be made: where each fails at its start, it ends sometime."""
+        return sum(member.state in ABSENT for member in self.of_role(role)) < most
+
     def newest(self, role: str) -> str:
-        return max((member.name for member in self.of_role(role)), key=index_of)
+        """Return who leaves first: the last of those that run, for the others bear no load."""
+        members = self.of_role(role)
+        running = [member for member in members if member.state not in ABSENT]
+        return max((member.name for member in running or members), key=index_of)
 
     # ---- what is heard
 
@@ -190,7 +198,7 @@ class Fleet:
 
     @staticmethod
     def _is_out(member: Member, now: float) -> bool:
-        return member.state in (DRAINED, FAILED) or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
+        return member.state in ABSENT or (member.state == AWAY and now - member.away_since > LOST_AFTER_S)
 
     def _start(self, member: Member, routers: tuple[str, ...]) -> StartOrder | None:
         place = member.place

@@ -137,7 +137,7 @@ class Manager:
             load = load_of(role, before, after, self._config.scaling)
             steady = load is not None and self._fleet.is_steady(role, load.nodes)
             step = scaler.decide(now, load if steady else None)
-            if step:
+            if step < 0 or (step > 0 and self._fleet.may_grow(role, scaler.most)):
                 log(f"{role}: {step:+d} node at {load}")
                 self._change(role, step, now)
         self._pages, self._pages_at = pages, now

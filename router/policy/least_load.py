@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.registry import RegisteredNode
-from shared.core.states import RowState
 
 
 class LeastLoad:
@@ -24,11 +23,7 @@ class LeastLoad:
 
 
 def work_before(node: RegisteredNode) -> tuple[int, int]:
-    rows = node.load.rows if node.load else {}
-    running = sum(rows.get(state, 0) for state in RowState if state is not RowState.FREE)
-    waiting = node.load.waiting if node.load else 0
-    waiting_tokens = node.load.waiting_tokens if node.load else 0
-    sequences = max(node.open_sequences, running + waiting)
+    sequences = max(node.open_sequences, node.num_reported)
     if node.role == "prefill":
-        return max(node.open_prompt_tokens, waiting_tokens), sequences
-    return sequences, waiting_tokens
+        return max(node.open_prompt_tokens, node.waiting_tokens), sequences
+    return sequences, node.waiting_tokens

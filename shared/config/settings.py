@@ -295,7 +295,11 @@ class RouterConfig:
     port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)
     node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
     policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
-    router_id: str = option("router", "name in request keys and logs; differs between routers", metavar="NAME")
+    router_id: str = option(
+        "",
+        "name in request keys and logs, another one for each router; empty: drawn, or the one that --keys has",
+        metavar="NAME",
+    )
     local_prefill_tokens: int = option(
         32, "prompts up to this many tokens go to a decode node alone, without a hand-off", low=0
     )
@@ -308,8 +312,8 @@ class RouterConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_http_host(self.host, "--host")
-        if not self.router_id or len(self.router_id) > 64:
-            raise ConfigError("--router-id must have 1 to 64 characters")
+        if len(self.router_id) > 64:
+            raise ConfigError("--router-id must have at most 64 characters")
 
     def check_addresses(self, *, has_keys: bool) -> None:
         """ConfigError for one that needs keys, where there are none."""

@@ -110,13 +110,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
 def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
     node = parts.node
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
-    beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
-    options = LinkOptions(
-        heartbeat_ms=beat_ms,
-        heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms),
-        limits=limits,
-        ring=ring,
-    )
+    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring)
     host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 

@@ -63,6 +63,7 @@ class NodeContext:
     ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know
     draining: bool = False
     then: str = ""  # draining: what follows once the node is idle, as in the Drain message
+    move_at: float | None = None  # draining: when routers move what is left here; None: nobody has set a limit
     arrivals: int = 0
 
     def next_arrival(self) -> int:

@@ -23,6 +23,7 @@ from shared.node.routers import RouterLife
 from shared.sched.events import Emitted, Ended, SchedEvent
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
+    MAX_TEXT,
     Abort,
     Adapter,
     Begun,
@@ -35,6 +36,7 @@ from shared.wire.messages import (
     SequenceEnd,
     TokenRun,
     Tokens,
+    Unwelcome,
     Welcome,
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
@@ -204,14 +206,14 @@ class Node:
             self._connections[inbound.peer] += 1
             self._say_hello(inbound.peer, now)
         else:
-            self._router_closed(inbound.peer)
+            self._router_closed(inbound.peer, now)
 
     def _receive_message(self, received: Received, now: float) -> None:
         message, from_router = received.message, received.peer in self.ctx.routers.peers
         if not from_router:
             self.side.receive(received, now)
         elif isinstance(message, Welcome):
-            self._welcomed(received.peer, message)
+            self._welcomed(received.peer, message, now)
         elif isinstance(message, Generate):
             self._generate(received.peer, message, now)
         elif self.ctx.routers.life(received.peer) is None:
@@ -219,10 +221,16 @@ class Node:
         elif isinstance(message, Abort):
             self._abort(message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
-            self.ctx.draining, self.ctx.then = True, message.then
-            self.next_heartbeat = now
+            self._drain(message, now)
         else:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router")
+
+    def _drain(self, drain: Drain, now: float) -> None:
+        """Of two limits the later word counts: somebody has thought again."""
+        self.ctx.draining, self.ctx.then = True, drain.then
+        if drain.move_after_ms is not None:
+            self.ctx.move_at = now + drain.move_after_ms / 1000
+        self.next_heartbeat = now
 
     def _say_hello(self, peer: str, now: float) -> None:
         facts = self.ctx.facts
@@ -244,16 +252,33 @@ class Node:
             ),
         )
 
-    def _welcomed(self, peer: str, message: Welcome) -> None:
+    def _welcomed(self, peer: str, message: Welcome, now: float) -> None:
         if message.connection != self._connections[peer]:  # on this one the router has not heard us, or not any more
             self.ctx.drop(peer, "Welcome to another connection")
             if peer in self._hello_said:
                 self._hello_due.setdefault(peer, self._hello_said[peer] + HELLO_AGAIN_S)
             return
         self._hello_due.pop(peer, None)
-        for over in self.ctx.routers.welcome(peer, RouterLife(message.router_id, message.router_epoch)):
-            self._router_over(over)
+        routers, life = self.ctx.routers, RouterLife(message.router_id, message.router_epoch)
+        rival = routers.rival(peer, life)
+        if rival is not None:
+            self.ctx.drop(peer, f"Welcome of a second router of one name: the first is at {rival}")
+            self._life_over(routers.refuse(peer, life, rival), now)
+            self._say_unwelcome(peer, rival)
+            return
+        self._life_over(routers.welcome(peer, life), now)
         self.next_heartbeat = 0.0  # the router needs our load before it can choose us
+
+    def _say_unwelcome(self, peer: str, rival: str) -> None:
+        """Tell a router that the first of its name is served, and it is not."""
+        facts = self.ctx.facts
+        self.ctx.outbox.send(peer, Unwelcome(facts.node_id, facts.epoch, rival[:MAX_TEXT]))
+
+    def _life_over(self, life: RouterLife | None, now: float) -> None:
+        """End what a router had asked for, and ask those again that were refused because of it."""
+        self._router_over(life)
+        for heir in self.ctx.routers.take_heirs(life) if life is not None else ():
+            self._say_hello(heir, now)
 
     def _router_over(self, life: RouterLife | None) -> None:
         """Nobody waits for these requests any more."""
@@ -265,18 +290,21 @@ class Node:
             if (key.router_id, key.router_epoch) == (life.router_id, life.epoch):
                 self._abort_one(key)
 
-    def _router_closed(self, peer: str) -> None:
+    def _router_closed(self, peer: str, now: float) -> None:
         life = self.ctx.routers.closed(peer)
         self._hello_due.pop(peer, None)
         self._hello_said.pop(peer, None)
         if life is None:
             return  # it was not up yet; the link keeps trying
-        self._router_over(life)
+        self._life_over(life, now)
         self.ctx.outbox.hang_up(peer)  # with what is queued for the router that is gone
         self.ctx.outbox.dial(peer, peer)
 
     def _generate(self, peer: str, generate: Generate, now: float) -> None:
-        key, life = key_of(generate.key), self.ctx.routers.life(peer)
+        key, life, rival = key_of(generate.key), self.ctx.routers.life(peer), self.ctx.routers.refused_for(peer)
+        if rival is not None:  # it had not heard yet that it is refused, and begins the request anew when it has
+            self._say_unwelcome(peer, rival)
+            return
         if life is None:  # the Welcome met a full queue: nobody would miss what we drop
             early = Overloaded(f"{self.ctx.facts.node_id} has not heard its router's Welcome")
             self._report(peer, Ended(key, FinishReason.ERROR, 0, 0, early))
@@ -368,9 +396,10 @@ class Node:
         self._watch.count()
         self._count_wire()
         load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over())
-        facts = self.ctx.facts
+        facts, move_at = self.ctx.facts, self.ctx.move_at
+        move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
         for peer in peers:
-            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining))
+            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining, move_after_ms))
 
     def _count_wire(self) -> None:
         for name, amount in self._wire.take(self.ctx.wire_counts).items():

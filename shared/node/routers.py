@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.core.keys import RequestKey
 
@@ -15,27 +16,58 @@ class RouterLife:
     epoch: int
 
 
+class Refusal(NamedTuple):
+    life: RouterLife
+    rival: str  # where the router is that is served under this name
+
+
 class Routers:
-    """Link names of routers (their endpoints), and who answered there. A router without Welcome is not known."""
+    """Link names of routers (their endpoints), and who answered there. A router without Welcome is not known.
+
+    Of two that are up under one name, at two endpoints, the first is served and the second refused: a router that was
+    started again answers at the former's endpoint, or after the former's connection has closed.
+
+        dialled --Welcome--> served --closed--> dialled
+           '-----Welcome under a name that is served elsewhere--> refused --that one closed--> dialled
+    """
 
     def __init__(self, peers: tuple[str, ...]) -> None:
         self.peers = peers
-        self._lives: dict[str, RouterLife] = {}  # peer -> its life
+        self._lives: dict[str, RouterLife] = {}  # peer -> its life, of those that are served
+        self._refused: dict[str, Refusal] = {}
 
-    def welcome(self, peer: str, life: RouterLife) -> list[RouterLife]:
-        """Gives the lives that are over now: an older epoch of the same router, here or at another endpoint."""
-        over = [
-            (name, old)
-            for name, old in self._lives.items()
-            if old != life and (name == peer or old.router_id == life.router_id)
-        ]
-        for name, _ in over:
-            del self._lives[name]
+    def rival(self, peer: str, life: RouterLife) -> str | None:
+        """Return where another router of this name is up; None when the name is free."""
+        others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
+        return next((name for name, other in others if other.router_id == life.router_id), None)
+
+    def welcome(self, peer: str, life: RouterLife) -> RouterLife | None:
+        """Return the life that is over now: the one before at the same endpoint."""
+        self._refused.pop(peer, None)
+        former = self._lives.get(peer)
         self._lives[peer] = life
-        return [old for _, old in over]
+        return former if former != life else None
+
+    def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
+        """Return the life that is over now, as `welcome` does."""
+        self._refused[peer] = Refusal(life, rival)
+        return self._lives.pop(peer, None)
+
+    def refused_for(self, peer: str) -> str | None:
+        """Return where the router is that keeps this one out; None when it is not refused."""
+        refusal = self._refused.get(peer)
+        return refusal and refusal.rival
 
     def closed(self, peer: str) -> RouterLife | None:
+        self._refused.pop(peer, None)
         return self._lives.pop(peer, None)
+
+    def take_heirs(self, life: RouterLife) -> list[str]:
+        """Return the routers that were refused because of this life, which is over: they may ask again."""
+        heirs = [peer for peer, refusal in self._refused.items() if refusal.life.router_id == life.router_id]
+        for peer in heirs:
+            del self._refused[peer]
+        return heirs
 
     def life(self, peer: str) -> RouterLife | None:
         return self._lives.get(peer)

@@ -6,8 +6,9 @@ messages: callers hand over plain numbers and names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -28,6 +29,8 @@ from shared.observe.metric_names import (
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+KEPT_S = 3600.0  # what a node counted is shown so long after it was last here
+MAX_REMEMBERED = 1024  # nodes whose counts are kept, though not shown, in case they come back
 
 
 def render(registry: CollectorRegistry) -> bytes:
@@ -99,9 +102,24 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
     )
 
 
+@dataclass(slots=True)
+class Series:
+    """What is shown of one node beside its gauges. `shown`: its counters as they stand on the page."""
+
+    epoch: int
+    seen_at: float | None = None  # None: since the last sweep
+    totals: dict[str, float] = field(default_factory=dict)  # of its last report
+    shown: dict[str, float] = field(default_factory=dict)
+
+
 class ClusterMetrics:
     """Gauges, counters and histograms of all nodes. Counters go up by the difference to the last report of the same
-    epoch, so a restarted node starts again at zero and its totals here never fall."""
+    epoch, so a restarted node starts again at zero and its totals here never fall.
+
+    Names of nodes come and go, one for each process where nobody gives them: what is shown of a node goes an hour after
+    it was last here. Should it come back, its counters go on where they stood: they are remembered, the latest names
+    first. Its histograms begin at zero, as after a restart of this router.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         place = ["node", "role"]
@@ -121,13 +139,13 @@ class ClusterMetrics:
         self._moved = Counter(
             "baton_moved_total", "Requests that went from a decode node without memory to another", registry=registry
         )
-        self._totals: dict[str, tuple[int, dict[str, float]]] = {}  # node -> (epoch, last totals)
+        self._series: dict[str, Series] = {}  # by node
+        self._swept: OrderedDict[str, Series] = OrderedDict()  # not shown any more, the oldest first
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
 
     def count(self, node: str, name: str, amount: float) -> None:
         """One of the nodes' counters, for what the router itself counts."""
-        counter, labels = self._counters[name]
-        counter.labels(node, *labels).inc(amount)
+        self._counter(node, name).inc(amount)
 
     def resumed(self, count: int) -> None:
         """So many requests went on elsewhere."""
@@ -158,6 +176,35 @@ class ClusterMetrics:
         self._waiting.remove(node, role)
         self._width.remove(node, role)
 
+    def sweep(self, present: Container[str], now: float) -> None:
+        """Take away what is shown of nodes that were not among those present for a long time."""
+        for node, series in list(self._series.items()):
+            if series.seen_at is None or node in present:
+                series.seen_at = now
+            elif now - series.seen_at > KEPT_S:
+                self._remove(node)
+
+    def _remove(self, node: str) -> None:
+        self.forget(node)
+        series = self._swept[node] = self._series.pop(node)
+        for name in series.shown:
+            counter, labels = self._counters[name]
+            counter.remove(node, *labels)
+        for histogram in self._histograms.values():
+            histogram.remove(node)
+        while len(self._swept) > MAX_REMEMBERED:
+            self._swept.popitem(last=False)
+
+    def _bring_back(self, node: str) -> Series | None:
+        series = self._swept.pop(node, None)
+        for name, value in series.shown.items() if series is not None else ():
+            self._counter(node, name).inc(value)
+        return series
+
+    def _counter(self, node: str, name: str) -> Counter:
+        counter, labels = self._counters[name]
+        return counter.labels(node, *labels)
+
     def _set_gauges(self, report: NodeReport) -> None:
         place = (report.node, report.role)
         self._shown[report.node] = report.role
@@ -170,14 +217,15 @@ class ClusterMetrics:
         self._width.labels(*place).set(report.spec_width)
 
     def _add_counters(self, report: NodeReport) -> None:
-        epoch, before = self._totals.get(report.node, (report.epoch, {}))
-        if epoch != report.epoch:
-            before = {}
+        series = self._series.get(report.node) or self._bring_back(report.node) or Series(report.epoch)
+        self._series[report.node] = series
+        before = series.totals if series.epoch == report.epoch else {}
         known = {name: value for name, value in report.counters.items() if name in self._counters}
         for name, total in known.items():
-            counter, labels = self._counters[name]
-            counter.labels(report.node, *labels).inc(max(0.0, total - before.get(name, 0.0)))
-        self._totals[report.node] = (report.epoch, known)
+            more = max(0.0, total - before.get(name, 0.0))
+            self._counter(report.node, name).inc(more)
+            series.shown[name] = series.shown.get(name, 0.0) + more
+        series.epoch, series.totals, series.seen_at = report.epoch, known, None
 
     def _observe(self, node: str, name: str, samples: Sequence[float]) -> None:
         histogram = self._histograms[name].labels(node) if name in self._histograms else self._queue(name)

@@ -68,6 +68,8 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(f"{tag}: {error}") from None
+    if len(fields) <= len(kind.__struct_fields__):  # with the tag; a default is for those who make a message
+        raise WireError(f"{tag}: a field is missing")
     _check(message, limits)
     return message
 

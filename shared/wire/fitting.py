@@ -6,6 +6,7 @@ from __future__ import annotations
 from shared.wire.messages import Fingerprint
 
 REPORTED_ONLY = ("build",)
+PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
 PLANE_SEPARATOR = ";"
 
@@ -20,6 +21,16 @@ def misfit(prefill: Fingerprint, decode: Fingerprint) -> str | None:
             continue
         return name
     return None
+
+
+def apart(role: str, first: Fingerprint, other_role: str, second: Fingerprint) -> str | None:
+    """Return the field that keeps two nodes from being a pair, whichever of them prefills; None when they can be one.
+
+    Nodes of one role can be a pair when one of them could prefill for the other."""
+    if role != other_role:
+        return misfit(first, second) if role == PREFILL else misfit(second, first)
+    name = misfit(first, second)
+    return name and misfit(second, first) and name
 
 
 def _leads(prefill: Fingerprint, decode: Fingerprint) -> bool:

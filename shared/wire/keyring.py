@@ -114,24 +114,29 @@ class KeyRing:
 
 
 def ring_of_router(folder: str, router_id: str) -> KeyRing | None:
-    """None without a folder."""
-    return KeyRing(Path(folder).expanduser(), ROUTER, router_id) if folder else None
-
-
-def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
-    """Without a node id, the one node whose secret is here."""
+    """Return the ring of that router or, without an id, of the one router whose secret is here; None without a
+    folder."""
     if not folder:
         return None
     path = Path(folder).expanduser()
-    return KeyRing(path, NODE, node_id or only_node(path))
+    return KeyRing(path, ROUTER, router_id or only_one(path, ROUTER))
 
 
-def only_node(folder: Path) -> str:
+def ring_of_node(folder: str, node_id: str) -> KeyRing | None:
+    """Return the ring of that node or, without an id, of the one node whose secret is here; None without a folder."""
+    if not folder:
+        return None
+    path = Path(folder).expanduser()
+    return KeyRing(path, NODE, node_id or only_one(path, NODE))
+
+
+def only_one(folder: Path, kind: str) -> str:
+    """Return the name of the one router or node whose secret is in a folder. Raise ConfigError for none or several."""
     require_folder(folder)
-    nodes = [entry.name for entry in read_allowed(folder).of_kind(NODE)]
-    here = [name for name in names_with_secret(folder) if name in nodes]
+    names = [entry.name for entry in read_allowed(folder).of_kind(kind)]
+    here = [name for name in names_with_secret(folder) if name in names]
     if len(here) != 1:
         raise ConfigError(
-            f"--keys {folder} holds {len(here)} nodes' secrets ({', '.join(here)}): choose with --node-id"
+            f"--keys {folder} holds {len(here)} {kind}s' secrets ({', '.join(here)}): choose with --{kind}-id"
         )
     return here[0]

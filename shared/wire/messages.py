@@ -1,6 +1,6 @@
 """Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Begun, Tokens, Goodbye
+    node -> router   Hello, Heartbeat, Begun, Tokens, Goodbye, Unwelcome
     router -> node   Welcome, Generate, Abort, Drain
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed
@@ -143,6 +143,8 @@ class Heartbeat(Message, frozen=True):
     epoch: Unsigned
     load: NodeLoad
     draining: bool
+    # draining: when each router is to move what is left of its own; None: nobody has set a limit
+    move_after_ms: Milliseconds | None = None
 
 
 class Goodbye(Message, frozen=True):
@@ -150,11 +152,21 @@ class Goodbye(Message, frozen=True):
     epoch: Unsigned
 
 
+class Unwelcome(Message, frozen=True):
+    """The node serves another router of that name, which is up: this one gets nothing here until the other is gone."""
+
+    node_id: Name
+    epoch: Unsigned
+    endpoint: Text  # of the other one
+
+
 class Drain(Message, frozen=True):
-    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes."""
+    """Take nothing new. `then` says what follows once the node is idle; "" to wait for whatever comes. What still runs
+    after `move_after_ms` is moved, by each router its own: heartbeats tell them all."""
 
     node_id: Name
     then: Literal["", "stop", "restart", "prefill", "decode"]
+    move_after_ms: Milliseconds | None = None
 
 
 class Generate(Message, frozen=True):
@@ -353,6 +365,6 @@ class Broken(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
 )  # fmt: skip

@@ -59,17 +59,35 @@ HANDSHAKE_MS = 10_000  # a connection that has not proved itself by then is clos
 class LinkOptions:
     """`queue_messages`: most messages waiting in each direction per peer; beyond it sends are refused.
 
-    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms. With `ring` every connection is encrypted, and
-    both of its ends prove who they are; without it this machine only may connect.
+    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms, and a dial that nobody answers is given up, and
+    tried again, after connect_ms. With `ring` every connection is encrypted, and both of its ends prove who they are;
+    without it this machine only may connect.
     """
 
     queue_messages: int = 4096
     heartbeat_ms: int = 1000
     heartbeat_timeout_ms: int = 3000
+    connect_ms: int = 2000
     reconnect_ms: int = 50
     reconnect_max_ms: int = 1000
     limits: WireLimits = DEFAULT_LIMITS
     ring: KeyRing | None = None
+
+    @classmethod
+    def for_silence(
+        cls, silence_s: float, *, limits: WireLimits = DEFAULT_LIMITS, ring: KeyRing | None = None
+    ) -> LinkOptions:
+        """Return the options of a link whose owner takes a peer for dead after that silence: the one place where
+        seconds become ZMQ's settings, for routers and nodes alike."""
+        silence_ms = int(1000 * silence_s)
+        beat_ms = min(1000, silence_ms // 4)
+        return cls(
+            heartbeat_ms=beat_ms,
+            heartbeat_timeout_ms=silence_ms - beat_ms,
+            connect_ms=silence_ms // 2,  # so that a second try may end within the silence, too
+            limits=limits,
+            ring=ring,
+        )
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:
@@ -81,6 +99,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, options.connect_ms)
     socket.setsockopt(zmq.RECONNECT_IVL, options.reconnect_ms)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.reconnect_max_ms)
     socket.setsockopt(zmq.MAXMSGSIZE, max(options.limits.max_frame_bytes, options.limits.max_control_bytes))

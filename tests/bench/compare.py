@@ -24,7 +24,8 @@ from rich.table import Table
 
 from tests.bench.run import ROOT, Part, flat, machine, measure, num_cores, parts
 
-LOWER_IS_BETTER = re.compile(r"_ms$|(?<!tok)_s$|seconds")
+LOWER_IS_BETTER = re.compile(r"_[mu]s$|(?<!tok)_s$|seconds")
+WITHOUT_NUMBERS = ("transfer", "router")  # parts that have no dtype
 NOT_A_SPEED = ("setup", "flips", "machine")
 
 
@@ -44,8 +45,8 @@ class Figure:
 
 
 def with_dtype(part: Part, dtype: str) -> Part:
-    """The same part in another number format, for machines without bfloat16 of their own. Transfers have none."""
-    if not dtype or part.name == "transfer":
+    """The same part in another number format, for machines without bfloat16 of their own, where it has one."""
+    if not dtype or part.name in WITHOUT_NUMBERS:
         return part
     command = list(part.command)
     if "--dtype" in command:

@@ -58,6 +58,7 @@ def parts(quick: bool, cores: int) -> list[Part]:
         Part("http_shm", 1, ("-m", "tests.bench.http_load", "--transport", "shm")),
         Part("http_zmq", 1, ("-m", "tests.bench.http_load", "--transport", "zmq")),
         Part("transfer", 1, ("tests/bench/transfer.py",)),
+        Part("router", 1, ("-P", str(ROOT / "tests/bench/router.py"))),  # for checkouts without one, too
     ]
 
 
@@ -145,7 +146,18 @@ def needs(f: dict[str, Any]) -> list[Need]:
             rows.append(Need(f"{name}: last chunk to installed, median ms", http["handoff_p50_ms"], 15, at_least=False))
             worst = http["interference"]["during_itl_p99_ms"]
             rows.append(Need(f"{name}: ITL p99 ms while 1,500-token prompts arrive", worst, 100, at_least=False))
+    if router := f.get("router"):
+        rows += router_needs(router)
     return rows
+
+
+def router_needs(router: dict[str, Any]) -> list[Need]:
+    token, place, hellos = router["token"], router["request"]["nodes_100"], router["hellos"]
+    return [
+        Need("router: CPU per token without sockets, us", token["whole_us"], 12, at_least=False),
+        Need("router: CPU of a placement at 100 nodes, us", place["place_us"], 50, at_least=False),
+        Need("router: CPU of 400 nodes' Hellos, ms", hellos["nodes_400_ms"], 100, at_least=False),
+    ]
 
 
 def speculation_needs(over_all_kinds: dict[str, Any]) -> list[Need]:

@@ -315,7 +315,7 @@ def assert_clean(*nodes: Node) -> None:
         else:
             assert isinstance(side, DecodeSide)
             assert not side.prealloc.requests() and not side.transfers.open and not side.transfers.held
-            assert not side.transfers.groups.num_under_way
+            assert not side.transfers.groups.num_under_way and not side.transfers.groups._waiting
 
 
 def expected(job: Job, seq_index: int = 0) -> list[int]:

@@ -47,13 +47,19 @@ class RouterRig:
     """Dispatcher, journal and registry, with short ways to speak as a node."""
 
     def __init__(
-        self, *, max_open: int = 100, max_attempts: int = 1, local_tokens: int = 0, resume_wait_s: float = 0.0
+        self,
+        *,
+        max_open: int = 100,
+        max_attempts: int = 1,
+        local_tokens: int = 0,
+        resume_wait_s: float = 0.0,
+        identity: tuple[str, int] = ("r", 9),
     ) -> None:
         self.registry = Registry(silence_s=5.0)
         self.journal = Journal(lambda: "n")
         placer = Placer(self.registry, LeastLoad(), local_tokens)
         limits = DispatchLimits(max_open, max_attempts, request_timeout_s=60.0, resume_wait_s=resume_wait_s)
-        self.dispatcher = Dispatcher(("r", 9), self.registry, placer, self.journal, limits)
+        self.dispatcher = Dispatcher(identity, self.registry, placer, self.journal, limits)
         self.now = 0.0
 
     def join(self, role: str, node_id: str, epoch: int = 1, fingerprint: Fingerprint = FINGERPRINT) -> RegisteredNode:

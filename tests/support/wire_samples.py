@@ -33,6 +33,7 @@ from shared.wire.messages import (
     TokenLogprob,
     TokenRun,
     Tokens,
+    Unwelcome,
     Wait,
     Welcome,
 )
@@ -60,7 +61,8 @@ STAGED = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"", 6
 REMOTE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"\x01", 0)
 MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")]),
-    Welcome("router", 1, 1), Heartbeat("d", 1, LOAD, False), Goodbye("d", 1), Drain("d", ""), GENERATE,
+    Welcome("router", 1, 1), Unwelcome("d", 1, "tcp://127.0.0.1:2"), Heartbeat("d", 1, LOAD, True, 500),
+    Goodbye("d", 1), Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b"),

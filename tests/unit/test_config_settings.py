@@ -69,7 +69,7 @@ PROCESSES = (ClusterConfig, NodeProcessConfig, RouterProcessConfig)
         (lambda: NodeParts(node=NodeConfig(router=("http://127.0.0.1:1",))), "--router"),
         (lambda: RouterConfig(port=70000), "--port"),
         (lambda: RouterConfig(policy="random"), "--policy"),
-        (lambda: RouterConfig(router_id=""), "--router-id"),
+        (lambda: RouterConfig(router_id="x" * 65), "--router-id"),
         (lambda: CorePlan(cpus=(-1,)), "--cpus"),
         (lambda: LocalConfig(prefill=0, decode=0), "--prefill 0 --decode 0"),
     ],

@@ -125,7 +125,7 @@ def test_the_layout_is_in_the_fingerprint() -> None:
 
 def test_a_router_is_known_by_id_and_epoch() -> None:
     routers = Routers(("a", "b"))
-    assert routers.welcome("a", RouterLife("router", 3)) == []
+    assert routers.welcome("a", RouterLife("router", 3)) is None
     assert routers.peer_of(KEY) == "a" and not routers.is_over(KEY)
     assert routers.peer_of(KEY._replace(router_epoch=2)) is None
     assert routers.is_over(KEY._replace(router_epoch=2)) and not routers.is_over(KEY._replace(router_epoch=4))
@@ -134,11 +134,33 @@ def test_a_router_is_known_by_id_and_epoch() -> None:
 def test_a_new_life_ends_the_old_one() -> None:
     routers = Routers(("a", "b"))
     routers.welcome("a", RouterLife("router", 3))
-    assert routers.welcome("a", RouterLife("router", 3)) == []
-    assert routers.welcome("b", RouterLife("router", 4)) == [RouterLife("router", 3)]
-    assert routers.welcome("b", RouterLife("another", 1)) == [RouterLife("router", 4)]
-    assert routers.closed("b") == RouterLife("another", 1) and routers.closed("b") is None
+    assert routers.welcome("a", RouterLife("router", 3)) is None
+    assert routers.welcome("a", RouterLife("router", 4)) == RouterLife("router", 3)
+    assert routers.welcome("a", RouterLife("another", 1)) == RouterLife("router", 4)
+    assert routers.closed("a") == RouterLife("another", 1) and routers.closed("a") is None
     assert routers.welcomed() == []
+
+
+def test_of_two_that_are_up_under_one_name_the_first_is_served() -> None:
+    routers = Routers(("a", "b", "c"))
+    first, second = RouterLife("router", 3), RouterLife("router", 4)
+    routers.welcome("a", first)
+    assert routers.rival("b", second) == "a" and routers.rival("a", second) is None
+    assert routers.rival("b", first) is None, "one router at two addresses"
+    assert routers.refuse("b", second, "a") is None and routers.refused_for("b") == "a"
+    assert routers.welcomed() == ["a"] and not routers.is_over(KEY)
+    assert routers.closed("a") == first and routers.take_heirs(RouterLife("another", 1)) == []
+    assert routers.take_heirs(first) == ["b"] and routers.refused_for("b") is None
+    assert routers.rival("b", second) is None and routers.welcome("b", second) is None
+
+
+def test_a_router_that_is_renamed_to_a_taken_name_is_served_no_more() -> None:
+    routers = Routers(("a", "b"))
+    routers.welcome("a", RouterLife("router", 3))
+    routers.welcome("b", RouterLife("other", 1))
+    assert routers.refuse("b", RouterLife("router", 5), "a") == RouterLife("other", 1)
+    assert routers.welcomed() == ["a"]
+    assert routers.closed("b") is None and routers.refused_for("b") is None
 
 
 # ---- conversions

@@ -43,3 +43,18 @@ def test_a_draining_node_ends_what_it_has_and_takes_nothing_new(node: Node) -> N
     assert net.router.streams[old] == expected(job(1))
     assert net.router.end(new).error_code == "node_draining" and not net.router.streams[new]
     assert_clean(node)
+
+
+def test_heartbeats_say_when_the_time_of_a_drain_is_over(node: Node) -> None:
+    """To every router, for each has requests here that only it can move."""
+    net = Net([node])
+    net.generate(node, job(1))
+    net.tick(name_of(node))
+    net.at(10.0)
+    net.to_node(name_of(node), Drain("n0", "stop", move_after_ms=3000), ROUTER)
+    net.tick(name_of(node))
+    net.at(1.0)
+    net.tick(name_of(node))
+    net.at(5.0)
+    net.tick(name_of(node))
+    assert [beat.move_after_ms for beat in net.messages(Heartbeat)] == [None, 3000, 2000, 0]

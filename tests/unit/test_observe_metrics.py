@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.core.states import PageState, QueueStage, RowState
 from shared.observe.metric_names import NODE_COUNTERS, NODE_HISTOGRAMS
-from shared.observe.metrics import ClusterMetrics, NodeReport, RequestMetrics, render
+from shared.observe.metrics import KEPT_S, MAX_REMEMBERED, ClusterMetrics, NodeReport, RequestMetrics, render
 from shared.observe.node_metrics import MAX_SAMPLES, NodeMetrics
 
 REPORT = NodeReport(
@@ -107,6 +107,51 @@ def test_a_node_that_falls_silent_loses_its_gauges_and_is_not_counted_twice_when
     metrics.update(changed(counters={"steps": 6.0}))
     assert registry.get_sample_value("baton_kv_pages_total", PLACE) == 10
     assert registry.get_sample_value("baton_steps_total", {"node": "decode-0"}) == 6
+
+
+def steps_of(registry, node):
+    return registry.get_sample_value("baton_steps_total", {"node": node})
+
+
+def names_on(registry):
+    found = {sample.labels.get("node") for metric in registry.collect() for sample in metric.samples}
+    return found - {None}
+
+
+def test_nothing_is_shown_of_a_node_that_is_gone_for_long(registry):
+    """A node without --node-id is called by its process id: each start left some hundred lines on the page for good."""
+    metrics = ClusterMetrics(registry)
+    for number in range(50):
+        metrics.update(changed(node=f"decode-{number}", counters={"steps": 1.0, "refused.key": 1.0}))
+    metrics.sweep({f"decode-{number}" for number in range(50)}, 0.0)
+    for number in range(1, 50):
+        metrics.forget(f"decode-{number}")
+    metrics.sweep({"decode-0"}, KEPT_S)
+    assert len(names_on(registry)) == 50, "rates over time need it, and a silent node may come back"
+    metrics.sweep({"decode-0"}, KEPT_S + 1)
+    assert names_on(registry) == {"decode-0"} and b"decode-1" not in render(registry)
+
+
+def test_a_node_that_comes_back_after_long_counts_on(registry):
+    """A counter that falls would seem to be a restart; one that starts again at its total would count it twice."""
+    metrics = ClusterMetrics(registry)
+    for epoch, total in ((1, 5), (2, 3)):
+        metrics.update(changed(epoch=epoch, counters={"steps": float(total)}))
+    metrics.sweep((), 0.0)
+    metrics.sweep((), KEPT_S + 1)
+    assert steps_of(registry, "decode-0") is None
+    metrics.update(changed(epoch=2, counters={"steps": 4.0}))
+    assert steps_of(registry, "decode-0") == 9
+    metrics.update(changed(epoch=3, counters={"steps": 2.0}))
+    assert steps_of(registry, "decode-0") == 11
+
+
+def test_what_is_remembered_of_nodes_that_are_gone_is_bounded(registry):
+    metrics = ClusterMetrics(registry)
+    for number in range(MAX_REMEMBERED + 10):
+        metrics.update(changed(node=f"decode-{number}", observations={}))
+        metrics.sweep((), 10.0 * KEPT_S * number)
+    assert len(metrics._swept) == MAX_REMEMBERED and "decode-0" not in metrics._swept
 
 
 def test_a_node_that_changes_its_role_is_shown_once(registry):

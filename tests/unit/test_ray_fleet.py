@@ -343,6 +343,32 @@ def test_a_load_counts_only_when_the_routers_see_every_node():
     assert not fleet.is_steady("prefill", 0), "gone from a router's view, and running"
 
 
+@pytest.mark.parametrize("end", [FAILED, DRAINED])
+def test_a_node_that_will_not_run_again_does_not_stop_scaling(end):
+    """It would be waited for: the role would never grow or shrink again."""
+    story = running(config(decode=3))
+    story.reports["decode-2"] = replace(story.reports["decode-2"], state=end, words="why")
+    story.tick()
+    assert story.fleet.is_steady("decode", 2) and not story.fleet.is_steady("decode", 3)
+    assert story.fleet.newest("decode") == "decode-1", "a node that bears no load is not the one to take away"
+    assert story.fleet.next_name("decode") == "decode-3"
+
+
+def test_a_role_whose_new_nodes_all_fail_is_not_grown_for_ever():
+    story = running(config())
+    grown = 0
+    while story.fleet.may_grow("decode", 4):
+        name = story.fleet.next_name("decode")
+        story.fleet.add(name, story.now)
+        story.place(name)
+        story.tick()
+        story.reports[name] = replace(story.reports[name], state=FAILED, words="no such model")
+        story.tick()
+        assert story.fleet.is_steady("decode", 1)
+        grown += 1
+    assert grown == 4
+
+
 def test_names_of_new_nodes_fill_gaps():
     story = running(config(decode=3))
     assert story.fleet.next_name("decode") == "decode-3" and story.fleet.next_name("prefill") == "prefill-1"

@@ -215,7 +215,7 @@ def test_leaving_draining_nodes_costs_no_attempt(rig: RouterRig) -> None:
     for _ in range(5):
         node = next(node for node in nodes if node.open_sequences)
         effects = rig.dispatcher.drain(node, Drain(node.node_id, "restart"), 5.0, rig.now)
-        assert effects.sends == [(node.peer, Drain(node.node_id, "restart"))]
+        assert effects.sends == [(node.peer, Drain(node.node_id, "restart", 5000))]
         assert not generates(rig.dispatcher.tick(rig.now + 4.9))
         rig.now += 5.0
         moved = rig.dispatcher.tick(rig.now)

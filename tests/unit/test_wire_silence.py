@@ -1,0 +1,103 @@
+"""How long a peer may be silent: one setting says it, to both ends and for each socket; and a dial is no exception."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import zmq
+
+import router.app
+import shared.node.build
+from shared.config.processes import NodeParts, RouterProcessConfig
+from shared.config.settings import NodeConfig, RouterConfig, TimeoutsConfig
+from shared.wire.link import NodeLinks
+from shared.wire.peers import Inbound, PeerClosed, PeerUp
+from shared.wire.sockets import LinkOptions
+from tests.support.patience import HANG_GUARD_S
+
+
+class Opened(Exception):
+    """Ends a start as soon as its link is opened; nothing else of a process is wanted here."""
+
+
+def options_of_router(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> LinkOptions:
+    """What `baton router --node-silence-s` opens its socket with."""
+    found: list[LinkOptions] = []
+
+    def open_link(endpoint: str, options: LinkOptions) -> None:
+        found.append(options)
+        raise Opened
+
+    monkeypatch.setattr(router.app, "RouterLink", open_link)
+    monkeypatch.setattr(router.app, "capture_libraries", lambda log: None)  # it is for a whole process
+    timeouts = TimeoutsConfig(node_silence_s=silence_s)
+    with pytest.raises(Opened):
+        router.app.run(RouterProcessConfig(router=RouterConfig(port=0), timeouts=timeouts))
+    return found[0]
+
+
+def options_of_node(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> LinkOptions:
+    found: list[LinkOptions] = []
+    monkeypatch.setattr(shared.node.build, "NodeLinks", lambda name, epoch, bind, options: found.append(options))
+    shared.node.build.open_links(NodeParts(node=NodeConfig(silence_s=silence_s)), "d", 1, None)
+    return found[0]
+
+
+@pytest.mark.parametrize("silence_s", [0.5, 1.0, 5.0, 60.0])
+def test_both_ends_wait_as_long_as_they_were_told(silence_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router's sockets gave a node up after 4 s whatever --node-silence-s said: on a slow link everything was cut."""
+    for options in (options_of_router(silence_s, monkeypatch), options_of_node(silence_s, monkeypatch)):
+        assert options.heartbeat_ms + options.heartbeat_timeout_ms == 1000 * silence_s
+        assert options.heartbeat_ms <= 250 * silence_s, "several beats fit in"
+
+
+def test_sockets_are_opened_with_what_the_options_say() -> None:
+    links = NodeLinks("p", 1, options=LinkOptions.for_silence(8.0))
+    links.dial("d@2", "tcp://127.0.0.1:9")
+    for opened in (links._router.socket, links._dealers["d@2"].socket):
+        wanted = {zmq.HEARTBEAT_IVL: 1000, zmq.HEARTBEAT_TIMEOUT: 7000, zmq.CONNECT_TIMEOUT: 4000}
+        assert {name: opened.getsockopt(name) for name in wanted} == wanted
+    links.close()
+
+
+@contextmanager
+def black_hole() -> Iterator[socket.socket]:
+    """A port where SYNs vanish: its queue is full, and the kernel drops what does not fit in."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        while True:
+            filler = stack.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(address)
+            except TimeoutError:
+                yield listener
+                return
+
+
+def until(links: NodeLinks, kind: type[Inbound]) -> Inbound:
+    end = time.monotonic() + HANG_GUARD_S
+    while time.monotonic() < end:
+        for inbound in links.poll(0.05):
+            if isinstance(inbound, kind):
+                return inbound
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def test_a_dial_that_nobody_answers_is_news_and_goes_on() -> None:
+    """The kernel alone would go on for two minutes, without a word."""
+    links = NodeLinks("p", 1, options=LinkOptions.for_silence(0.5))
+    with black_hole() as listener:
+        endpoint = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        links.dial("d@2", endpoint)
+        assert until(links, PeerClosed) == PeerClosed("d@2")
+    peer = NodeLinks("d", 2, endpoint)
+    assert until(links, PeerUp) == PeerUp("d@2")
+    links.close(), peer.close()
