@@ -38,7 +38,7 @@ class Queues:
         self.running = ScheduleBatch(schedule, settings.device)
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
+        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered yet
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
         self.offload: Offload | NoOffload = NoOffload()
@@ -129,7 +129,7 @@ class Queues:
         self.waiting[:] = [other for other in self.waiting if other is not req]
         self.leave_prefilling([req])
         self.handed_off.pop(req.key, None)
-        self.ungranted.discard(req.key)
+        self.ungranted.pop(req.key, None)
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=False)
         elif req.state is S.RESTORING:

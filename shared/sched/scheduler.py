@@ -89,7 +89,7 @@ class Scheduler:
             self.fail(req.key, TooLarge(f"{req.num_tokens} tokens and an answer can never fit this node"))
             return
         if req.handoff_to is not None:
-            self.queues.ungranted.add(req.key)
+            self.queues.ungranted[req.key] = req
         self.queues.await_memory(req)
 
     def can_fit(self, req: Request) -> bool:
@@ -165,7 +165,7 @@ class Scheduler:
 
     def set_granted(self, key: RequestKey) -> None:
         """The decode node answered: the request no longer counts against the cap of ungranted pages."""
-        self.queues.ungranted.discard(key)
+        self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
         """The decode node has everything: our pages go to the prefix cache."""
