@@ -109,7 +109,8 @@ def assemble_core(
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
     planes = pool_planes(model, drafter, settings.page_size)
-    settings = replace(settings, adapters=adapters_of(model.spec))
+    exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
+    settings = replace(settings, adapters=adapters_of(model.spec), needs_cpu_seq_lens=exact)
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
         extras = drafter.relay_specs
