@@ -79,7 +79,7 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     if pool_window(pool.planes):
         raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
-    return ColdTier(store, pool, TransferJobs(engine))
+    return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
