@@ -120,7 +120,7 @@ class Aborted(BatonError):
 
 
 class StepFailed(BatonError):
-    """A launched closure raised; the requests of that step fail, all others go on."""
+    """A launched closure raised, and raised again for this request alone; all others go on."""
 
     code = "step_failed"
 
@@ -130,6 +130,12 @@ class RankLost(BatonError):
     requests."""
 
     code = "rank_lost"
+
+
+class DeviceLost(BatonError):
+    """The device runs no step any more, not even one of nobody's: the node ends, and others go on with its requests."""
+
+    code = "device_lost"
 
 
 class HandoffFailed(BatonError):

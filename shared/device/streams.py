@@ -1,4 +1,4 @@
-"""The four streams of an engine, made for one backend. Knows nothing of what runs on them."""
+"""The five streams of an engine, made for one backend. Knows nothing of what runs on them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from shared.device.simulated import World
 from shared.device.stream import Stream
 
 STREAM_KINDS = ("inline", "cpu", "cuda", "simulated")
+NAMES = ("schedule", "forward", "copy", "transfer", "cold")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSet:
     """schedule: small device work of the scheduler; forward: all of the model and every relay write; copy: results
-    and lengths to the host; transfer: KV pages of peers. On inline and cpu the schedule stream is the host thread."""
+    and lengths to the host; transfer: KV pages of peers; cold: KV pages out to the cold tier and back, so that no
+    hand-off stands behind them. On inline and cpu the schedule stream is the host thread."""
 
     schedule: Stream
     forward: Stream
     copy: Stream
     transfer: Stream
+    cold: Stream
     clock: Clock = field(default_factory=StillClock, kw_only=True)  # of the forward stream's work
     # of a pipeline's stages behind the first, which runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
-        return self.schedule, self.forward, self.copy, self.transfer, *self.stages
+        return self.schedule, self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
         """A new epoch on every stream, after the engine has drained its leases."""
@@ -40,7 +43,7 @@ class StreamSet:
             stream.reset()
 
     def reset_steps(self) -> None:
-        """A new epoch on every stream that steps run on; transfers go on."""
+        """A new epoch on every stream that steps run on; transfers and the cold tier go on."""
         for stream in (self.schedule, self.forward, self.copy, *self.stages):
             stream.reset()
 
@@ -58,30 +61,30 @@ def make_streams(
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """`on_thread_start` runs on each worker thread (cpu). `notify` follows each completion on the copy and transfer
-    streams, on the worker's or the watcher's thread (cpu, cuda): only these end something the host waits for, and a
-    host woken by each closure of a step takes the interpreter's lock from it. `device` is needed by cuda, `world` by
+    """`on_thread_start` runs on each worker thread (cpu). `notify` follows each completion on the copy, transfer and
+    cold streams, on the worker's or the watcher's thread (cpu, cuda): only these end something the host waits for, and
+    a host woken by each closure of a step takes the interpreter's lock from it. `device` is needed by cuda, `world` by
     simulated. `num_stages`: of the model's pipeline; inline has one stream for each too, so that order can be seen."""
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
-    notify_of = {"copy": notify, "transfer": notify}
+    notify_of = {"copy": notify, "transfer": notify, "cold": notify}
     if kind == "inline":
-        inline = (InlineStream(name) for name in ("schedule", "forward", "copy", "transfer"))
+        inline = (InlineStream(name) for name in NAMES)
         return StreamSet(*inline, clock=HostClock(), stages=tuple(map(InlineStream, behind)))
     if kind == "cpu":
         workers = (
             CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
-            for name in ("forward", "copy", "transfer")
+            for name in NAMES[1:]
         )
         later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
         return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock(), stages=later)
     if kind == "cuda" and not behind:
         device = device or torch.device("cuda", torch.cuda.current_device())
         drawn: list[CudaStream] = []
-        for name in ("schedule", "forward", "copy", "transfer"):
+        for name in NAMES:
             taken = [stream.cuda_stream.cuda_stream for stream in drawn]
             drawn.append(CudaStream(name, device, notify=notify_of.get(name, do_nothing), taken=taken))
         return StreamSet(*drawn, clock=CudaClock())
     if kind == "simulated" and world is not None:
-        four = (world.stream(name) for name in ("schedule", "forward", "copy", "transfer"))
-        return StreamSet(*four, stages=tuple(map(world.stream, behind)))
+        simulated = (world.stream(name) for name in NAMES)
+        return StreamSet(*simulated, stages=tuple(map(world.stream, behind)))
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")

@@ -52,8 +52,12 @@ class Engine:
         self._next_step += 1
         return self._next_step
 
+    def _arm(self, work: StepPlan | Admission) -> Event | None:
+        """Return what fires when the lengths of `work` may be read. None: it publishes none (S3: an empty index)."""
+        return Event() if self.publishes and work.row_ids else None
+
     def launch(self, plan: StepPlan) -> StepLease:
-        publish_ready = Event() if self.publishes else None
+        publish_ready = self._arm(plan)
         times = StepTimes(self.streams.clock)
         layers = LayerMarks(plan.layer_ends) if plan.layer_ends else None
         lease = StepLease(
@@ -102,7 +106,7 @@ class Engine:
         """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step: behind the
         sampling of those whose rows they may have got."""
         self.stages.flush()
-        publish_ready = Event() if self.publishes else None
+        publish_ready = self._arm(admission)
         lease = StepLease(admission.step, admission, publish_ready)
         fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
@@ -132,9 +136,10 @@ class Engine:
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
-        """The event to wait for before lengths are read: the newest lease's, armed at its launch (S6)."""
+        """The event to wait for before lengths are read: that of the newest lease which publishes, armed at its launch
+        (S6)."""
         self.stages.flush()
-        return self.leases[-1].publish_ready if self.leases else None
+        return next((lease.publish_ready for lease in reversed(self.leases) if lease.publish_ready is not None), None)
 
     def wait_oldest(self) -> bool:
         """Wait for the result of the oldest lease. Return False when none is open."""

@@ -29,7 +29,9 @@ class ForwardBatch:
     inputs: ModelInputs
     token_rows: Int64s  # (T,)
     output_rows: Int64s  # (E,)
-    seq_lens_sum: int | None  # attention tokens before the step; None when the host holds bounds only (S1)
+    # Attention tokens before the step, for kernels that size buffers by it (none here does yet). None when the host
+    # holds bounds only (S1).
+    seq_lens_sum: int | None
 
     @classmethod
     def init_new(cls, plan: StepPlan, future_map: FutureMap, device: str) -> ForwardBatch:

@@ -72,7 +72,7 @@ class StepPlan:
 
     @property
     def mix_running_indices(self) -> Int64s:
-        """Pool rows of the decode tail."""
+        """Pool rows of the decode tail, for attention backends that run the two parts apart. None here does yet."""
         return self.req_pool_indices[self.num_prefill :]
 
 

@@ -1,4 +1,4 @@
-"""Work on the transfer stream whose completion is an input of the next tick, never waited for."""
+"""Work on the transfer stream, or the cold tier's, whose completion is an input of the next tick, never waited for."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class TransferJobs(Generic[T, R]):
     """Jobs of one kind, in launch order. A job that raises fails alone: the error travels as its result, so the
     stream's epoch lives on and nobody else's job is skipped."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, is_cold: bool = False) -> None:
+        """`is_cold`: copies of the cold tier, on a stream of their own. Nothing orders them beside hand-offs but their
+        ends: a page goes from the one to the other when the host has seen the last copy of it end."""
         self._engine = engine
+        self._is_cold = is_cold
         self._open: deque[tuple[T, Ticket[R | BatonError]]] = deque()
 
     def __len__(self) -> int:
@@ -38,13 +41,14 @@ class TransferJobs(Generic[T, R]):
     def launch(self, tag: T, job: Callable[[], R], label: str, after_newest_step: bool = False) -> None:
         """`after_newest_step`: the job writes pages that a launched step may still read or write, as a finished
         request's last step does: it waits for the newest one."""
-        transfer = self._engine.streams.transfer
+        streams = self._engine.streams
+        stream = streams.cold if self._is_cold else streams.transfer
         if after_newest_step:
             self._engine.stages.flush()
         newest = self._engine.last_done
         if after_newest_step and newest is not None:
-            transfer.wait(newest)
-        self._open.append((tag, transfer.launch(lambda: _guarded(job), label=label)))
+            stream.wait(newest)
+        self._open.append((tag, stream.launch(lambda: _guarded(job), label=label)))
 
     def synchronize(self) -> None:
         """Wait for the oldest, if there is one; `take_done` gives it then."""

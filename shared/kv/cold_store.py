@@ -3,7 +3,7 @@
     add(identity)  ->  | memory: newest ... oldest | -> demoted -> | file: newest ... oldest | -> dropped
 
 Two sides. The books (add, find, drop) belong to the scheduler's thread and change at once. The bytes (store, load) move
-on the transfer stream, in the order of the books: a place that the books have given to somebody else is written only
+on the cold stream, in the order of the books: a place that the books have given to somebody else is written only
 behind every read that was asked for before. So nothing is pinned here. The file has no name and mode 0600, and goes
 with the process. Knows nothing of requests, rows or the prefix cache.
 """
@@ -27,7 +27,7 @@ from shared.kv.pool import ByteArray
 @dataclass(slots=True, eq=False)
 class ColdPage:
     """`place`: where the bytes lie once the jobs launched so far have run; [0, num_host) is memory, what follows is the
-    file. `digest` is that of the bytes as they were stored; only jobs on the transfer stream touch it."""
+    file. `digest` is that of the bytes as they were stored; only jobs on the cold stream touch it."""
 
     place: int
     digest: int = 0
@@ -104,7 +104,7 @@ class ColdStore:
                 del pages[identity]
                 free.append(cold.place)
 
-    # ---- bytes: the transfer stream
+    # ---- bytes: the cold stream
 
     def store(self, filing: Filing, page: ByteArray) -> None:
         """Copy `page` (page_bytes,) uint8 in; the digest is taken of the copy. A file that can't be written loses the
@@ -139,7 +139,7 @@ class ColdStore:
         return (place - self.num_host) * self.page_bytes
 
     def close(self) -> None:
-        """After the transfer stream has stopped."""
+        """After the cold stream has stopped."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -79,7 +79,7 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     if pool_window(pool.planes):
         raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
-    return ColdTier(store, pool, TransferJobs(engine))
+    return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
@@ -109,7 +109,8 @@ def assemble_core(
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
     planes = pool_planes(model, drafter, settings.page_size)
-    settings = replace(settings, adapters=adapters_of(model.spec))
+    exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
+    settings = replace(settings, adapters=adapters_of(model.spec), needs_cpu_seq_lens=exact)
     extras: Sequence[RelaySpec] = ()
     if drafter is not None:
         extras = drafter.relay_specs

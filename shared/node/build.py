@@ -19,7 +19,7 @@ import torch
 from shared.config import core_plan
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import SchedConfig
-from shared.core.errors import BatonError, RankLost
+from shared.core.errors import BatonError, DeviceLost, RankLost
 from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
 from shared.core.overshoot import loop_depth
@@ -50,6 +50,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.ranks.leader import RankProcesses
 from shared.sched.draft_length import make_width_choice
+from shared.sched.probe import PROBE_PROMPT
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
 from shared.transfer.transports import available_transports, host_id, open_group
@@ -59,7 +60,6 @@ from shared.wire.link import NodeLinks
 from shared.wire.sockets import LinkOptions
 
 EXIT_FAILED = 1
-WARM_UP_PROMPT = (1, 2, 3)
 SideOf = Callable[[NodeContext], Side]
 
 
@@ -91,7 +91,7 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
-    except RankLost as error:  # nobody is told anything: its links close, and routers go on elsewhere
+    except (RankLost, DeviceLost) as error:  # nobody is told anything: its links close, and routers go on elsewhere
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
@@ -278,7 +278,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     )
     for arrival, sampling in enumerate(kinds):
         key = RequestKey("warm-up", 0, str(arrival), 0, 0)
-        core.submit(Request(key, np.asarray(WARM_UP_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
+        core.submit(Request(key, np.asarray(PROBE_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))
     while not core.idle:
         core.step(block=True)
     core.take_events()

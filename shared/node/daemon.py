@@ -1,6 +1,6 @@
 """The shell around a node: one poll over sockets and step completions, signals, the clock. No decisions about requests.
 
-poll (sleeps while nothing happens)  ->  tick  ->  carry out its actions
+poll (sleeps while nothing happens)  ->  both halves of a tick, and after each: carry out its actions
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Daemon:
         inbox = self._wait()
         self._check()
         self._note_signals()
-        self._carry_out(self._node.tick(inbox, self._clock()))
+        now = self._clock()
+        self._carry_out(self._node.take_in(inbox, now))
+        self._carry_out(self._node.go_on(now))
 
     def dial_routers(self) -> None:
         for endpoint in self._node.ctx.routers.peers:

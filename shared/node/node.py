@@ -1,8 +1,9 @@
 """One node without its sockets and clocks: tick(inbox, now) -> actions. Both kinds of node are this, with another side.
 
-    completions -> next step -> messages -> transfers, grants, leases -> heartbeats -> next step -> outbox
+    completions -> next step -> messages -> transfers, grants, leases -> outbox | next step -> heartbeats -> outbox
 
-A step's completion comes before the messages, so that network work never delays the next launch.
+A step's completion comes before the messages, so that network work never delays the next launch. What the messages and
+transfers brought is answered before the step that they make possible: a prefill node waits for Installed.
 """
 
 from __future__ import annotations
@@ -104,11 +105,20 @@ class Node:
         self._wire = WireTotals()
 
     def tick(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
+        """Run one round: both halves, whose actions are carried out after each where time counts."""
+        return [*self.take_in(inbox, now), *self.go_on(now)]
+
+    def take_in(self, inbox: Sequence[Inbound], now: float) -> list[Dial | Outgoing | HangUp]:
+        """First half: what a step, the peers and the transfers brought, and the answers to it."""
         self.busy = False
         self._step(now)
         for inbound in inbox:
             self._receive_safely(inbound, now)
         self.side.poll(now)
+        return self.ctx.outbox.take()
+
+    def go_on(self, now: float) -> list[Dial | Outgoing | HangUp]:
+        """Second half: the step that has become possible, and what is to be said of all."""
         self._expire(now)
         self._step(now)
         self._note_started(now)

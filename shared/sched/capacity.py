@@ -62,24 +62,34 @@ class Capacity:
         return self._budget.headroom(len(queues.running) + len(queues.granted) + num_begun)
 
     def admit_waiting(self, oldest_offer: int | None) -> None:
-        """By arrival; the first that does not fit ends the round, so nobody is overtaken for memory, but for those
-        whose decode node has not answered: who has a grant goes before them."""
+        """Admit by arrival. Nobody is overtaken for memory by his own kind, and a grant goes before those without one.
+
+        The first without a grant that does not fit holds back all who have none; the first of the others ends the
+        round. So a plan tries one of each kind in vain, however long the queue is."""
         queues = self._queues
-        pins = UngrantedPins(self._kv, self.settings, (queues.requests[key] for key in queues.ungranted))
+        pins = UngrantedPins(self._kv, self.settings, queues.ungranted.values())
         for req in list(queues.waiting):
             if oldest_offer is not None and req.arrival > oldest_offer:
                 return  # an Offer is older: it gets memory first
+            is_ungranted = req.key in queues.ungranted
+            if is_ungranted and pins.is_full:
+                continue
             if self._kv.cache.enabled and waits_for_sibling(req, queues.requests):
                 continue
-            if req.key in queues.ungranted:
-                if pins.have_room(req) and self._admit(req):
-                    pins.add(req)
+            if is_ungranted:
+                self._admit_ungranted(req, pins)
                 continue
             while not self._admit(req):
                 victim = pins.pop_youngest()
                 if victim is None:
                     return
                 self._unpin(victim)
+
+    def _admit_ungranted(self, req: Request, pins: UngrantedPins) -> None:
+        if pins.have_room(req) and self._admit(req):
+            pins.add(req)
+        else:
+            pins.is_full = True
 
     def _admit(self, req: Request) -> bool:
         ids, extra = req.all_ids(), 0 if req.handoff_to is not None else self.settings.width

@@ -13,13 +13,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from shared.core.errors import BatonError, RankLost, StepFailed
+from shared.core.errors import BatonError, DeviceLost, RankLost, StepFailed
+from shared.device.faults import blames_device
 from shared.engine.engine import Engine
 from shared.engine.lease import StepLease
 from shared.engine.plan import RowId, StepPlan
 from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
+
+MOST_IN_A_ROW = 3  # failed steps without one that went well between them; then the device is asked
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class EngineLoop:
         self.depth = scheduler.settings.depth
         self.num_steps = 0
         self.num_failed_steps = 0
+        self._failed_in_a_row = 0
         self._readmissions = Readmissions(scheduler, engine)
 
     def step(self, block: bool = False) -> bool:
@@ -70,6 +74,7 @@ class EngineLoop:
                 self._recover(lease, error)
                 return True
             if result is not None:
+                self._failed_in_a_row = 0
                 self.scheduler.process(result)
             progressed = True
         return progressed
@@ -120,9 +125,26 @@ class EngineLoop:
         if isinstance(error, RankLost):
             raise error  # nothing can run here any more: the requests are not to blame
         self.num_failed_steps += 1
+        self._failed_in_a_row += 1
         logger.error("step %d failed: %s: %s", lease.step, type(error).__name__, error)
         drained: list[RowId] = []
         for other in self.engine.recover():
             drained.extend(other.work.row_ids)
+        failed = lease.work.row_ids
+        if blames_device(error) or self._failed_in_a_row >= MOST_IN_A_ROW or self.scheduler.to_blame(failed, drained):
+            self._ask_device()
         cause = error if isinstance(error, BatonError) else StepFailed(f"step {lease.step}: {error}")
-        self.scheduler.step_failed(lease.work.row_ids, drained, cause)
+        self.scheduler.step_failed(failed, drained, cause)
+
+    def _ask_device(self) -> None:
+        """Run a step of nobody's before a request is blamed. Raise DeviceLost when it fails too: then the requests are
+        not to blame, and this node would fail all that come."""
+        try:
+            self.engine.launch(self.scheduler.probe())
+            self.engine.wait_oldest()
+            self.engine.collect()
+        except RankLost:
+            raise
+        except Exception as error:
+            raise DeviceLost(f"a step without requests failed too: {type(error).__name__}: {error}") from error
+        self._failed_in_a_row = 0

@@ -4,9 +4,15 @@
     park      a running request that is retracted                       its row is held until its pages are out
     restore   at admission, behind what the prefix cache gave           into the row's own pages, digests checked
 
-All copies run on the transfer stream, in launch order, and their ends are inputs of a later round. A restored request
-whose KV is whole goes on by stash, as a PREBUILT one does; the others compute what is missing. Whatever does not come
-back, or not as it was, is computed. Knows nothing of steps.
+All copies run on the cold stream, in launch order, and their ends are inputs of a later round. Hand-offs run beside
+them on the transfer stream; no page is of both at a time, for rows are held and locks kept until a copy's end was seen.
+
+    forward    | step | step |    the newest step ...
+    cold       | wait . . .  | park | restore |    ... is waited for: its rows' old owners may still write the pages
+    transfer   | pull | describe | pull |          waits for steps alone
+
+A restored request whose KV is whole goes on by stash, as a PREBUILT one does; the others compute what is missing.
+Whatever does not come back, or not as it was, is computed. Knows nothing of steps.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from shared.sched.events import Ended, GrantRevoked, SchedCounters, SchedEvent
 from shared.sched.offload import ColdTier, NoOffload, Offload
 from shared.sched.page_budget import PageBudget
 from shared.sched.settings import SchedSettings
+from shared.sched.suspects import Suspects
 
 S = RequestState
 
@@ -38,7 +39,8 @@ class Queues:
         self.running = ScheduleBatch(schedule, settings.device)
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
-        self.ungranted: set[RequestKey] = set()  # hand-offs whose decode node has not answered yet
+        self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered yet
+        self.suspects = Suspects()
         self.counters = SchedCounters()
         self.events: list[SchedEvent] = []
         self.offload: Offload | NoOffload = NoOffload()
@@ -58,7 +60,17 @@ class Queues:
             req.cached_tokens = min(computed, len(req.prompt_ids))
         self.counters.cached_prompt_tokens += computed
         req.to(S.PREFILLING)
-        bisect.insort(self.prefilling, ChunkedPrompt(req, ids, computed), key=lambda chunk: chunk.request.arrival)
+        req.computed = computed
+        self._await_chunks(ChunkedPrompt(req, ids, computed))
+
+    def _await_chunks(self, chunk: ChunkedPrompt) -> None:
+        bisect.insort(self.prefilling, chunk, key=lambda other: other.request.arrival)
+
+    def rewind(self, req: Request) -> None:
+        """Compute again what no processed step has computed of a prompt; row and pages stay. For prompts to hand over,
+        whose finished pages a peer may be reading. No step of it may be in flight."""
+        self.leave_prefilling([req])
+        self._await_chunks(ChunkedPrompt(req, req.all_ids(), req.computed))
 
     def leave_prefilling(self, reqs: Iterable[Request]) -> None:
         left = set(reqs)
@@ -126,10 +138,11 @@ class Queues:
 
     def leave(self, req: Request) -> None:
         """Out of every queue; computed pages stay in the prefix cache, the others are free."""
+        self.suspects.clear(req)
         self.waiting[:] = [other for other in self.waiting if other is not req]
         self.leave_prefilling([req])
         self.handed_off.pop(req.key, None)
-        self.ungranted.discard(req.key)
+        self.ungranted.pop(req.key, None)
         if req.state is S.GRANTED:
             self._revoke_grant(req, retracted=False)
         elif req.state is S.RESTORING:

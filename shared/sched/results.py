@@ -52,6 +52,8 @@ class Results:
 
     def _tokens_processed(self, req: Request, result: StepResult, index: int) -> None:
         queues = self._queues
+        if index >= result.num_prefill or req.handoff_to is not None:
+            queues.suspects.clear(req)  # a prompt's end alone says nothing of a decode step, which may be what failed
         committed = int(result.seq_lens[index])
         queues.running.on_processed(req, committed, result.stepped(index), self._settings.speculative)
         req.computed = committed
@@ -70,17 +72,36 @@ class Results:
             draft_state = {name: value[index] for name, value in result.draft_state.items()}
             queues.events.append(PrefillDone(req, emitted.ids[0], committed, emitted.logprobs, draft_state))
 
-    def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
-        """A closure raised. The requests of that step fail; the others that had a step in flight (`drained`) start
-        again, but for hand-offs, whose pages are promised to a peer: they fail too."""
+    # ---- a step that failed
+
+    def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
+        """Return the requests that end with a failed step: one that fails again, alone, and who can't begin again.
+
+        `drained` had a step in flight behind it."""
         queues = self._queues
-        for req in queues.living(failed):
+        ending = [req for req in queues.living(failed) if req in queues.suspects or not self._can_begin_again(req)]
+        return ending + [req for req in queues.living(drained) if not self._can_begin_again(req)]
+
+    def _can_begin_again(self, req: Request) -> bool:
+        """Layers of a hand-off go ahead before their step is over: a peer may have what the failed step wrote."""
+        return req.handoff_to is None or not self._settings.layer_ends
+
+    def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
+        """A closure raised. All rows of that step begin again, each alone; one that was alone already ends. Those with
+        a step in flight behind it (`drained`), and all that decode, begin again together."""
+        queues = self._queues
+        for req in self.to_blame(failed, drained):
             queues.fail(req.key, error)
-        for req in queues.living(drained):
-            if req.handoff_to is not None:
-                queues.fail(req.key, error)
-            elif req.state in (S.RUNNING, S.PREFILLING):
-                queues.retract(req)
-        for req in queues.running.reqs:
-            if req.state is S.RUNNING:
-                queues.retract(req)
+        suspects = queues.living(failed)
+        for req in suspects:
+            queues.suspects.add(req)
+        for req in [*suspects, *queues.living(drained), *queues.running.reqs]:
+            self._begin_again(req)
+
+    def _begin_again(self, req: Request) -> None:
+        """Once: who has begun again already is in another state. A hand-off keeps its pages, some of which are promised
+        to a peer."""
+        if req.handoff_to is None and req.state in (S.RUNNING, S.PREFILLING):
+            self._queues.retract(req)
+        elif req.state is S.PREFILLING:
+            self._queues.rewind(req)

@@ -28,7 +28,9 @@ from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.engine.stages import every_row
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
+from shared.sched.batch import ScheduleBatch
 from shared.sched.capacity import Capacity
+from shared.sched.chunking import ChunkedPrompt
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
@@ -36,6 +38,7 @@ from shared.sched.mirror import concat_lengths
 from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
+from shared.sched.probe import probe_plan
 from shared.sched.queues import Queues
 from shared.sched.results import Results
 from shared.sched.settings import SchedSettings
@@ -89,7 +92,7 @@ class Scheduler:
             self.fail(req.key, TooLarge(f"{req.num_tokens} tokens and an answer can never fit this node"))
             return
         if req.handoff_to is not None:
-            self.queues.ungranted.add(req.key)
+            self.queues.ungranted[req.key] = req
         self.queues.await_memory(req)
 
     def can_fit(self, req: Request) -> bool:
@@ -165,7 +168,7 @@ class Scheduler:
 
     def set_granted(self, key: RequestKey) -> None:
         """The decode node answered: the request no longer counts against the cap of ungranted pages."""
-        self.queues.ungranted.discard(key)
+        self.queues.ungranted.pop(key, None)
 
     def complete_handoff(self, key: RequestKey) -> None:
         """The decode node has everything: our pages go to the prefix cache."""
@@ -210,15 +213,27 @@ class Scheduler:
         stepping = self.capacity.reserve_running(width)
         self._drop_left_rows()
         self.capacity.admit_waiting(self.oldest_offer)
+        chunks: Sequence[ChunkedPrompt] = self.prefilling
+        if self.queues.suspects:
+            stepping, chunks = self._without_suspects(stepping)
         rows = np.asarray([i for i, req in enumerate(self.running.reqs) if req in stepping], dtype=np.int64)
         rows = self._choose_rows(rows, self.running.expect_step)
-        if not self.settings.mix and self.prefilling and not self._last_was_prefill:
+        if not self.settings.mix and chunks and not self._last_was_prefill:
             rows = rows[:0]  # steps alternate
-        shares = [] if len(rows) and not self.settings.mix else self._share_chunks(mixed=len(rows) > 0)
+        shares = [] if len(rows) and not self.settings.mix else self._share_chunks(chunks, mixed=len(rows) > 0)
         if not shares and not len(rows):
             return None
         self._last_was_prefill = bool(shares)
         return self._launchable(shares, rows, width)
+
+    def _without_suspects(self, stepping: set[Request]) -> tuple[set[Request], list[ChunkedPrompt]]:
+        """Rows and chunks of those who may share the next step; of the suspects that is at most one, alone. A row of
+        theirs waits for the result of its step in flight, which may clear it."""
+        suspects, batch = self.queues.suspects, self.running
+        ready = {req for req, open_steps in zip(batch.reqs, batch.in_flight, strict=True) if not open_steps}
+        rows = {req for req in stepping if req in ready or req not in suspects}
+        together = suspects.choose(rows | {chunk.request for chunk in self.prefilling})
+        return rows & together, [chunk for chunk in self.prefilling if chunk.request in together]
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
         step = self._new_step()
@@ -236,10 +251,10 @@ class Scheduler:
         keep = [i for i, req in enumerate(self.running.reqs) if req.state is S.RUNNING]
         self.running.filter_batch(np.asarray(keep, dtype=np.int64))
 
-    def _share_chunks(self, mixed: bool) -> list[ChunkShare]:
+    def _share_chunks(self, chunks: Sequence[ChunkedPrompt], mixed: bool) -> list[ChunkShare]:
         budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
-        shares = self.settings.prompts.share([chunk.remaining for chunk in self.prefilling], budget)
-        return [ChunkShare(chunk, q) for chunk, q in zip(self.prefilling, shares, strict=True) if q]
+        shares = self.settings.prompts.share([chunk.remaining for chunk in chunks], budget)
+        return [ChunkShare(chunk, q) for chunk, q in zip(chunks, shares, strict=True) if q]
 
     def _advance_chunks(self, shares: Sequence[ChunkShare], step: int) -> None:
         done = [share.chunk for share in shares if share.is_last]
@@ -270,6 +285,15 @@ class Scheduler:
     def resolve(self, lengths: torch.Tensor) -> None:
         """Exact lengths of the running rows, device and host mirrors together (S6)."""
         self.running.seq_lens.set_exact(lengths)
+
+    def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
+        """See `Results.to_blame`."""
+        return self._results.to_blame(failed, drained)
+
+    def probe(self) -> StepPlan:
+        """Plan a step that belongs to no request; see probe.py."""
+        nobody = ScheduleBatch(self._schedule, self.settings.device)
+        return probe_plan(self._freezer, self.settings, self._new_step(), nobody)
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
         """A closure raised; see `Results.step_failed`."""

@@ -20,7 +20,7 @@ class SchedSettings:
     key_lookahead: int = 0  # 1: a page's KV depends on the token after it; the drafter says so (Drafter)
     reads_history: bool = False  # the drafter reads tokens of all rows: each row's history is kept (Drafter)
     relays_drafts: bool = False  # the drafter leaves state in the relay, without which a row can't go on by stash
-    needs_cpu_seq_lens: bool = False  # an attention backend that needs exact host lengths: planning waits for publish
+    needs_cpu_seq_lens: bool = False  # planning waits for publish: the model's attention says so, and some tests
     max_ungranted_pages: int = 1 << 30  # pages a prefill node pins for requests whose decode node has not answered
     layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts: the first so many layers, then more, then the rest
     prompts: PromptRules = InChunks()

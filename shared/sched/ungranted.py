@@ -26,9 +26,10 @@ def waits_for_sibling(req: Request, requests: Mapping[RequestKey, Request]) -> b
 
 
 class UngrantedPins:
-    """Ungranted hand-offs that hold memory, in one round of admission."""
+    """Ungranted hand-offs that hold memory, in one round of admission. `is_full`: one found no room in this round."""
 
     def __init__(self, kv: KVManager, settings: SchedSettings, ungranted: Iterable[Request]) -> None:
+        self.is_full = False
         self._kv = kv
         self._settings = settings
         self._holders = [req for req in ungranted if req.row]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from shared.core.request import Request
+from shared.engine.transfer_jobs import TransferJobs
 from tests.support.core_rig import Job, assert_streams, assert_whole
-from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
+from tests.support.scripted_core import COLD, FORWARD, SCHEDULE, TRANSFER, Script, job
 
 
 def cold_script(**knobs: object) -> Script:
@@ -81,7 +82,7 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
 def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
     script, one, req, written = restoring_behind_a_zombie()
     assert written in script.core.kv.rows.pages_of(req.row)[:4], "the schedule needs the page to be reused"
-    for stream in (SCHEDULE, TRANSFER, FORWARD, TRANSFER):
+    for stream in (SCHEDULE, COLD, FORWARD, COLD):
         script.world.run_stream(stream)
     finish(script, one)
     assert script.core.scheduler.counters.readmissions == 1
@@ -96,7 +97,7 @@ def test_pages_that_come_back_for_nobody_are_held_until_they_are_there(end: str)
     assert script.core.kv.row_gauges()["held"] == 1
     script.submit(heir)
     script.step()
-    for stream in (SCHEDULE, FORWARD, TRANSFER):
+    for stream in (SCHEDULE, FORWARD, COLD):
         script.world.run_stream(stream)
     finish(script, heir, *([one] if end == "retract" else []))
 
@@ -203,3 +204,16 @@ def test_without_a_tier_nothing_is_copied() -> None:
     assert script.core.kv.row_gauges()["held"] == 0
     finish(script, one)
     assert script.core.scheduler.counters.offloaded_pages == 0
+
+
+def test_a_hand_off_does_not_stand_behind_the_cold_tier() -> None:
+    """A copy that has not begun is on its stream; a pull that was launched after it ends before it."""
+    script, one, req, _ = restoring_behind_a_zombie()
+    jobs: TransferJobs[str, None] = TransferJobs(script.core.engine)
+    jobs.launch("pull", lambda: None, "pull", after_newest_step=True)
+    for stream in (SCHEDULE, FORWARD, TRANSFER):
+        script.world.run_stream(stream)
+    (_, restore), *_ = script.core.scheduler.queues.offload._tier.jobs._open  # type: ignore[union-attr]
+    assert [done.tag for done in jobs.take_done()] == ["pull"] and not restore.done.peek()
+    assert req.state.value == "restoring"
+    finish(script, one)

@@ -236,9 +236,12 @@ def run_local(
     retract_every: int = 0,
     rng: random.Random | None = None,
     budget: int = 20000,
+    outcome: Outcome | None = None,
 ) -> Outcome:
-    """Submit all jobs to one core, in a few waves, and run it dry; retract somebody now and then."""
-    outcome, left, loops, retractions = Outcome(), list(jobs), 0, 0
+    """Submit all jobs to one core, in a few waves, and run it dry; retract somebody now and then. `outcome`: what came
+    before, to be gone on with."""
+    outcome = outcome or Outcome()
+    left, loops, retractions = list(jobs), 0, 0
     rng = rng or random.Random(0)
     while left or core.scheduler.requests or not core.loop.idle:
         loops += 1

@@ -1,4 +1,4 @@
-"""Streams of the CUDA backend are four different ones, whatever torch's pool hands out. No GPU: the pool is fake."""
+"""Streams of the CUDA backend are five different ones, whatever torch's pool hands out. No GPU: the pool is fake."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def pool_of(monkeypatch: pytest.MonkeyPatch, *handles: int) -> Iterator[int]:
 @pytest.mark.rule("H7")
 def test_a_handle_that_is_in_use_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: two streams with one handle are one stream; nothing would overlap, and nobody would see it."""
-    pool_of(monkeypatch, 5, 5, 6, 5, 6, 7, 7, 5, 8)
+    pool_of(monkeypatch, 5, 5, 6, 5, 6, 7, 7, 5, 8, 8, 9)
     streams = make_streams("cuda", device=GPU)
     handles = [stream.cuda_stream.cuda_stream for stream in streams.all() if isinstance(stream, CudaStream)]
-    assert handles == [5, 6, 7, 8]
+    assert handles == [5, 6, 7, 8, 9]
     streams.stop()
 
 

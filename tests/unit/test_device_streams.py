@@ -171,7 +171,7 @@ def test_the_host_is_woken_for_what_it_waits_for_only() -> None:
         for _ in range(3):
             stream.launch(lambda: None).take(HANG_GUARD_S)
     streams.stop()
-    assert sorted(calls) == ["stream-copy"] * 3 + ["stream-transfer"] * 3
+    assert sorted(calls) == ["stream-cold"] * 3 + ["stream-copy"] * 3 + ["stream-transfer"] * 3
 
 
 def test_cpu_notify_runs_after_each_completion() -> None:

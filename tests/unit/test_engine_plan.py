@@ -15,9 +15,10 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.plan import Admission, HistorySeed, RowId, StepPlan
+from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
-from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core, run_local
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 
 FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch)
 VALUES = (int, float, str, bytes, bool, type(None), np.integer)
@@ -185,4 +186,17 @@ def test_every_mode_takes_the_same_path(overlap: bool, width: int) -> None:
     run_local(core, draw_jobs(random.Random(2), 3))
     assert labels == [f"{what}({plan.step})" for plan in plans for what in ("forward", "sample")]
     assert (core.future_map.written_by >= 0).any() and all(plan.emits[plan.num_prefill :].all() for plan in plans)
+    core.close()
+
+
+def test_a_model_s_attention_says_that_it_needs_exact_lengths() -> None:
+    """A capability, not a setting: no flag and no file names it."""
+    model = HashLM(max_context=512)
+    assert not make_core(CoreKnobs(width=4), model=model).settings.needs_cpu_seq_lens
+    model.spec = dataclasses.replace(model.spec, needs_cpu_seq_lens=True)
+    core = make_core(CoreKnobs("simulated", width=4, chunk_size=16), model=model)
+    plans = record_plans(core)
+    jobs = draw_jobs(random.Random(3), 4, max_prompt=40)
+    assert_streams(jobs, run_local(core, jobs))
+    assert plans and all(plan.seq_lens_cpu is not None for plan in plans)
     core.close()

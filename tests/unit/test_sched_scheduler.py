@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import ValuesView
 
 import pytest
 
@@ -301,12 +301,12 @@ def test_one_hand_off_larger_than_the_cap_goes_alone() -> None:
 def test_a_long_queue_behind_the_cap_is_counted_once_a_plan() -> None:
     """Counted anew for each who waits, a thousand of them took 100 ms of every plan."""
 
-    class Watched(set[RequestKey]):
+    class Watched(dict[RequestKey, Request]):
         rounds = 0
 
-        def __iter__(self) -> Iterator[RequestKey]:
+        def values(self) -> ValuesView[Request]:
             self.rounds += 1
-            return super().__iter__()
+            return super().values()
 
     core = make_core(CoreKnobs(page_size=4, max_ungranted_pages=12))
     core.scheduler.queues.ungranted = watched = Watched()

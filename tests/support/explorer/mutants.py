@@ -24,6 +24,7 @@ from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.sched.events import ChunkReady
 from shared.sched.loop import EngineLoop
 from shared.sched.mirror import LengthMirror
+from shared.sched.offload import Offload
 from tests.support.explorer.cases import Site
 
 
@@ -48,6 +49,13 @@ def _no_wait(event: Event) -> None:
     """Instead of stream.wait(event)."""
 
 
+def at_once(jobs: TransferJobs[Any, Any]) -> list[JobDone[Any, Any]]:
+    """Instead of TransferJobs.take_done."""
+    done = [JobDone(tag, ticket.result, None) for tag, ticket in jobs._open]
+    jobs._open.clear()
+    return done
+
+
 def no_schedule_wait(site: Site) -> None:
     site.core.streams.forward.wait = _no_wait  # type: ignore[method-assign]
 
@@ -58,6 +66,18 @@ def no_copy_wait(site: Site) -> None:
 
 def pull_does_not_wait(site: Site) -> None:
     site.core.streams.transfer.wait = _no_wait  # type: ignore[method-assign]
+
+
+def cold_copies_do_not_wait(site: Site) -> None:
+    site.core.streams.cold.wait = _no_wait  # type: ignore[method-assign]
+
+
+def cold_copies_end_at_once(site: Site) -> None:
+    """Copies of the cold tier count as done as soon as they were launched."""
+    offload = site.core.scheduler.queues.offload
+    assert isinstance(offload, Offload)
+    jobs = offload._tier.jobs
+    jobs.take_done = lambda: at_once(jobs)  # type: ignore[method-assign]
 
 
 def pull_waits_for_an_older_step(site: Site) -> None:
@@ -246,14 +266,8 @@ def result_before_done(site: Site) -> None:
 
 def installed_before_the_pull(site: Site) -> None:
     """Transfer jobs count as done as soon as they were launched."""
-
-    def eager(jobs: TransferJobs[Any, Any]) -> list[JobDone[Any, Any]]:
-        done = [JobDone(tag, ticket.result, None) for tag, ticket in jobs._open]
-        jobs._open.clear()
-        return done
-
-    transfers = _decode_side(site).transfers
-    transfers._pulls.take_done = lambda: eager(transfers._pulls)  # type: ignore[method-assign]
+    pulls = _decode_side(site).transfers._pulls
+    pulls.take_done = lambda: at_once(pulls)  # type: ignore[method-assign]
 
 
 def revoked_row_freed_at_once(site: Site) -> None:
@@ -373,6 +387,8 @@ MUTANTS = {
             "pulls",
         ),
         Broken("pull_not_done", "pull.done.query()", ("pair",), DETECTOR, installed_before_the_pull),
+        Broken("cold_no_wait", "cold.wait(newest step)", ("cold",), DETECTOR, cold_copies_do_not_wait, 5),
+        Broken("cold_not_done", "copy.done.query()", ("cold",), DETECTOR, cold_copies_end_at_once),
         Broken("row_not_held", "rows held until the pull is over", ("pair",), DETECTOR, revoked_row_freed_at_once, 1),
         Broken(
             "described_early",

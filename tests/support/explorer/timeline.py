@@ -1,6 +1,6 @@
 """A world's log as a table that a person can read: one column per stream, one line per thing that happened.
 
-step  host                  schedule          forward                copy            transfer
+step  host                  schedule          forward                copy            transfer        cold
   12  launch sample(3)>forward
   13                                          > sample(3)
   13                                          * publish_ready

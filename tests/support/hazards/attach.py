@@ -1,6 +1,7 @@
 """Wires a detector to the production engine: the few accessors of relay, pool and tables declare what they touch.
 
-    relay rows     FutureMap's methods                 pages    model, drafter, pulls and descriptions of the transfer
+    relay rows     FutureMap's methods                 pages    model, drafter, pulls and descriptions of the transfer,
+                                                                copies of the cold tier
     table rows     snapshot, set_pages, free_row       lengths  every operator, through the storage watch
 
 Everything is wrapped from outside, on the instances of one node. Ownership is checked when a step is launched,
@@ -21,6 +22,7 @@ from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.plan import Admission, HistorySeed, StepPlan
 from shared.model.interface import ModelInputs
 from shared.node.core import NodeCore
+from shared.sched.offload import Offload
 from tests.support.hazards.detector import Detector, HazardError
 from tests.support.hazards.ledger import Ids, Ledger, Mode
 from tests.support.hazards.storages import StorageMode, StorageWatch
@@ -74,6 +76,9 @@ class NodeWatch:
         self._wrap_table()
         self._wrap_model()
         self._wrap_engine()
+        offload = core.scheduler.queues.offload
+        if isinstance(offload, Offload):
+            self._wrap_cold(offload)
 
     def _make_ledgers(self) -> None:
         core, make = self.core, self.detector.ledger
@@ -253,6 +258,8 @@ class NodeWatch:
         """A step stays within its rows' pages, and writes only pages that no cache and no other row has. Raises
         where the kernel would reach beyond its arrays."""
         detector, launch = self.detector, self.detector.launch
+        if launch is not None and launch.facts["plan"] is not None and not launch.facts["plan"].req_pool_indices[b]:
+            return  # a step of nobody's: the padding row, whose pages are the sink
         if end < begin or len(pages) < end + 1 - begin or (pages == 0).any():
             message = f"batch row {b} goes past its pages ({mode.value} of page indices {begin} to {end})"
             detector.report(f"{message}\n  {detector.here()}")
@@ -268,6 +275,16 @@ class NodeWatch:
             self._wrap(transport, "describe", lambda pages, *part: touch(self.pages, pages, Mode.CHECKED), name)
         if hasattr(transport, "pull"):
             self._wrap(transport, "pull", lambda ready, frames, own: touch(self.pages, own, Mode.WRITE), name)
+
+    def _wrap_cold(self, offload: Offload) -> None:
+        store, pool, name = offload._tier.store, self.core.pool, self.pages.name
+
+        def touch(view: Any, mode: Mode) -> None:
+            page = (view.ctypes.data - pool.pages_bytes.data_ptr()) // pool.page_bytes
+            self.touch(self.pages, np.asarray([page]), mode)
+
+        self._wrap(store, "store", lambda filing, page: touch(page, Mode.READ), name)
+        self._wrap(store, "load", lambda cold, place, page: touch(page, Mode.WRITE), name)
 
     # ---- steps
 
@@ -296,10 +313,11 @@ class NodeWatch:
         engine.launch, engine.admit, loop.step = launch_watched, admit_watched, step_watched  # type: ignore[method-assign]
 
     def _require_rows(self, work: StepPlan | Admission) -> None:
-        """Every row of a step belongs to the request that the step names, and to no other batch row."""
+        """Every row of a step belongs to the request that the step names, and to no other batch row; the padding row is
+        nobody's."""
         rows = [int(row) for row in work.req_pool_indices]
         for row, row_id in zip(rows, work.row_ids, strict=True):
-            owner = self.core.kv.owner(row)
+            owner = self.core.kv.owner(row) if row else str(row_id.key)
             if owner != str(row_id.key):
                 self.detector.report(f"step {work.step}: row {row} is {owner}'s, not {row_id.key}'s")
         double = [row for row, count in Counter(rows).items() if count > 1]

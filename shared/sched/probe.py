@@ -1,0 +1,36 @@
+"""A step of nobody's: it tells a device that fails from requests that do. It takes no row and no page.
+
+request-pool row 0    padding: the relay's writes mean nothing there
+page 0                the sink: never handed out, and padding writes to it
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import SamplingParams
+from shared.engine.plan import StepPlan
+from shared.kv.manager import page_count
+from shared.sched.batch import ScheduleBatch
+from shared.sched.chunking import ChunkedPrompt
+from shared.sched.freeze import ChunkShare, PlanFreezer
+from shared.sched.settings import SchedSettings
+
+PROBE_PROMPT = (1, 2, 3)  # of the warm-up too: every vocabulary has these
+
+
+def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody: ScheduleBatch) -> StepPlan:
+    """Return a prompt of a few tokens as one chunk that emits. `nobody`: an empty batch."""
+    prompt = np.asarray(PROBE_PROMPT, dtype=np.int64)
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    req = Request(RequestKey("probe", 0, str(step), 0, 0), prompt, greedy, seed=0, arrival=0)
+    share = ChunkShare(ChunkedPrompt(req, prompt, 0), len(prompt))
+    lengths = torch.zeros(1, dtype=torch.int64, device=settings.device)
+    plan = freezer.freeze(step, [share], nobody, np.zeros(0, dtype=np.int64), lengths, width=1)
+    sink = np.zeros((1, page_count(len(prompt), settings.page_size)), dtype=np.int32)
+    return replace(plan, page_table=sink)

@@ -1,0 +1,83 @@
+"""The order of one round of a daemon: what is said before a step is launched."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from shared.engine.lease import StepLease
+from shared.engine.plan import StepPlan
+from shared.node.daemon import Daemon
+from shared.node.node import Node
+from shared.observe.log import Logger
+from shared.wire.codec import Buffer
+from shared.wire.messages import Installed, Message, Prebuilt
+from shared.wire.peers import Inbound
+from tests.support.core_rig import CoreKnobs
+from tests.support.node_pair import Net, expected, make_node, name_of
+from tests.support.scripted_core import job
+
+
+class Line:
+    """A daemon's links: gives what the test puts in, and writes down what is sent."""
+
+    def __init__(self, inbox: Sequence[Inbound], log: list[str]) -> None:
+        self.wakeup = self
+        self.sent: list[tuple[str, Message, Sequence[Buffer]]] = []
+        self._inbox, self._log = list(inbox), log
+
+    def set(self) -> None:
+        """Nobody sleeps."""
+
+    def dial(self, peer: str, endpoint: str) -> None:
+        self._log.append("Dial")
+
+    def hang_up(self, peer: str) -> None:
+        self._log.append("HangUp")
+
+    def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        self._log.append(type(message).__name__)
+        self.sent.append((peer, message, frames))
+        return True
+
+    def poll(self, timeout_s: float) -> Sequence[Inbound]:
+        inbox, self._inbox = self._inbox, []
+        return inbox
+
+
+def one_round(node: Node, inbox: Sequence[Inbound]) -> tuple[list[str], Line]:
+    """What happens in it, in order: messages by their names, and launches."""
+    log: list[str] = []
+    launch = node.ctx.core.engine.launch
+
+    def watched(plan: StepPlan) -> StepLease:
+        log.append("launch")
+        return launch(plan)
+
+    node.ctx.core.engine.launch = watched  # type: ignore[method-assign]
+    line = Line(inbox, log)
+    Daemon(node, line, Logger("d", io.StringIO()), drain_s=1.0, clock=lambda: 0.0).round()
+    node.ctx.core.engine.launch = launch  # type: ignore[method-assign]
+    return log, line
+
+
+def test_installed_leaves_before_the_first_step_of_what_was_installed() -> None:
+    """The prefill node keeps its pages until it hears of it."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
+    net, one = Net([p, d]), job(1, 40, 8)
+    net.hold = lambda src, dst, message: isinstance(message, Prebuilt)
+    key = net.generate(p, one, d)
+    net.run()
+    (handoff,) = d.side.transfers.open.values()  # type: ignore[attr-defined]
+    assert handoff.ranges.complete, "only its record is missing"
+    net.release_held()
+    inbox = list(net.inboxes[name_of(d)])
+    net.inboxes[name_of(d)].clear()
+    log, line = one_round(d, inbox)
+    assert log.count("launch") == 1 and log.index(Installed.__name__) < log.index("launch")
+    for peer, message, _ in line.sent:
+        if isinstance(message, Installed):
+            net.to_node(peer, message, name_of(d))
+    net.run()
+    assert not p.side.inflight.granted  # type: ignore[attr-defined]
+    assert net.router.streams[key][-3:] == expected(one)[-3:]
