@@ -31,6 +31,7 @@ from router.server import bind_http, serve
 from router.text.interface import TextModel
 from router.text.load import load_text_model
 from shared.config.processes import RouterProcessConfig
+from shared.config.silence import link_silence
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
@@ -60,7 +61,9 @@ def run(config: RouterProcessConfig) -> int:
     ring = ring_of_router(config.security.keys, config.router.router_id)
     listener = bind_http(config.router.host, config.router.port)
     try:
-        link = RouterLink(config.router.node_endpoint, LinkOptions(ring=ring))
+        silence = link_silence(config.timeouts.node_silence_s)
+        options = LinkOptions(heartbeat_ms=silence.ping_ms, heartbeat_timeout_ms=silence.timeout_ms, ring=ring)
+        link = RouterLink(config.router.node_endpoint, options)
         try:
             text = load_text_model(config.model.model)
             gc.freeze()  # the vocabulary never changes: no collection should walk over it

@@ -19,6 +19,7 @@ import torch
 from shared.config import core_plan
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import SchedConfig
+from shared.config.silence import link_silence
 from shared.core.errors import BatonError, RankLost
 from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
@@ -110,10 +111,10 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
 def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
     node = parts.node
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
-    beat_ms = int(min(1000.0, 1000 * node.silence_s / 4))
+    silence = link_silence(node.silence_s)
     options = LinkOptions(
-        heartbeat_ms=beat_ms,
-        heartbeat_timeout_ms=max(1, int(1000 * node.silence_s) - beat_ms),
+        heartbeat_ms=silence.ping_ms,
+        heartbeat_timeout_ms=silence.timeout_ms,
         limits=limits,
         ring=ring,
     )
