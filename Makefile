@@ -8,7 +8,7 @@ FAULTS ?=
 SECONDS ?= 600
 SEED ?=
 
-.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz clean
+.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz drill clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
 	@echo "make fuzz       a node with a key says anything to everybody for SECONDS=600; nobody may end, trip or leak; SEED=n"
+	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
 setup:
@@ -61,6 +62,9 @@ soak: setup
 
 fuzz: setup
 	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+drill: setup
+	@$(BIN)/python tests/tiers.py drill
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

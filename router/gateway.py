@@ -16,6 +16,7 @@ from router.effects import Effects, Failure
 from router.mailbox import Mailbox
 from router.pairs import BrokenPair
 from router.registry import ROLES, RegisteredNode, Registry, misfits_of
+from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
@@ -153,7 +154,8 @@ class Gateway:
     def _note_absence(self, now: float) -> None:
         """Frozen for so long that nodes may have given this router up; whichever of them it hears of first."""
         silence_s = self._registry.silence_s
-        if self._awake_at is not None and now - self._awake_at > silence_s / 2:
+        may_be_missed_s = link_silence(silence_s).longest_s / 2
+        if self._awake_at is not None and now - self._awake_at > may_be_missed_s:
             self._log.warning("this router was away", seconds=round(now - self._awake_at, 1))
             self._awake_at = now
             self._dispatcher.was_away(excused_until=now + silence_s)

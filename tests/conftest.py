@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out tests marked slow")
     parser.addoption("--seeds", type=int, default=120, help="seeds of the equivalence matrix (600: the long run)")
     parser.addoption("--transport", default="", help="chaos: what carries all pages; else shared memory and messages")
+    parser.addoption("--drill-json", default="", help="drill: a file that gets the figures of its scenarios")
     parser.addoption("--all-ranks", action="store_true", help="every transport with every two numbers of ranks")
 
 

@@ -1,10 +1,10 @@
 """Runs lint and the test tiers one after another, and prints what each took beside a quiet machine's seconds.
 
-    python tests/tiers.py all | fast | long | lint
+    python tests/tiers.py all | fast | long | lint | drill
 
 Seconds are there to be read: a slow machine fails nothing. Only a tier that takes several times what a quiet machine
-needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. GPU tests run on
-their own.
+needs is ended, as one that hangs; it is asked first, so that pytest says which test was running. A tier that can't run
+on this machine is skipped, and the summary says why. GPU tests run on their own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
+CANT_RUN_HERE = 77
 BIN = Path(sys.executable).parent
 GUARD_TIMES = 8.0  # a tier may take this many times a quiet machine's seconds: slow ones, beside other work, take 4
 MIN_GUARD_S = 300.0  # and never less than this: where a second is expected, a busy disk alone may take many
@@ -30,11 +31,13 @@ LAST_WORDS = ((signal.SIGINT, 120.0), (signal.SIGABRT, 30.0))
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One command and the seconds it takes on two quiet cores (AMD Zen 5)."""
+    """One command and the seconds it takes on two quiet cores (AMD Zen 5). `needs`: a command that ends with
+    CANT_RUN_HERE, and says why, where the machine can't run this tier; where it can, the tier must have tests."""
 
     name: str
     quiet_s: float
     command: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
     @property
     def guard_s(self) -> float:
@@ -53,11 +56,13 @@ LINT = (
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
 )
 FAST = (pytest_tier("unit", 130, "--fast"), pytest_tier("simulation", 60, "--fast"))
+DRILL = replace(pytest_tier("drill", 360, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
     pytest_tier("unit", 306),
     pytest_tier("simulation", 186),
     pytest_tier("integration", 630),
     pytest_tier("chaos", 190),
+    DRILL,
 )
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
 LONG = (
@@ -68,7 +73,7 @@ LONG = (
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
-PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG}
+PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG, "drill": (DRILL,)}
 
 
 def run(tier: Tier) -> tuple[bool, float]:
@@ -85,7 +90,16 @@ def run(tier: Tier) -> tuple[bool, float]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return status in (0, NO_TESTS_COLLECTED), time.monotonic() - start
+    fine = (0,) if tier.needs else (0, NO_TESTS_COLLECTED)
+    return status in fine, time.monotonic() - start
+
+
+def reason_to_skip(tier: Tier) -> str:
+    """Return why this machine can't run the tier; "" when it can, or must show that it can't."""
+    if not tier.needs:
+        return ""
+    done = subprocess.run(tier.needs, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "no reason given" if done.returncode == CANT_RUN_HERE else ""
 
 
 def hear_last_words(process: subprocess.Popen[bytes]) -> None:
@@ -103,12 +117,14 @@ def main(argv: list[str]) -> int:
     results = []
     for tier in PLANS[argv[1]]:
         print(f"\n== {tier.name}", flush=True)
-        results.append((tier, *run(tier)))
+        reason = reason_to_skip(tier)
+        results.append((tier, reason, *((True, 0.0) if reason else run(tier))))
     print()
-    for tier, passed, seconds in results:
-        print(line(("FAILED", "passed")[passed], tier.name, seconds, tier.quiet_s))
+    for tier, reason, passed, seconds in results:
+        verdict = "skipped" if reason else ("FAILED", "passed")[passed]
+        print(line(verdict, tier.name, seconds, tier.quiet_s) + (f": {reason}" if reason else ""))
     print(line("", "in all", sum(seconds for *_, seconds in results), sum(tier.quiet_s for tier, *_ in results)))
-    return 0 if all(passed for _, passed, _ in results) else 1
+    return 0 if all(passed for _, _, passed, _ in results) else 1
 
 
 def line(verdict: str, name: str, seconds: float, quiet_s: float) -> str:

@@ -254,7 +254,7 @@ class NodeConfig:
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
-    silence_s: float = option(5.0, "a peer silent for so long counts as dead", low=0.5, high=600.0)
+    silence_s: float = option(5.0, "a peer is lost after this silence; a mute host: a third", low=0.5, high=600.0)
     lease_s: float = option(60.0, "a hand-off that stalls for so long is given up", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds running requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
@@ -342,7 +342,7 @@ class TimeoutsConfig:
     """How long the router waits for what."""
 
     request_timeout_s: float = option(600.0, "longest time one request may take", low=1.0, high=86400.0)
-    node_silence_s: float = option(5.0, "a node silent for so long counts as dead", low=0.5, high=600.0)
+    node_silence_s: float = option(5.0, "a node is lost after this silence; a mute host: a third", low=0.5, high=600.0)
     slow_reader_s: float = option(30.0, "a client that reads nothing for so long is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "Retry-After of a 503 or 429", low=1, high=3600)
     max_attempts: int = option(3, "attempts at one request; 1: a lost node is an error for the client", low=1, high=8)

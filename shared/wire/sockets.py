@@ -13,6 +13,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shared.config.endpoints import KEY_MARK, check_endpoint
+from shared.config.silence import link_silence
 from shared.core.errors import ConfigError, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
 from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
@@ -79,12 +80,11 @@ class LinkOptions:
     ) -> LinkOptions:
         """Return the options of a link whose owner takes a peer for dead after that silence: the one place where
         seconds become ZMQ's settings, for routers and nodes alike."""
-        silence_ms = int(1000 * silence_s)
-        beat_ms = min(1000, silence_ms // 4)
+        silence = link_silence(silence_s)
         return cls(
-            heartbeat_ms=beat_ms,
-            heartbeat_timeout_ms=silence_ms - beat_ms,
-            connect_ms=silence_ms // 2,  # so that a second try may end within the silence, too
+            heartbeat_ms=silence.ping_ms,
+            heartbeat_timeout_ms=silence.timeout_ms,
+            connect_ms=int(500 * silence_s),  # so that a second try may end within the silence, too
             limits=limits,
             ring=ring,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-FOLDERS = ("unit", "integration", "chaos", "simulation", "support")
+FOLDERS = ("unit", "integration", "chaos", "simulation", "support", "drill")
 CALLS = r"\btimeout=|\.(?:wait|join|result|communicate)\(|monotonic\(\) \+ |wait_for\(.*, "
 BOUND = re.compile(rf"(?:{CALLS})(\d+(?:\.\d+)?)\b")
 LONGEST_S = 5.0  # a shorter one is no bound of a wait: nothing is to happen by then, or a loop goes on

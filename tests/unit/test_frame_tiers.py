@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from tests import tiers
+from tests.drill import needs
 from tests.support.patience import HANG_GUARD_S
 from tests.tiers import Tier
 
@@ -82,6 +84,33 @@ def test_one_failed_tier_fails_the_whole_but_the_others_run(monkeypatch, capsys)
     lines = [line for line in capsys.readouterr().out.splitlines() if " t " in line]
     assert [line.split()[0] for line in lines] == ["FAILED", "passed"]
     assert all(line.endswith(" s (quiet machine: 60)") for line in lines)
+
+
+def needing(status, said="", code=""):
+    """A tier that asks first."""
+    needs = python(f"print({said!r}); raise SystemExit({status})").command
+    return dataclasses.replace(python(code), needs=needs)
+
+
+def test_a_tier_that_can_t_run_here_is_skipped_with_its_reason(monkeypatch, capsys):
+    tier = needing(tiers.CANT_RUN_HERE, "only root can", "raise SystemExit(1)")
+    monkeypatch.setitem(tiers.PLANS, "lint", (tier,))
+    assert tiers.main(["tiers.py", "lint"]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if " t " in line]
+    assert said.startswith("skipped t ") and said.endswith(": only root can")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_tier_that_could_run_must(monkeypatch, status):
+    """A tool that is missing, or no tests: what was not run has not passed."""
+    tier = needing(status, "a tool is missing", f"raise SystemExit({tiers.NO_TESTS_COLLECTED})")
+    monkeypatch.setitem(tiers.PLANS, "lint", (tier,))
+    assert tiers.main(["tiers.py", "lint"]) == 1
+
+
+def test_the_drill_s_word_for_a_machine_that_can_t_is_the_runner_s():
+    assert needs.CANT_RUN_HERE == tiers.CANT_RUN_HERE
+    assert tiers.DRILL in tiers.PLANS["all"] and tiers.DRILL.needs[-1] == needs.__name__
 
 
 def test_an_unknown_plan_is_refused(capsys):

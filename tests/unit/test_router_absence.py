@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from router.dispatch import NewRequest
 from router.gateway import TICK_S, Gateway
 from router.mailbox import Mailbox
+from shared.config.silence import link_silence
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
@@ -75,6 +76,15 @@ def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
     story.say_hello(2)
     story.tick(1)
     assert len(story.link.generates) == 4 and not mailbox._news
+
+
+def test_an_absence_that_only_links_count_is_excused_too() -> None:
+    """Nodes give a router up as soon as its host does not answer, long before its loop would count as silent."""
+    story = Story()
+    mailbox = story.open()
+    story.rig.now += link_silence(story.rig.registry.silence_s).longest_s
+    story.lose_the_first()
+    assert len(story.link.generates) == 2 and not mailbox._news
 
 
 def test_a_tick_may_be_the_first_to_see_it() -> None:

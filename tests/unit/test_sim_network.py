@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+from shared.config.silence import LinkSilence
 from shared.wire.messages import Abort, Key, Message
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 from tests.support.sim.wire import Conn, Harshness, Network, Port
 
-SILENCE_S = 3.0
+SILENCE = LinkSilence(ping_ms=500, timeout_ms=2500)
+SILENCE_S = SILENCE.longest_s
 NAME = peer_name("a", 1)
 
 
@@ -19,7 +21,7 @@ class Pair:
 
     def __init__(self, limit: int = 100, seed: int = 1) -> None:
         self.timers = Timers()
-        self.net = Network(self.timers, random.Random(seed), Trace(), SILENCE_S, limit)
+        self.net = Network(self.timers, random.Random(seed), Trace(), SILENCE, limit)
         self.a = Port(self.net, "a", NAME, "tcp://a:1", lambda: None)
         self.b = Port(self.net, "b", peer_name("b", 1), "tcp://b:1", lambda: None)
         self.a.dial("b", "tcp://b:1")

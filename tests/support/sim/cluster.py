@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from prefill_node.side import PrefillSide
+from shared.config.silence import link_silence
 from shared.core.errors import BatonError
 from shared.core.sampling_params import SamplingParams
 from shared.wire.peers import Inbound
@@ -40,7 +41,7 @@ class Cluster:
         self.plan = plan
         self.rng = random.Random(plan.seed ^ 0x5EED)
         self.trace, self.timers, self.watch = Trace(), Timers(), Watch()
-        self.net = Network(self.timers, self.rng, self.trace, plan.silence_s, plan.queue_messages)
+        self.net = Network(self.timers, self.rng, self.trace, link_silence(plan.silence_s), plan.queue_messages)
         self.nodes = [NodeHost(self.net, node, plan, self.rng) for node in plan.nodes]
         self.routers = [RouterHost(self.net, router, plan, self.rng) for router in plan.routers]
         self.clients = [Client(number, client) for number, client in enumerate(plan.clients)]

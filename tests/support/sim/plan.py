@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from shared.config.settings import TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
 from tests.support.core_rig import CoreKnobs, draw_sampling
 
@@ -86,7 +87,7 @@ class ClusterPlan:
     max_open: int = 1000
     queue_messages: int = 4096
     request_timeout_s: float = 40.0
-    silence_s: float = 3.0
+    silence_s: float = TimeoutsConfig().node_silence_s
     lease_s: float = 6.0
     drain_s: float = 3.0
 

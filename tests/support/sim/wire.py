@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shared.config.silence import LinkSilence
 from shared.core.errors import WireError
 from shared.wire.codec import Buffer, decode_parts, encode
 from shared.wire.messages import Message
@@ -21,7 +22,7 @@ from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, check_sende
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 
-BEAT_S = 0.5  # how often an end looks whether the other one still answers
+LOOKS_PER_PING = 2  # how often an end looks whether the other one still answers
 RETRY_S, MAX_RETRY_S = 0.05, 1.0
 MAX_STRAY_S = 1.5  # harsh: how late a reordered or repeated message may come
 
@@ -80,9 +81,9 @@ class Harshness:
 class Network:
     """All hosts, connections and what is wrong with them."""
 
-    def __init__(self, timers: Timers, rng: random.Random, trace: Trace, silence_s: float, limit: int) -> None:
+    def __init__(self, timers: Timers, rng: random.Random, trace: Trace, silence: LinkSilence, limit: int) -> None:
         self.timers, self.rng, self.trace = timers, rng, trace
-        self.silence_s, self.limit = silence_s, limit
+        self.silence, self.limit = silence, limit
         self.ports: dict[str, Port] = {}  # endpoint -> who listens there now
         self.conns: list[Conn] = []
         self.blocked: set[frozenset[str]] = set()  # pairs of hosts that can't reach each other
@@ -91,7 +92,8 @@ class Network:
         self.harsh = Harshness()
         self.on_hit: Callable[[str, Message], None] = lambda kind, message: None
         self.num_delivered = 0
-        timers.after(BEAT_S, self._beat)
+        self._look_s = silence.ping_ms / 1000 / LOOKS_PER_PING
+        timers.after(self._look_s, self._beat)
 
     # ---- weather
 
@@ -119,7 +121,7 @@ class Network:
             for end in (conn.near, conn.far):
                 if end.is_open and not end.port.is_frozen:
                     self._look(conn, end)
-        self.timers.after(BEAT_S * self.rng.uniform(0.8, 1.2), self._beat)
+        self.timers.after(self._look_s * self.rng.uniform(0.8, 1.2), self._beat)
 
     def _look(self, conn: Conn, end: End) -> None:
         other, now = conn.other(end), self.timers.now
@@ -129,7 +131,7 @@ class Network:
                 return
             if other.is_open and not other.port.is_frozen:
                 end.heard = now
-        if now - end.heard > self.silence_s * self.rng.uniform(0.8, 1.0):
+        if now - end.heard > self.rng.uniform(self.silence.shortest_s, self.silence.longest_s):
             self.close(conn, end, "has heard nothing for too long")
 
     @staticmethod

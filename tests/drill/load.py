@@ -1,0 +1,113 @@
+"""Streams at one router, one after another in each of a few slots, and what their clients saw. Every answer is compared
+with HashLM's reference: what happens to the hosts meanwhile must not show, but as a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.drill.hosts import Host
+from tests.support.mixed_clients import Client, make_client, stream
+from tests.support.patience import HANG_GUARD_S
+
+PROMPTS = (0, 700, 0, 400, 1000, 0, 300, 500)  # lengths by kind of client; 0: some dozens
+MAX_TOKENS = 300
+REST_S = 0.3  # between two requests of one slot
+
+
+@dataclass(eq=False)
+class Request:
+    """One client, and the times at which it asked and at which its answer was over."""
+
+    client: Client
+    sent_at: float
+    over_at: float = 0.0
+
+    @property
+    def is_flowing(self) -> bool:
+        return self.over_at > 0 or self.client.num_tokens > 0
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Without a token, the wait for the first one included."""
+        times = [self.sent_at, *self.client.arrivals]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+
+@dataclass(eq=False)
+class Load:
+    """Runs on `host` from `begin` to `end`. `numbers` makes every prompt a new one: caches would hide hand-offs."""
+
+    host: Host
+    url: str
+    numbers: itertools.count[int]
+    num_slots: int = 6
+    max_tokens: int = MAX_TOKENS
+    requests: list[Request] = field(default_factory=list)
+    _stops: threading.Event = field(default_factory=threading.Event)
+    _running: Future[None] | None = None
+
+    def begin(self) -> None:
+        """Return when every slot has tokens."""
+        self._running = self.host.begin(asyncio.run, self._all_slots())
+        self._until(lambda: len(self.requests) >= self.num_slots and self.is_flowing, "all slots stream")
+
+    @property
+    def is_flowing(self) -> bool:
+        return all(request.is_flowing for request in self.requests)
+
+    def go_round(self, times: int = 2) -> None:
+        """Return when so many requests per slot, sent from now on, are over."""
+        first, last = len(self.requests), len(self.requests) + times * self.num_slots
+        self._until(lambda: len(self.requests) >= last and all(r.over_at for r in self.requests[first:last]), "answers")
+
+    @property
+    def longest_pause_s(self) -> float:
+        return max(request.longest_pause_s for request in self.requests)
+
+    def ask_no_more(self) -> None:
+        """Requests under way go on."""
+        self._stops.set()
+
+    def end(self) -> None:
+        """Return when every answer is over. Raise what went wrong in a client."""
+        self.ask_no_more()
+        if self._running is not None:
+            self._running.result()
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not condition():
+            assert self._running is not None
+            if self._running.done():
+                self._running.result()
+            assert time.monotonic() < deadline, f"never: {what}"
+            time.sleep(0.02)
+
+    async def _all_slots(self) -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=HANG_GUARD_S, limits=limits) as http, asyncio.TaskGroup() as tasks:
+            for slot in range(self.num_slots):
+                tasks.create_task(self._slot(http, slot))
+
+    async def _slot(self, http: httpx.AsyncClient, slot: int) -> None:
+        while not self._stops.is_set():
+            await self._ask(http, make_client(next(self.numbers), self.max_tokens, PROMPTS[slot % len(PROMPTS)]))
+            await asyncio.sleep(REST_S)
+
+    async def _ask(self, http: httpx.AsyncClient, client: Client) -> None:
+        request = Request(client, time.monotonic())
+        self.requests.append(request)
+        try:
+            await stream(http, self.url, client)
+        except httpx.HTTPError as error:  # the router itself is gone
+            client.error = f"{type(error).__name__}: {error}"
+        finally:
+            request.over_at = time.monotonic()
