@@ -63,6 +63,15 @@ class Load:
     def is_flowing(self) -> bool:
         return all(request.is_flowing for request in self.requests)
 
+    def go_round(self, times: int = 2) -> None:
+        """Return when so many requests per slot, sent from now on, are over."""
+        first, last = len(self.requests), len(self.requests) + times * self.num_slots
+        self._until(lambda: len(self.requests) >= last and all(r.over_at for r in self.requests[first:last]), "answers")
+
+    @property
+    def longest_pause_s(self) -> float:
+        return max(request.longest_pause_s for request in self.requests)
+
     def ask_no_more(self) -> None:
         """Requests under way go on."""
         self._stops.set()

@@ -89,7 +89,7 @@ class Scene:
 
     def _note(self, loads: Sequence[Load], resumes: int) -> None:
         requests = [request for load in loads for request in load.requests]
-        pause_s = max(request.longest_pause_s for request in requests)
+        pause_s = max(load.longest_pause_s for load in loads)
         self._figures.append(Figure(self._title, round(pause_s, 2), len(requests), resumes, len(requests) + resumes))
 
     # ---- what happens
