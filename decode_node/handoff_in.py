@@ -22,7 +22,6 @@ class WaitingOffer:
     offer: Offer
     transport: str
     since: float
-    told_to_wait: bool = False
 
 
 @dataclass(slots=True, eq=False)

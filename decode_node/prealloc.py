@@ -1,10 +1,15 @@
-"""Prealloc: Offers that wait for memory. Granted in order of arrival, each all or nothing; each is told once to wait.
+"""Prealloc: Offers that wait for memory. Granted in order of arrival, each all or nothing.
 
 Requests that wait here and in the scheduler (retracted ones, local prompts) share one order: the older goes first.
+
+Every Offer that stays is told `Wait` at once, and again at each quarter of a lease: to wait is no failure, and a source
+that hears nothing for a whole lease takes us for mute. A thousand that wait cost 4,000 small messages a lease, spread
+as the Offers came; no round looks at more of them than are due.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +27,7 @@ from shared.wire.errors import refuse
 from shared.wire.messages import Offer, Wait
 
 MOST_OF_ONE_SOURCE = 0.75  # of the offers that may wait here
+WAITS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +41,15 @@ class Prealloc:
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
-        self._offers: list[WaitingOffer] = []  # by arrival
+        self._offers: dict[RequestKey, WaitingOffer] = {}  # by arrival
+        self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()  # when each is told to wait next; due ones first
 
     def requests(self) -> list[Request]:
-        return [waiting.request for waiting in self._offers]
+        return [waiting.request for waiting in self._offers.values()]
 
     def add(self, source: str, offer: Offer, now: float) -> None:
         key = key_of(offer.key)
-        if key in self._ctx.core.requests or self._find(key) is not None:
+        if key in self._ctx.core.requests or key in self._offers:
             self._ctx.drop(source, "Offer of a known request")
             return
         req = request_of(offer, self._ctx.next_arrival(), now)
@@ -52,7 +59,9 @@ class Prealloc:
         if transport is None:
             refusal = refusal or HandoffFailed("no transport that both nodes have")
         elif refusal is None and self._has_room(source):
-            self._offers.append(WaitingOffer(req, source, offer, transport, now))
+            self._offers[key] = WaitingOffer(req, source, offer, transport, now)
+            self._wait_at[key] = now
+            self._wait_at.move_to_end(key, last=False)
             return
         refusal = refusal or Overloaded(f"{facts.node_id} has too many offers waiting")
         self._ctx.outbox.send(source, refuse(offer.key, refusal))
@@ -60,7 +69,7 @@ class Prealloc:
     def _has_room(self, source: str) -> bool:
         """No node takes all the places."""
         most = self._ctx.facts.max_waiting
-        of_source = sum(waiting.source == source for waiting in self._offers)
+        of_source = sum(waiting.source == source for waiting in self._offers.values())
         return len(self._offers) < most and of_source < max(1, int(MOST_OF_ONE_SOURCE * most))
 
     def _refusal(self, req: Request, offer: Offer) -> BatonError | None:
@@ -79,41 +88,46 @@ class Prealloc:
         return ctx.missing_adapter(req) or ctx.bad_ids(req)
 
     def grant(self, now: float) -> list[Granted]:
-        """Everything that fits now. One whose router has not said Welcome here yet is passed over."""
+        """Grant everything that fits now, and tell the others to wait. One whose router has not said Welcome here yet
+        is passed over."""
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
         granted: list[Granted] = []
-        for waiting in list(self._offers):
+        for waiting in list(self._offers.values()):
             req = waiting.request
             if self._ctx.routers.peer_of(req.key) is None:
                 continue
             older_waits = bool(scheduler.waiting) and scheduler.waiting[0].arrival < req.arrival
             cached = None if older_waits else scheduler.grant(req)
             if cached is None:
-                self._make_wait(waiting)
                 scheduler.oldest_offer = req.arrival
                 break
-            self._offers.remove(waiting)
+            self._forget(req.key)
             self._ctx.metrics.observe_queue(QueueStage.PREALLOC, now - waiting.since)
             granted.append(Granted(waiting, cached))
+        self._tell_to_wait(now)
         return granted
 
-    def _make_wait(self, waiting: WaitingOffer) -> None:
-        if not waiting.told_to_wait:
-            waiting.told_to_wait = True
+    def _tell_to_wait(self, now: float) -> None:
+        again = now + self._ctx.facts.lease_s / WAITS_PER_LEASE
+        while self._wait_at and next(iter(self._wait_at.values())) <= now:
+            key = next(iter(self._wait_at))
+            self._wait_at[key] = again
+            self._wait_at.move_to_end(key)
+            waiting = self._offers[key]
             self._ctx.outbox.send(waiting.source, Wait(waiting.offer.key, "no memory now"))
 
-    def _find(self, key: RequestKey) -> WaitingOffer | None:
-        return next((waiting for waiting in self._offers if waiting.request.key == key), None)
+    def _forget(self, key: RequestKey) -> None:
+        del self._offers[key], self._wait_at[key]
 
     def source_of(self, key: RequestKey) -> str | None:
-        found = self._find(key)
+        found = self._offers.get(key)
         return None if found is None else found.source
 
     def take(self, key: RequestKey) -> WaitingOffer | None:
-        found = self._find(key)
+        found = self._offers.get(key)
         if found is not None:
-            self._offers.remove(found)
+            self._forget(key)
         return found
 
     def take_of_source(self, source: str) -> list[WaitingOffer]:
@@ -130,6 +144,7 @@ class Prealloc:
         )
 
     def _take(self, wanted: Callable[[WaitingOffer], bool]) -> list[WaitingOffer]:
-        taken = [waiting for waiting in self._offers if wanted(waiting)]
-        self._offers = [waiting for waiting in self._offers if not wanted(waiting)]
+        taken = [waiting for waiting in self._offers.values() if wanted(waiting)]
+        for waiting in taken:
+            self._forget(waiting.request.key)
         return taken

@@ -13,7 +13,7 @@ from decode_node.handoff_in import HandoffIn
 from decode_node.prealloc import Prealloc
 from decode_node.prebuilt import process_prebuilt
 from decode_node.transfer import Transfers
-from shared.core.errors import Aborted, BatonError, DeadlineExceeded, HandoffFailed, PartnerLost
+from shared.core.errors import Aborted, BatonError, DeadlineExceeded, HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.node.context import NodeContext
@@ -143,14 +143,20 @@ class DecodeSide:
         if waiting is not None:
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, Aborted("aborted")))
 
+    def peer_up(self, peer: str) -> None:
+        """A decode node dials no other node."""
+
     def peer_closed(self, peer: str) -> None:
-        """A prefill node died. What has arrived completely goes on; the rest fails."""
+        """A prefill node died, or the way to it broke. What has arrived completely goes on; the rest fails."""
+        error = PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}")
         for waiting in self.prealloc.take_of_source(peer):
-            self._ctx.end(waiting.request.key, PartnerLost(f"{peer} is gone"))
+            self._ctx.end(waiting.request.key, error)
+            self._ctx.metrics.count("unreachable")
         self.transfers.groups.peer_closed(peer)
         for handoff in self.transfers.of_source(peer):
             if handoff.needs_source:
-                self._fail(handoff, PartnerLost(f"{peer} is gone"))
+                self._fail(handoff, error)
+                self._ctx.metrics.count("unreachable")
         self.transfers.forget_dead()
 
     def hands_over(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prefill_node.handoff_out import HandoffOut
+from prefill_node.reach import Reach
 from prefill_node.transport_choice import TransportChoice
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
@@ -21,9 +22,10 @@ from shared.wire.peers import peer_name
 class Bootstrap:
     """Owner of hand-offs until they are granted."""
 
-    def __init__(self, ctx: NodeContext, choice: TransportChoice) -> None:
+    def __init__(self, ctx: NodeContext, choice: TransportChoice, reach: Reach) -> None:
         self._ctx = ctx
         self._choice = choice
+        self._reach = reach
         self.offered: dict[RequestKey, HandoffOut] = {}
         self._followers: dict[RequestKey, list[HandoffOut]] = {}  # leader -> siblings not offered yet
 
@@ -44,6 +46,7 @@ class Bootstrap:
         handoff.offered = self._choice.order(handoff.peer)
         self.offered[req.key] = handoff
         self._ctx.outbox.dial(handoff.peer, handoff.endpoint)
+        self._reach.dialled(handoff.peer, now)
         offer = Offer(
             key=to_wire(req.key),
             source_node=facts.node_id,
@@ -83,8 +86,8 @@ class Bootstrap:
         return [handoff for handoff in [*self.offered.values(), *self._behind()] if handoff.peer == peer]
 
     def unanswered(self, before: float) -> list[HandoffOut]:
-        """Offered before that time, and not even a Wait came."""
-        return [handoff for handoff in self.offered.values() if not handoff.answered and handoff.since < before]
+        """Those of which the peer has said nothing since before that time, not even that they have to wait."""
+        return [handoff for handoff in self.offered.values() if handoff.silent_since < before]
 
     def _behind(self) -> Iterator[HandoffOut]:
         for handoffs in self._followers.values():

@@ -24,7 +24,7 @@ class HandoffOut:
     endpoint: str
     since: float  # when it came into the queue that it is in
     touched: float = 0.0  # last sign of life to or from the peer
-    answered: bool = False
+    heard_at: float | None = None  # offered: when the peer last said that it has to wait
     offered: list[str] = field(default_factory=list)  # transports, the one that is wanted first
     lease: int = 0
     sender: PageSender | None = None  # None until granted
@@ -40,3 +40,12 @@ class HandoffOut:
     @property
     def key(self) -> RequestKey:
         return self.request.key
+
+    @property
+    def answered(self) -> bool:
+        return self.heard_at is not None
+
+    @property
+    def silent_since(self) -> float:
+        """Offered: from when on the peer has said nothing of it."""
+        return self.since if self.heard_at is None else self.heard_at

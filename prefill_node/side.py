@@ -13,8 +13,9 @@ from prefill_node.bootstrap import Bootstrap
 from prefill_node.groups_out import GroupMessage, GroupsOut
 from prefill_node.handoff_out import HandoffOut
 from prefill_node.inflight import Inflight
+from prefill_node.reach import Reach
 from prefill_node.transport_choice import TransportChoice
-from shared.core.errors import BatonError, HandoffFailed, PartnerLost
+from shared.core.errors import BatonError, HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import PageState, QueueStage
@@ -33,7 +34,8 @@ class PrefillSide:
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
         self.choice = TransportChoice(ctx.facts.transports, ctx.log)
-        self.bootstrap = Bootstrap(ctx, self.choice)
+        self._reach = Reach(ctx.facts.silence_s)
+        self.bootstrap = Bootstrap(ctx, self.choice, self._reach)
         self.inflight = Inflight(ctx, senders)
         self.groups = GroupsOut(ctx, senders)
 
@@ -51,6 +53,7 @@ class PrefillSide:
 
     def receive(self, received: Received, now: float) -> None:
         message = received.message
+        self._reach.up(received.peer)
         if isinstance(message, Grant):
             self._granted(received.peer, message, now)
         elif isinstance(message, Installed):
@@ -103,7 +106,7 @@ class PrefillSide:
                 handoff = None
         if handoff is None:
             return
-        handoff.answered, handoff.touched = True, now
+        handoff.heard_at = handoff.touched = now
         if not isinstance(message, Wait):
             self._fail(handoff.key, error_of_peer(peer, message))
 
@@ -160,19 +163,35 @@ class PrefillSide:
 
     def poll(self, now: float) -> None:
         self.groups.poll()
+        for peer in self._reach.overdue(now):
+            self._unreachable(peer)
         for key, error in self.inflight.poll(now):
             self._fail(key, error)
         lease_s = self._ctx.facts.lease_s
         for handoff in self.bootstrap.unanswered(now - lease_s):
-            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} did not answer an offer in {lease_s:g} s"))
+            self._fail(handoff.key, HandoffFailed(f"{handoff.peer} said nothing of an offer for {lease_s:g} s"))
+
+    def peer_up(self, peer: str) -> None:
+        self._reach.up(peer)
 
     def peer_closed(self, peer: str) -> None:
+        self._give_up(peer, PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}"))
+
+    def _unreachable(self, peer: str) -> None:
+        own, silence_s = self._ctx.facts.node_id, self._ctx.facts.silence_s
+        self._ctx.log.warning((peer, "unreachable"), "can't reach a decode node", peer=peer, tried_s=silence_s)
+        self._give_up(peer, PeerUnreachable(f"{own} could not reach {peer} in {silence_s:g} s"))
+
+    def _give_up(self, peer: str, error: PeerUnreachable) -> None:
+        """All that goes there ends; the next offer dials anew."""
         lost = [*self.bootstrap.of_peer(peer), *(h for h in self.inflight.granted.values() if h.peer == peer)]
         for handoff in lost:  # forgotten first: an Abort to a closed peer would wait in a queue
             self.bootstrap.forget(handoff.key)
             self.inflight.granted.pop(handoff.key, None)
         for handoff in lost:
-            self._fail(handoff.key, PartnerLost(f"{peer} is gone"))
+            self._fail(handoff.key, error)
+        self._ctx.metrics.count("unreachable", len(lost))
+        self._reach.gone(peer)
         self.groups.peer_closed(peer)
         self.choice.forget(peer)
         self._ctx.outbox.hang_up(peer)

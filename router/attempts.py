@@ -10,15 +10,20 @@ One attempt lives at a time: the nodes of the one before get an Abort, and what 
 from __future__ import annotations
 
 from router.abort_log import AbortLog
-from router.effects import Effects, Failure, Update
-from router.faults import can_resume, given_up
+from router.effects import Alarm, Effects, Failure, Update
+from router.faults import can_resume, given_up, is_nobodys_fault
 from router.journal import Journal, OpenRequest
-from router.placement import NODES_AWAY_S, Placer
+from router.placement import NODES_AWAY_S, Placement, Placer
 from router.registry import RegisteredNode
-from shared.core.errors import BatonError, NodeLost, NoNodes
+from router.suspects import Suspects
+from shared.core.errors import BatonError, NodeLost, NoNodes, PeerUnreachable, RequestKillsNodes
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
 from shared.wire.messages import Abort, Generate, Key, SequenceEnd
+
+MAX_EXCUSED = 4  # attempts of one request
+KILLER_ALARM = "two nodes have died while they ran the same request"
+KILLER_TOLD = "two nodes have died while they ran this request: it is not tried again"
 
 
 class Attempts:
@@ -30,6 +35,7 @@ class Attempts:
         placer: Placer,
         journal: Journal,
         told: AbortLog,
+        suspects: Suspects,
         *,
         max_attempts: int,
         resume_wait_s: float,
@@ -38,6 +44,7 @@ class Attempts:
         self._placer = placer
         self._journal = journal
         self._told = told
+        self._suspects = suspects
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
         self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
@@ -48,11 +55,8 @@ class Attempts:
 
     def start(self, request: OpenRequest, now: float, effects: Effects) -> None:
         """Raises nothing: a request that can't be placed now waits a while, a new one only while nodes dial anew."""
-        emitted = max(len(sequence.ids) for sequence in request.sequences)
         try:
-            prompt = len(request.prompt_ids)
-            most = prompt + request.sampling.max_tokens
-            placement = self._placer.place(prompt + emitted, now, request.avoid, most, request.adapter)
+            placement = self._place(request, now)
         except NoNodes as error:
             if request.parked_until is None and (request.attempt or self._placer.is_possible(now)):
                 request.parked_until = now + (self._resume_wait_s if request.attempt else NODES_AWAY_S)
@@ -60,8 +64,19 @@ class Attempts:
                 self.fail(request, error, effects)
             return
         request.parked_until = None
-        request.prefill, request.decode = placement.prefill, placement.decode
+        self._send(request, placement, now, effects)
+
+    def _place(self, request: OpenRequest, now: float) -> Placement:
+        apart = self._suspects.nodes()
+        if self._suspects.is_suspect(request):
+            return self._placer.place_alone(request, now, apart)
+        return self._placer.place(request.num_tokens, now, request.avoid, request.most_tokens, request.adapter, apart)
+
+    def _send(self, request: OpenRequest, placement: Placement, now: float, effects: Effects) -> None:
+        request.prefill, request.decode, request.is_alone = placement.prefill, placement.decode, placement.is_alone
+        request.ran_on = ""
         request.occupy()
+        self._placer.pairs.sent(request)
         first = request.prefiller
         assert first is not None
         effects.sends.append((first.peer, self._generate(request, now)))
@@ -84,21 +99,47 @@ class Attempts:
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
-        for request in self._journal.served_by(node):
-            if node is request.prefill and request.decode is not None and self._is_handed_over(request):
-                continue  # the decode node has everything
+        for request in self._needing(node):
             self.resume_or_fail(request, error, effects)
+
+    def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
+        """It is known to have died, and one of its requests may have done it. Suspects go on first: they need a node
+        for themselves."""
+        if effects.now < self._excused_until:  # we were away: who hung up then may live
+            self.leave(node, error, effects)
+            return
+        requests = self._needing(node)
+        just_left = [request for request in self._journal.parked() if request.ran_on == node.peer]
+        verdict = self._suspects.judge(node, [*just_left, *(req for req in requests if req.runs_on(node))])
+        if verdict.culprit is not None:
+            effects.alarms.append(Alarm(KILLER_ALARM, node.node_id))
+            self.fail(verdict.culprit, RequestKillsNodes(KILLER_TOLD, subject=verdict.culprit.rid), effects)
+        for request in sorted(requests, key=lambda request: request not in verdict.suspects):
+            if request is not verdict.culprit:
+                is_free = verdict.spares_others and request not in verdict.suspects
+                self.resume_or_fail(request, error, effects, is_free=is_free)
+
+    def _needing(self, node: RegisteredNode) -> list[OpenRequest]:
+        """Requests that can't go on without it. A prefill node that has handed everything over is not needed."""
+        return [
+            request
+            for request in self._journal.served_by(node)
+            if node is not request.prefill or request.decode is None or not self._is_handed_over(request)
+        ]
 
     def _is_handed_over(self, request: OpenRequest) -> bool:
         return all(
             sequence.is_closed or index in request.begun_by_decode for index, sequence in enumerate(request.sequences)
         )
 
-    def resume_or_fail(self, request: OpenRequest, error: BatonError, effects: Effects) -> None:
+    def resume_or_fail(
+        self, request: OpenRequest, error: BatonError, effects: Effects, *, is_free: bool = False
+    ) -> None:
         """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
-        nor does what this router missed."""
+        nor does what this router missed, nor what is nobody's fault, a few times."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
-        request.num_failed += not is_excused and not any(node.is_draining for node in request.nodes)
+        if not is_excused and not any(node.is_draining for node in request.nodes):
+            self._charge(request, is_free or is_nobodys_fault(error))
         if not can_resume(error):
             self.fail(request, error, effects)
             return
@@ -109,17 +150,41 @@ class Attempts:
         effects.num_resumed += 1
         if request.is_done:
             self.forget(request, effects.now)
+        elif isinstance(error, PeerUnreachable):
+            # At the next tick: if one of the two has died, that is known by then, and who ran there is judged.
+            request.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)
+
+    def move(self, request: OpenRequest, decode: RegisteredNode, effects: Effects) -> None:
+        """To another decode node, for its memory. Nothing has failed, and nothing is charged."""
+        prefill = request.prefill
+        self.withdraw(request, effects)
+        request.num_moves += 1
+        effects.num_moved += 1
+        if request.is_done:
+            self.forget(request, effects.now)
+        else:
+            self._send(request, Placement(prefill, decode), effects.now, effects)
+
+    def _charge(self, request: OpenRequest, is_free: bool) -> None:
+        """Count the attempt as failed, or as one of the few that are free. Without that bound two nodes could pass a
+        request between them for ever."""
+        if is_free and request.num_excused < MAX_EXCUSED:
+            request.num_excused += 1
+        else:
+            request.num_failed += 1
 
     def withdraw(self, request: OpenRequest, effects: Effects) -> None:
         """From its nodes; what follows is the next attempt."""
         self._stop_everywhere(request, effects)
-        for node in request.nodes:
-            node.breaker.abandoned()
+        self._no_verdict(request)
+        request.ran_on = next((node.peer for node in request.nodes if request.runs_on(node)), "")
         request.release()
         request.attempt += 1
         request.begun_by_decode.clear()
+        request.has_begun = request.is_alone = False
+        request.waits_since = None
         self._restart_sequences(request, effects)
 
     def _restart_sequences(self, request: OpenRequest, effects: Effects) -> None:
@@ -143,9 +208,18 @@ class Attempts:
 
     def abandon(self, request: OpenRequest, effects: Effects) -> None:
         self._stop_everywhere(request, effects)
+        self.end(request, effects.now)
+
+    def end(self, request: OpenRequest, now: float) -> None:
+        """It is over, whoever ended it."""
+        self._no_verdict(request)
+        self.forget(request, now)
+
+    def _no_verdict(self, request: OpenRequest) -> None:
+        """Where it was a probe that has shown nothing, another one may go."""
         for node in request.nodes:
             node.breaker.abandoned()
-        self.forget(request, effects.now)
+        self._placer.pairs.left(request)
 
     def forget(self, request: OpenRequest, now: float) -> None:
         """Whatever a node still sends for it is dropped without a word."""
@@ -154,6 +228,7 @@ class Attempts:
         for node in request.nodes:
             self._told.remember(node.peer, to_wire(self.key(request, 0)), now)
         request.release()
+        self._suspects.forget(request)
         self._journal.remove(request.rid)
 
     def _stop_everywhere(self, request: OpenRequest, effects: Effects) -> None:

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 
 from router.abort_log import AbortLog
 from router.attempts import Attempts
-from router.effects import Effects
+from router.effects import Alarm, Effects
 from router.journal import Journal, OpenRequest, SequenceJournal
+from router.moves import Moves
+from router.pairs import ALARM, BrokenPair
 from router.placement import Placer
 from router.progress import Progress
 from router.registry import RegisteredNode, Registry
+from router.suspects import Suspects
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Drain, Generate, Message, Tokens
+from shared.wire.messages import Begun, Drain, Generate, Message, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,16 @@ class Dispatcher:
         self._limits = limits
         told = AbortLog()
         self._attempts = Attempts(
-            identity, placer, journal, told, max_attempts=limits.max_attempts, resume_wait_s=limits.resume_wait_s
+            identity,
+            placer,
+            journal,
+            told,
+            Suspects(registry),
+            max_attempts=limits.max_attempts,
+            resume_wait_s=limits.resume_wait_s,
         )
-        self._progress = Progress(identity, registry, journal, self._attempts, told)
+        self._moves = Moves(registry, placer)
+        self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
         """Admits all or none. Raises Overloaded or NoNodes, and then nothing has changed."""
@@ -100,19 +110,29 @@ class Dispatcher:
         """What a step of some node brought. Runs come before ends."""
         return self._progress.tokens(message, now)
 
-    def node_lost(self, node: RegisteredNode, reason: str, now: float) -> Effects:
-        """Its connection closed, it fell silent, or it restarted."""
+    def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
+        """Its connection closed, it fell silent, or it restarted. `has_died`: as far as that can be known."""
         effects = Effects(now)
         node.breaker.failed(now)
-        self._attempts.leave(node, NodeLost(f"node {node.node_id} is lost: {reason}"), effects)
+        self._placer.pairs.forget(node)
+        error = NodeLost(f"node {node.node_id} is lost: {reason}")
+        if has_died:
+            self._attempts.bury(node, error, effects)
+        else:
+            self._attempts.leave(node, error, effects)
         return effects
 
     def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
         """It serves another router: what was sent there goes on elsewhere, at no cost."""
         effects = Effects(now)
+        self._placer.pairs.forget(node)
         node.is_draining = True
         self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
         return effects
+
+    def begun(self, message: Begun, now: float) -> Effects:
+        """A node computes the prompts of these requests from now on."""
+        return self._progress.begun(message, now)
 
     def was_away(self, excused_until: float) -> None:
         """The router was frozen: its nodes gave it up meanwhile, of which it will hear one by one."""
@@ -155,7 +175,20 @@ class Dispatcher:
                 self._attempts.leave(node, NodeDraining(f"node {node.node_id} is drained"), effects)
         for request in self._journal.parked():
             self._attempts.start(request, now, effects)
+        self._look_at_pairs(effects)
+        for move in self._moves.due(self._journal.all(), now):
+            self._attempts.move(move.request, move.decode, effects)
         return effects
+
+    def _look_at_pairs(self, effects: Effects) -> None:
+        """What broke is told a tick later: by then a node that died is known to be dead, and its pairs are gone."""
+        pairs = self._placer.pairs
+        pairs.look(self._journal.find)
+        effects.alarms.extend(Alarm(ALARM, pair.name) for pair in pairs.take_news())
+
+    def broken_pairs(self) -> list[BrokenPair]:
+        """Pairs of nodes that can't reach each other, as far as is known."""
+        return self._placer.pairs.all()
 
     def fail_all(self, error: BatonError, now: float) -> Effects:
         """The router stops."""

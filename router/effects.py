@@ -43,3 +43,4 @@ class Effects:
     news: list[Update | Failure] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     num_resumed: int = 0  # requests that were given another attempt
+    num_moved: int = 0  # requests that went from a decode node without memory to one with room

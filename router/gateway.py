@@ -14,13 +14,14 @@ from typing import Protocol
 from router.dispatch import Dispatcher, NewRequest
 from router.effects import Effects, Failure
 from router.mailbox import Mailbox
+from router.pairs import BrokenPair
 from router.registry import ROLES, RegisteredNode, Registry, misfits_of
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Unwelcome, Welcome
+from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Unwelcome, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
@@ -102,6 +103,10 @@ class Gateway:
         self._log.info("node is drained", node=node.node_id, then=drain.then, move_after_s=move_after_s)
         self._apply(self._dispatcher.drain(node, drain, move_after_s, self._clock()))
 
+    def broken_pairs(self) -> list[BrokenPair]:
+        """Pairs of nodes that can't reach each other, as far as is known."""
+        return self._dispatcher.broken_pairs()
+
     @property
     def num_open(self) -> int:
         return len(self._mailboxes)
@@ -161,6 +166,8 @@ class Gateway:
             message = inbound.message
             if isinstance(message, Tokens):
                 self._apply(self._dispatcher.tokens(message, now))
+            elif isinstance(message, Begun):
+                self._apply(self._dispatcher.begun(message, now))
             elif isinstance(message, Heartbeat):
                 self._on_heartbeat(inbound.peer, message, now)
             elif isinstance(message, Hello):
@@ -172,7 +179,7 @@ class Gateway:
             else:
                 self._log_once.warning((inbound.peer, type(message)), "not a message for a router", peer=inbound.peer)
         elif isinstance(inbound, PeerClosed):
-            self._on_gone(inbound.peer, "its connection closed", now)
+            self._on_gone(inbound.peer, "its connection closed", now, has_died=True)
 
     def _on_hello(self, peer: str, hello: Hello, now: float) -> None:
         node, replaced = self._registry.hello(peer, hello, now)
@@ -184,7 +191,7 @@ class Gateway:
         # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
         self._link.send(peer, Welcome(*self._identity, connection=hello.connection))
         if replaced is not None:
-            self._lose(replaced, "it has started anew", now)
+            self._lose(replaced, "it has started anew", now, has_died=replaced is not node)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")
         for other, (first, second, name) in misfits_of(node):  # one line for two kinds, however many nodes they have
             kinds = frozenset((node.kind, other))
@@ -199,12 +206,12 @@ class Gateway:
             if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
                 self._link.send(node.peer, node.drain_now(node.drain, now))
 
-    def _on_gone(self, peer: str, reason: str, now: float) -> None:
+    def _on_gone(self, peer: str, reason: str, now: float, *, has_died: bool = False) -> None:
         node = self._registry.by_peer(peer)
         if node is not None:
             self._registry.remove(node)
             self._metrics.forget(node.node_id)
-            self._lose(node, reason, now)
+            self._lose(node, reason, now, has_died=has_died)
 
     def _on_unwelcome(self, message: Unwelcome, now: float) -> None:
         """No fault of the node, and no loss: it serves somebody else, as if it had never come."""
@@ -220,9 +227,9 @@ class Gateway:
             self._metrics.forget(node.node_id)
             self._apply(self._dispatcher.unwelcome(node, now))
 
-    def _lose(self, node: RegisteredNode, reason: str, now: float) -> None:
+    def _lose(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> None:
         self._log.warning("node is gone" if node.is_draining else "node is lost", node=node.node_id, reason=reason)
-        effects = self._dispatcher.node_lost(node, reason, now)
+        effects = self._dispatcher.node_lost(node, reason, now, has_died=has_died)
         if effects.num_resumed:
             self._log.info("requests go on elsewhere", lost=node.node_id, requests=effects.num_resumed)
         self._apply(effects)
@@ -230,6 +237,8 @@ class Gateway:
     def _apply(self, effects: Effects) -> None:
         if effects.num_resumed:
             self._metrics.resumed(effects.num_resumed)
+        if effects.num_moved:
+            self._metrics.moved(effects.num_moved)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

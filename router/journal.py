@@ -87,6 +87,14 @@ class SequenceJournal:
         return self.end is not None and len(self.ids) >= min(self.end.num_output_tokens, self.max_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Of a node while it ran a request: who it was, and how many tokens had come by then."""
+
+    peer: str
+    num_emitted: int
+
+
 @dataclass(slots=True, eq=False)
 class OpenRequest:
     """One rid: one prompt, n sequences, one attempt at a time. With one node only, that one runs all of it."""
@@ -100,12 +108,19 @@ class OpenRequest:
     adapter: str = ""  # digest; it stays the same when the name is given to another one
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
+    num_excused: int = 0  # attempts that ended by nobody's fault; only so many are free
     avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
     parked_until: float | None = None  # no node could take the next attempt
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
+    waits_since: float | None = None  # for memory of its decode node, as seen by the ticks
+    num_moves: int = 0  # from a decode node without memory to one with room
     waits_for_prefill: bool = False  # whether its prompt counts as work before `prefiller`
     begun_by_decode: set[int] = field(default_factory=set)  # sequences the decode node has begun
+    has_begun: bool = False  # whether `prefiller` has begun its prompt
+    ran_on: str = ""  # parked: the peer that had begun it, and was left a moment ago
+    death: Death | None = None  # the last one under it, see suspects.py
+    is_alone: bool = False  # as a suspect, on a node with nothing else of ours
 
     @property
     def nodes(self) -> tuple[RegisteredNode, ...]:
@@ -118,6 +133,28 @@ class OpenRequest:
     @property
     def runner(self) -> RegisteredNode | None:
         return self.decode or self.prefill
+
+    @property
+    def num_emitted(self) -> int:
+        """Of all sequences."""
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+    def runs_on(self, node: RegisteredNode) -> bool:
+        """Whether a node is known to compute for it now: its prompt, or the tokens behind it. One that waits there, or
+        has handed over, does not."""
+        if node is self.decode and self.begun_by_decode:
+            return True
+        return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and what was emitted: whose KV an attempt that begins now needs."""
+        return len(self.prompt_ids) + max(len(sequence.ids) for sequence in self.sequences)
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and longest answer."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
 
     @property
     def is_done(self) -> bool:

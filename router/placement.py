@@ -1,15 +1,17 @@
 """Which nodes run a request: the hand-off pair, or one node alone. Knows nothing of messages.
 
-prefill and decode node there          P -> D
-short prompt, or no prefill node       D alone
+prefill and decode node there          P -> D, of the pairs that can reach each other
+short prompt, or no prefill node       D alone; where no pair is whole, too
 no decode node                         P alone
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from router.journal import OpenRequest
+from router.pairs import Pairs
 from router.policy.interface import Policy
 from router.registry import RegisteredNode, Registry, fitting
 from shared.core.errors import AdapterMissing, NoNodes
@@ -19,8 +21,11 @@ NODES_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """`is_alone`: on a node that had nothing else of ours."""
+
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
+    is_alone: bool = False
 
 
 class Placer:
@@ -31,30 +36,91 @@ class Placer:
         self._policy = policy
         self._local_tokens = local_tokens
         self._had_nodes_at = -float("inf")
+        self.pairs = Pairs()
 
     def place(
-        self, num_tokens: int, now: float, avoid: Collection[str] = (), most_tokens: int = 0, adapter: str = ""
+        self,
+        num_tokens: int,
+        now: float,
+        avoid: Collection[str] = (),
+        most_tokens: int = 0,
+        adapter: str = "",
+        apart: Collection[str] = (),
     ) -> Placement:
         """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
         and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
-        nodes without it are left out."""
-        there = [node for node in self._registry.usable(now) if not adapter or node.has_adapter(adapter)]
-        if not there and self._registry.usable(now):
-            raise AdapterMissing("no node that can take requests now has the adapter; try again")
-        usable = [node for node in there if node.hello.max_context >= most_tokens] or there
+        nodes without it are left out. `apart`: peers that get it only if there is no other node of their role."""
+        usable = self._able(now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid]
-        prefills = [node for node in others or usable if node.role == "prefill"]
-        decodes = [node for node in others or usable if node.role == "decode"]
+        prefills = without([node for node in others or usable if node.role == "prefill"], apart)
+        decodes = without([node for node in others or usable if node.role == "decode"], apart)
         if not decodes:
             if not prefills:
                 raise NoNodes("no node can take requests now; try again")
-            return Placement(prefill=self._policy.pick(prefills), decode=None)
-        decode = self._policy.pick(decodes)
-        partners = fitting(prefills, decode) if num_tokens > self._local_tokens and others else []
-        return Placement(prefill=self._policy.pick(partners) if partners else None, decode=decode)
+            return Placement(prefill=self._policy.pick(prefills, num_tokens), decode=None)
+        partners = prefills if num_tokens > self._local_tokens and others else []
+        return self._pair(partners, decodes, num_tokens, now)
+
+    def _pair(
+        self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], num_tokens: int, now: float
+    ) -> Placement:
+        """The decode node is picked first. One that no fitting prefill node can reach gives way to the next, and runs
+        the request alone only where all are like that."""
+        left, first = list(decodes), None
+        while left:
+            decode = self._policy.pick(left, num_tokens)
+            first = first or decode
+            partners = fitting(prefills, decode)
+            reachable = self.pairs.reachable(partners, decode, now)
+            if reachable or not partners:
+                return Placement(self._policy.pick(reachable, num_tokens) if reachable else None, decode)
+            left.remove(decode)
+        return Placement(prefill=None, decode=first)
+
+    def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
+        """On one node, with nothing else of ours there; where all have something, on the one with the fewest sequences.
+        `apart`: peers where another one runs alone. Decode nodes come first: they have no others' prompts waiting."""
+        able = self._able(now, request.most_tokens, request.adapter)
+        if not able:
+            raise NoNodes("no node can take requests now; try again")
+        nodes = without(without(able, request.avoid), apart)
+        idle = [node for node in nodes if not node.open_sequences and not node.open_prompt_tokens]
+        node = min(idle or nodes, key=lambda node: (node.open_sequences, node.role != "decode", node.node_id))
+        if node.role == "decode":
+            return Placement(None, node, is_alone=bool(idle))
+        return Placement(node, None, is_alone=bool(idle))
+
+    def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
+        """Nodes that may get a request, have its adapter and can hold all of it, as far as any of them can."""
+        there = [node for node in self._registry.usable(now) if not adapter or node.has_adapter(adapter)]
+        if not there and self._registry.usable(now):
+            raise AdapterMissing("no node that can take requests now has the adapter; try again")
+        return [node for node in there if node.hello.max_context >= most_tokens] or there
+
+    def other_decodes(self, request: OpenRequest, now: float) -> list[RegisteredNode]:
+        """Decode nodes that its prefill node could hand a request to instead of its own."""
+        prefill = request.prefill
+        if prefill is None or not prefill.is_there:
+            return []
+        return [
+            node
+            for node in self._registry
+            if node.role == "decode"
+            and node is not request.decode
+            and node.can_take(now)
+            and node.peer not in request.avoid
+            and node.hello.max_context >= request.most_tokens
+            and (not request.adapter or node.has_adapter(request.adapter))
+            and self.pairs.reachable(fitting([prefill], node), node, now)
+        ]
 
     def is_possible(self, now: float) -> bool:
         """There are nodes, or were just now: when a router's own key changes all of them dial it anew."""
         if self._registry.usable(now):
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S
+
+
+def without(nodes: Sequence[RegisteredNode], peers: Collection[str]) -> Sequence[RegisteredNode]:
+    """Return the nodes that are none of these peers, unless that leaves nobody."""
+    return [node for node in nodes if node.peer not in peers] or nodes if peers else nodes

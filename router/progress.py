@@ -8,22 +8,30 @@ from router.attempts import Attempts
 from router.effects import Alarm, Effects, Update
 from router.faults import error_of_end, is_node_fault, is_partners
 from router.journal import Journal, OpenRequest
+from router.pairs import Pairs
 from router.registry import RegisteredNode, Registry
-from shared.core.errors import BatonError, HandoffFailed, NodeDraining
+from shared.core.errors import BatonError, HandoffFailed, NodeDraining, PeerUnreachable
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import Key, SequenceEnd, TokenRun, Tokens
+from shared.wire.messages import Begun, Key, SequenceEnd, TokenRun, Tokens
 
 
 class Progress:
     """Owned by the dispatcher."""
 
     def __init__(
-        self, identity: tuple[str, int], registry: Registry, journal: Journal, attempts: Attempts, told: AbortLog
+        self,
+        identity: tuple[str, int],
+        registry: Registry,
+        journal: Journal,
+        attempts: Attempts,
+        pairs: Pairs,
+        told: AbortLog,
     ) -> None:
         self._router_id, self._router_epoch = identity
         self._registry = registry
         self._journal = journal
         self._attempts = attempts
+        self._pairs = pairs
         self._told = told
 
     def tokens(self, message: Tokens, now: float) -> Effects:
@@ -38,6 +46,18 @@ class Progress:
             self._take_run(node, run, effects)
         for end in message.ends:
             self._take_end(node, end, now, effects)
+        return effects
+
+    def begun(self, message: Begun, now: float) -> Effects:
+        """Prompts that a node computes from now on."""
+        effects = Effects(now)
+        node = self._registry.find(message.node_id, message.epoch)
+        if node is not None:
+            node.last_seen = now
+            for key in message.keys:
+                request = self._find(node, key, effects)
+                if request is not None and node is request.prefiller:
+                    request.has_begun = True
         return effects
 
     def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:
@@ -98,12 +118,14 @@ class Progress:
 
     def _ended_badly(self, request: OpenRequest, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """The next attempt goes elsewhere: after a failed hand-off to neither of the two, and not to a node that its
-        partner calls lost or full."""
-        if isinstance(error, NodeDraining):
+        partner calls full or leaving. Two nodes that can't reach each other are avoided as a pair only."""
+        if isinstance(error, NodeDraining) and not is_partners(error):
             node.is_draining = True  # its heartbeat will say so too
         elif is_node_fault(error):
             node.breaker.failed(effects.now)
-        if isinstance(error, HandoffFailed):
+        if isinstance(error, PeerUnreachable):
+            self._pairs.failed(request, effects.now)
+        elif isinstance(error, HandoffFailed):
             self._attempts.avoid(request, *request.nodes)
         elif is_partners(error):
             self._attempts.avoid(request, *(other for other in request.nodes if other is not node))
@@ -117,9 +139,7 @@ class Progress:
             if request.prefill is not None:
                 request.prefill.breaker.succeeded()
         if request.is_done:
-            for node in request.nodes:
-                node.breaker.abandoned()
-            self._attempts.forget(request, effects.now)
+            self._attempts.end(request, effects.now)
 
     def _find(self, node: RegisteredNode, wire_key: Key, effects: Effects) -> OpenRequest | None:
         """The open request a key belongs to; who works on anything else is told to stop, now and then."""

@@ -10,6 +10,7 @@ import msgspec
 
 from router.breaker import Breaker
 from router.kinds import Kind, Kinds, Misfit, misfit
+from router.room import tokens_in
 from shared.core.states import RowState
 from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
@@ -36,6 +37,7 @@ class RegisteredNode:
     # Of its last report, added up when it came: a placement looks at each node.
     num_reported: int = 0  # sequences that run or wait there
     waiting_tokens: int = 0
+    free_tokens: float = float("inf")
     is_draining: bool = False
     drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
@@ -54,6 +56,12 @@ class RegisteredNode:
     def load(self, load: NodeLoad) -> None:
         running = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
         self._load, self.num_reported, self.waiting_tokens = load, running + load.waiting, load.waiting_tokens
+        self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
+
+    def has_room(self, num_tokens: int) -> bool:
+        """Return whether it can take so many tokens now, without waiting. No node without a free page has room, one
+        that has not reported yet has all of it."""
+        return self.free_tokens >= max(1, num_tokens)
 
     @property
     def is_there(self) -> bool:

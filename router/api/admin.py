@@ -14,7 +14,9 @@ from router.api.errors import AdminIsOff, Conflict, NotFound, UnknownNode
 from router.api.parse import BodyParser
 from router.api.schemas import Body
 from router.gateway import Gateway
+from router.pairs import BrokenPair
 from router.registry import RegisteredNode, Registry
+from shared.config.endpoints import KEY_MARK
 from shared.core.errors import Aborted, InvalidRequest
 from shared.core.states import NodeState
 from shared.wire.messages import Drain
@@ -66,7 +68,13 @@ class AdminHandlers:
         nodes = [node_status(node, now) for node in self._registry]
         router_id, epoch = self._gateway.identity
         router = {"id": router_id, "epoch": f"{epoch:x}", "time": time.time(), "endpoint": self._gateway.node_endpoint}
-        answer = {"router": router, "open_requests": self._gateway.num_open, "nodes": nodes}
+        unreachable = [pair_status(pair, now) for pair in self._gateway.broken_pairs()]
+        answer = {
+            "router": router,
+            "open_requests": self._gateway.num_open,
+            "nodes": nodes,
+            "unreachable": unreachable,
+        }
         await connection.answer(200, msgspec.json.encode(answer))
 
     async def drain(self, connection: Connection) -> None:
@@ -110,6 +118,17 @@ class AdminHandlers:
         self._gateway.drain(node, Drain(node.node_id, then), limit_s)
         answer = {"node": node.node_id, "epoch": f"{node.hello.epoch:x}", "then": then}
         await connection.answer(202, msgspec.json.encode(answer))
+
+
+def pair_status(pair: BrokenPair, now: float) -> dict[str, object]:
+    """Two nodes that can't reach each other, though both are here."""
+    return {
+        "prefill": pair.prefill.node_id,
+        "decode": pair.decode.node_id,
+        "endpoint": pair.decode.hello.node_endpoint.partition(KEY_MARK)[0],
+        "since_s": round(max(0.0, now - pair.since), 3),
+        "tries": pair.num_faults,
+    }
 
 
 def node_status(node: RegisteredNode, now: float) -> dict[str, object]:

@@ -9,6 +9,6 @@ from router.registry import RegisteredNode
 
 
 class Policy(Protocol):
-    def pick(self, nodes: Sequence[RegisteredNode]) -> RegisteredNode:
-        """One of `nodes`, which are of one role and never empty."""
+    def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
+        """One of `nodes`, which are of one role and never empty. `num_tokens`: whose KV the request needs at once."""
         ...

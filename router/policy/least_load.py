@@ -9,14 +9,18 @@ from shared.core.states import RowState
 
 
 class LeastLoad:
-    """Prefill nodes are compared by prompt tokens that wait, decode nodes by sequences that run or wait.
+    """A node with room for the request's KV comes before one without, however little that one has to do. Then prefill
+    nodes are compared by prompt tokens that wait, decode nodes by sequences that run or wait.
 
     A node's own report is up to a heartbeat old and knows other routers' requests; what this router sent is known at
     once. So the larger of both counts. Ties go to the node that was picked least often.
     """
 
-    def pick(self, nodes: Sequence[RegisteredNode]) -> RegisteredNode:
-        return min(nodes, key=lambda node: (*work_before(node), node.dispatched, node.node_id))
+    def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
+        def rank(node: RegisteredNode) -> tuple[bool, int, int, int, str]:
+            return (not node.has_room(num_tokens), *work_before(node), node.dispatched, node.node_id)
+
+        return min(nodes, key=rank)
 
 
 def work_before(node: RegisteredNode) -> tuple[int, int]:

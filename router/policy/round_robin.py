@@ -13,7 +13,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last: dict[str, str] = {}
 
-    def pick(self, nodes: Sequence[RegisteredNode]) -> RegisteredNode:
+    def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
         ordered = sorted(nodes, key=lambda node: node.node_id)
         last = self._last.get(ordered[0].role, "")
         chosen = next((node for node in ordered if node.node_id > last), ordered[0])

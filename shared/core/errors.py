@@ -79,8 +79,19 @@ class NodeLost(BatonError):
     status = 502
 
 
-class PartnerLost(NodeLost):
-    """A node's word that the other node of a hand-off is gone. The code is NodeLost's: clients hear no difference."""
+class PeerUnreachable(NodeLost):
+    """A node's word that the other node of a hand-off can't be reached, or not any more. The way between the two may be
+    broken, or one of them gone: neither is blamed for it. Clients get NodeLost."""
+
+    code = "peer_unreachable"
+
+
+class RequestKillsNodes(BatonError):
+    """Two nodes have died while they ran this request, the second one with no other suspect. A client that tried again
+    would cost two more: so no 5xx, which clients repeat by themselves."""
+
+    code = "request_kills_nodes"
+    status = 422
 
 
 class NodeDraining(NodeLost):
@@ -88,6 +99,12 @@ class NodeDraining(NodeLost):
 
     code = "node_draining"
     status = 503
+
+
+class PartnerDraining(NodeDraining):
+    """A prefill node's word that its decode node takes nothing new; clients get NodeDraining."""
+
+    code = "partner_draining"
 
 
 class DeadlineExceeded(BatonError):

@@ -245,6 +245,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         max_waiting=parts.sched.max_waiting,
         heartbeat_s=parts.node.heartbeat_s,
         lease_s=parts.node.lease_s,
+        silence_s=parts.node.silence_s,
     )
 
 

@@ -38,6 +38,7 @@ class NodeFacts:
     max_waiting: int = 1024
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
+    silence_s: float = 5.0  # a peer that can't be reached for so long is given up
 
 
 def no_group(transport: str, rank: int) -> Group:

@@ -21,16 +21,18 @@ from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
 from shared.node.routers import RouterLife
 from shared.sched.events import Emitted, Ended, SchedEvent
-from shared.wire.codec import key_of
+from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
     MAX_TEXT,
     Abort,
     Adapter,
+    Begun,
     Drain,
     Generate,
     Goodbye,
     Heartbeat,
     Hello,
+    Key,
     SequenceEnd,
     TokenRun,
     Tokens,
@@ -63,6 +65,10 @@ class Side(Protocol):
 
     def abort(self, key: RequestKey) -> None:
         """Forget what waits outside the scheduler under this key."""
+        ...
+
+    def peer_up(self, peer: str) -> None:
+        """A node that this one has dialled has answered."""
         ...
 
     def peer_closed(self, peer: str) -> None: ...
@@ -105,6 +111,7 @@ class Node:
         self.side.poll(now)
         self._expire(now)
         self._step(now)
+        self._note_started(now)
         self._flush_tokens()
         self._heartbeat(now)
         return self.ctx.outbox.take()
@@ -193,6 +200,8 @@ class Node:
         elif inbound.peer not in self.ctx.routers.peers:
             if isinstance(inbound, PeerClosed):
                 self.side.peer_closed(inbound.peer)
+            else:
+                self.side.peer_up(inbound.peer)
         elif isinstance(inbound, PeerUp):
             self._connections[inbound.peer] += 1
             self._say_hello(inbound.peer, now)
@@ -359,14 +368,21 @@ class Node:
     def _expire(self, now: float) -> None:
         self.ctx.core.scheduler.expire(now)
         self.ctx.tombstones.expire(now)
-        self._note_started(now)
 
     def _note_started(self, now: float) -> None:
-        """How long requests were WAITING, seen when they no longer are."""
+        """Requests that are WAITING no more: how long they were, and a word to their routers before the step that was
+        just launched can end this node."""
+        begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):
-            if req.row or req.finished:
-                self.ctx.metrics.observe_queue(QueueStage.WAITING, now - since)
-                del self._waiting_since[key]
+            if not req.row and not req.finished:
+                continue
+            self.ctx.metrics.observe_queue(QueueStage.WAITING, now - since)
+            del self._waiting_since[key]
+            peer = self.ctx.routers.peer_of(key)
+            if peer is not None and not req.finished:
+                begun.setdefault(peer, []).append(to_wire(key))
+        for peer, keys in begun.items():
+            self.ctx.outbox.send(peer, Begun(self.ctx.facts.node_id, self.ctx.facts.epoch, keys))
 
     def _heartbeat(self, now: float) -> None:
         if now < self.next_heartbeat:

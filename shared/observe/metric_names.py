@@ -40,6 +40,10 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     ),
     "output_tokens": ("baton_output_tokens_total", "Tokens sampled and kept"),
     "handoffs": ("baton_handoffs_total", "Requests installed from another node"),
+    "unreachable": (
+        "baton_unreachable_total",
+        "Hand-offs given up because the other node could not be reached, or not any more",
+    ),
     "handoff_bytes": ("baton_handoff_bytes_total", "KV bytes pulled from other nodes"),
 }
 

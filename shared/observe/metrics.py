@@ -136,6 +136,9 @@ class ClusterMetrics:
         }
         self._queues = latency(registry, *QUEUE_METRIC, ["stage"])
         self._resumed = Counter("baton_resumed_total", "Attempts after the first, at any request", registry=registry)
+        self._moved = Counter(
+            "baton_moved_total", "Requests that went from a decode node without memory to another", registry=registry
+        )
         self._series: dict[str, Series] = {}  # by node
         self._swept: OrderedDict[str, Series] = OrderedDict()  # not shown any more, the oldest first
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
@@ -147,6 +150,10 @@ class ClusterMetrics:
     def resumed(self, count: int) -> None:
         """So many requests went on elsewhere."""
         self._resumed.inc(count)
+
+    def moved(self, count: int) -> None:
+        """So many requests waited for memory of one decode node and went to another."""
+        self._moved.inc(count)
 
     def update(self, report: NodeReport) -> None:
         if self._shown.get(report.node, report.role) != report.role:

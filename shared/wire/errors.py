@@ -1,7 +1,7 @@
 """Errors on the wire: a code and a message there, objects everywhere else. The only table between the two.
 
 node -> router   SequenceEnd       a code, of NODE_ERRORS
-D -> P           Refuse, Failed    no code: what D says of a hand-off is a failed hand-off, or that D is full
+D -> P           Refuse, Failed    a code, of the same; what P tells the router then stands in AT_PARTNER
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from shared.core.errors import (
     InvalidRequest,
     NodeDraining,
     Overloaded,
-    PartnerLost,
+    PartnerDraining,
     PartnerOverloaded,
+    PeerUnreachable,
     RankLost,
     StepFailed,
     TooLarge,
@@ -35,8 +36,9 @@ NODE_ERRORS: tuple[type[BatonError], ...] = (
     InvalidRequest,
     NodeDraining,
     Overloaded,
-    PartnerLost,
+    PartnerDraining,
     PartnerOverloaded,
+    PeerUnreachable,
     RankLost,
     StepFailed,
     TooLarge,
@@ -51,17 +53,25 @@ def error_of(code: str, message: str, *, subject: str | None = None) -> BatonErr
     return BY_CODE.get(code, BatonError)(message, subject=subject)
 
 
+# What a decode node's word becomes at its prefill node, which tells the router. Where D is full, or leaves, nobody has
+# failed, and the request goes on elsewhere; a deadline is over for every node. All else is a failed hand-off.
+AT_PARTNER: dict[str, type[BatonError]] = {
+    Overloaded.code: PartnerOverloaded,
+    NodeDraining.code: PartnerDraining,
+    DeadlineExceeded.code: DeadlineExceeded,
+}
+
+
 def refuse(key: Key, error: BatonError) -> Refuse:
     """Return a decode node's no to an Offer. The message is cut, for it may quote the offer."""
-    return Refuse(key, error.message[:MAX_TEXT], is_full=isinstance(error, Overloaded))
+    return Refuse(key, error.code, error.message[:MAX_TEXT])
 
 
 def failed(key: Key, lease: int, error: BatonError) -> Failed:
     """Return a decode node's word that a granted hand-off has failed. The message is cut, for it may quote a peer."""
-    return Failed(key, lease, error.message[:MAX_TEXT])
+    return Failed(key, lease, error.code, error.message[:MAX_TEXT])
 
 
 def error_of_peer(peer: str, message: Refuse | Failed) -> BatonError:
     """Return what a prefill node makes of its decode node's words."""
-    is_full = isinstance(message, Refuse) and message.is_full
-    return (PartnerOverloaded if is_full else HandoffFailed)(f"{peer}: {message.reason}")
+    return AT_PARTNER.get(message.code, HandoffFailed)(f"{peer}: {message.reason}")

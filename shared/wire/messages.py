@@ -1,6 +1,6 @@
 """Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Tokens, Goodbye, Unwelcome
+    node -> router   Hello, Heartbeat, Begun, Tokens, Goodbye, Unwelcome
     router -> node   Welcome, Generate, Abort, Drain
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed
@@ -231,6 +231,14 @@ class Tokens(Message, frozen=True):
     ends: Annotated[list[SequenceEnd], Meta(max_length=MAX_RUNS)]
 
 
+class Begun(Message, frozen=True):
+    """The prompts of these are being computed from now on. So a router knows whom a node that dies was running."""
+
+    node_id: Name
+    epoch: Unsigned
+    keys: Annotated[list[Key], Meta(max_length=MAX_RUNS)]
+
+
 class Offer(Message, frozen=True):
     """P -> D, at once when the request arrives. `generation key` of P's pages travels with Ready, not here."""
 
@@ -264,8 +272,8 @@ class Wait(Message, frozen=True):
 
 class Refuse(Message, frozen=True):
     key: Key
+    code: Text  # of wire/errors.py
     reason: Text
-    is_full: bool  # nothing else is wrong
 
 
 class PoolRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -320,6 +328,7 @@ class Installed(Message, frozen=True):
 class Failed(Message, frozen=True):
     key: Key
     lease: Unsigned
+    code: Text  # of wire/errors.py
     reason: Text
 
 
@@ -356,6 +365,6 @@ class Broken(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
 )  # fmt: skip

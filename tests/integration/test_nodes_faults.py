@@ -83,7 +83,7 @@ def test_a_killed_decode_node(router: RouterStub, spawn: Spawn) -> None:
     d0.kill()
     late = router.generate("p0", short(2), "d0")
     router.wait_ends([late])
-    assert router.book.end(late).error_code == "node_lost"
+    assert router.book.end(late).error_code == "peer_unreachable"
     again = router.generate("p0", short(3), "d1")
     router.wait_ends([again, kept])
     assert router.book.streams[kept] == expected(job(1))
@@ -113,7 +113,7 @@ def test_a_killed_prefill_node(router: RouterStub, spawn: Spawn) -> None:
     assert router.book.streams[local] == expected(short(50))
     for key in many:
         for end in router.book.ends[key]:
-            assert end.reason in ("stop", "length") or end.error_code == "node_lost"
+            assert end.reason in ("stop", "length") or end.error_code == "peer_unreachable"
     router.wait_at_rest("d0")
 
 

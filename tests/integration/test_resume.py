@@ -90,11 +90,12 @@ def test_with_all_nodes_gone_streams_wait_for_their_return(tmp_path: Path) -> No
 
 
 def test_a_request_that_kills_every_node_it_runs_on_is_cut_off(cluster: Cluster) -> None:
-    """Whatever it is that kills them: here it is us, each time a node has sent its first token."""
+    """Whatever it is that kills them: here it is us, each time a node has sent its first token. A third one does not
+    meet it."""
     poison = make_client(0, 3000)
 
     async def strike() -> None:
-        for attempt in range(3):
+        for attempt in range(2):
             await wait_until(lambda attempt=attempt: resumed(cluster) == attempt)
             seen = poison.num_tokens
             await wait_until(lambda seen=seen: poison.num_tokens > seen + 3)
@@ -103,7 +104,7 @@ def test_a_request_that_kills_every_node_it_runs_on_is_cut_off(cluster: Cluster)
             os.kill(cluster.node_pid(f"--node-id={busy[0]}"), signal.SIGKILL)
 
     asyncio.run(stream_all(cluster.url, [poison], strike))
-    assert "given up after 3 attempts" in poison.error and '"node_lost"' in poison.error
+    assert '"request_kills_nodes"' in poison.error
     wanted = poison.wanted()[0].ids
     assert poison.got[0].ids == wanted[: poison.num_tokens]
     cluster.eventually(cluster.pages_partition, "nodes are back")

@@ -159,7 +159,7 @@ class Cluster:
             if end.key.attempt != one.attempt or one.done:
                 continue
             if end.reason == "error":
-                assert end.error_code in ("node_lost", "handoff_failed"), end
+                assert end.error_code in ("peer_unreachable", "handoff_failed"), end
                 self.begin(one)
             else:
                 assert end.num_output_tokens == len(one.said)

@@ -16,8 +16,9 @@ from tests.support.wire_samples import MESSAGES
 
 inspect = msgspec.inspect
 KINDS = tuple(MESSAGE_TYPES)
-TEXTS = ("", "a", "prefill", "decode", "shm", "zmq", "stop", "length", "error", "handoff_failed", "node_lost", "nobody",
-         "tcp://127.0.0.1:1", "tcp://10.0.0.1:1", "ipc:///tmp/x", "free", "steps", "\u2028 \n")  # fmt: skip
+TEXTS = ("", "a", "prefill", "decode", "shm", "zmq", "stop", "length", "error", "handoff_failed", "overloaded",
+         "peer_unreachable", "nobody", "tcp://127.0.0.1:1", "tcp://10.0.0.1:1", "ipc:///tmp/x", "free", "steps",
+         "\u2028 \n")  # fmt: skip
 MOST_ITEMS = 40
 PLAUSIBLE = 0.75  # how often a field takes a value that was heard under its name
 MAX_HEARD = 200

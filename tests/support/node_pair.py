@@ -14,7 +14,7 @@ from prefill_node.side import PrefillSide
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
-from shared.node.mail import Outgoing
+from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
 from shared.node.routers import Routers
 from shared.node.tombstones import Tombstones
@@ -26,6 +26,7 @@ from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import decode, encode, key_of, to_wire
 from shared.wire.messages import (
     Abort,
+    Begun,
     Generate,
     Goodbye,
     Heartbeat,
@@ -96,6 +97,7 @@ class FakeRouter:
     heartbeats: dict[str, Heartbeat] = field(default_factory=dict)
     hellos: list[Hello] = field(default_factory=list)
     goodbyes: list[str] = field(default_factory=list)
+    begun: list[tuple[str, Key]] = field(default_factory=list)
     logprobs: dict[Key, dict[int, tuple]] = field(default_factory=lambda: defaultdict(dict))
 
     def take(self, peer: str, message: Message) -> None:
@@ -112,6 +114,8 @@ class FakeRouter:
             self.hellos.append(message)
         elif isinstance(message, Goodbye):
             self.goodbyes.append(message.node_id)
+        elif isinstance(message, Begun):
+            self.begun.extend((message.node_id, key) for key in message.keys)
         else:
             raise AssertionError(f"{message} at a router")
 
@@ -149,6 +153,8 @@ class Net:
         self.kept: list[tuple[str, str, Outgoing]] = []
         self.seen: list[tuple[str, str, Message]] = []
         self.dead: set[str] = set()
+        self.no_way: set[tuple[str, str]] = set()  # (who dials, whom): nothing ever comes of it
+        self.links: set[tuple[str, str]] = set()  # dialled, and up
         self.on_message: Callable[[str, str, Message], None] = lambda src, dst, message: None
         self.rng = random.Random(seed)
         for name in self.nodes:
@@ -211,7 +217,17 @@ class Net:
         for action in actions:
             if isinstance(action, Outgoing):
                 self.carry(name, action)
+            elif isinstance(action, Dial):
+                self._dial(name, action.peer)
+            elif isinstance(action, HangUp):
+                self.links.discard((name, action.peer))
         return bool(inbox) or node.busy or any(not self._is_heartbeat(a) for a in actions)
+
+    def _dial(self, name: str, peer: str) -> None:
+        link = (name, peer)
+        if peer in self.nodes and peer not in self.dead and link not in self.links | self.no_way:
+            self.links.add(link)
+            self.inboxes[name].append(PeerUp(peer))
 
     @staticmethod
     def _is_heartbeat(action: object) -> bool:
@@ -219,7 +235,7 @@ class Net:
 
     def carry(self, source: str, action: Outgoing) -> None:
         self.on_message(source, action.peer, action.message)
-        if source in self.dead or action.peer in self.dead:
+        if source in self.dead or action.peer in self.dead or (source, action.peer) in self.no_way:
             return
         if self.drop(source, action.peer, action.message):
             return

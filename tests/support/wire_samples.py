@@ -8,6 +8,7 @@ from shared.wire.codec import to_wire
 from shared.wire.messages import (
     Abort,
     Adapter,
+    Begun,
     Broken,
     Drain,
     Failed,
@@ -65,8 +66,10 @@ MESSAGES: list[Message] = [
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b"),
-    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "fingerprint", False), READY, INLINE,
-    Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7), Failed(WIRE_KEY, 7, "digest"),
-    STAGED, REMOTE, Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
+    Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "too_large", "pages"), READY, INLINE,
+    Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7),
+    Failed(WIRE_KEY, 7, "handoff_failed", "digest"),
+    STAGED, REMOTE, Begun("d", 1, [WIRE_KEY]),
+    Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
     Broken(1, "reset by peer"),
 ]  # fmt: skip

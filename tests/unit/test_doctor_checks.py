@@ -14,7 +14,17 @@ from deploy.tools.doctor.check_machine import check_machine
 from deploy.tools.doctor.check_nodes import ADVICE, check_nodes, differs
 from deploy.tools.doctor.check_pages import check_pages
 from deploy.tools.doctor.examine import examine
-from deploy.tools.doctor.facts import DaemonFacts, DialFacts, Disk, Facts, KeysFolder, Misfit, ReadyFacts, Secret
+from deploy.tools.doctor.facts import (
+    DaemonFacts,
+    DialFacts,
+    Disk,
+    Facts,
+    KeysFolder,
+    Misfit,
+    ReadyFacts,
+    Secret,
+    SeenPair,
+)
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from shared.wire.fitting import misfit
 from shared.wire.messages import Fingerprint
@@ -39,8 +49,8 @@ def test_where_all_is_well_each_check_says_so() -> None:
     found = examine(facts(dials=(DialFacts("router", "tcp://127.0.0.1:7001", 0.001, ""),)))
     assert bad(found) == []
     checks = {finding.check for finding in found}
-    assert checks == {"nodes", "pairs", "transports", "leaks", "counters", "hand-offs", "clocks", "ports", "cpu",
-                      "memory", "disk"}  # fmt: skip
+    assert checks == {"nodes", "pairs", "transports", "leaks", "counters", "hand-offs", "clocks", "ports", "reach",
+                      "cpu", "memory", "disk"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -228,6 +238,15 @@ def handoffs(seconds: dict[str, list[float]], each_bytes: float) -> list[Finding
 )
 def test_slow_links(seconds: dict[str, list[float]], each_bytes: float, expected: list[tuple[str, str]]) -> None:
     assert bad(handoffs(seconds, each_bytes)) == expected
+
+
+def test_a_pair_that_can_t_connect_is_broken_and_says_what_to_do() -> None:
+    cut = SeenPair("prefill-0", "decode-0", "tcp://10.0.0.2:7002", 12.4, 3)
+    found = check_links(cluster(status=status(*PAIR, unreachable=(cut,))))
+    assert bad(found) == [(BROKEN, "prefill-0, decode-0")]
+    (reach,) = [finding for finding in found if finding.check == "reach"]
+    assert "can't connect" in reach.what and "12 s" in reach.what
+    assert "tcp://10.0.0.2:7002" in reach.advice and "prefill-0's machine" in reach.advice
 
 
 def test_the_rate_is_said() -> None:

@@ -19,7 +19,7 @@ import pytest
 from deploy import cli
 from deploy.router_http import RouterHttp
 from deploy.tools.doctor.check_keys import check_keys
-from deploy.tools.doctor.facts import DaemonFacts, KeysFolder
+from deploy.tools.doctor.facts import DaemonFacts, KeysFolder, SeenPair
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, worst
 from deploy.tools.doctor.look_daemons import command_of, find_daemons, read_daemon
 from deploy.tools.doctor.look_here import (
@@ -48,6 +48,7 @@ STATUS = {
     "open_requests": 0,
     "nodes": [{"state": "ready", "last_seen_s": 0.1, "known_s": 3.0, "hello": PAIR[1].hello, "more": 1}],
 }
+CUT = {"prefill": "p", "decode": "d", "endpoint": "tcp://10.0.0.2:7002", "since_s": 1.5, "tries": 2}
 
 
 class Scripted(RouterHttp):
@@ -95,6 +96,13 @@ def test_two_looks_with_a_pause_in_between() -> None:
 def test_without_a_status_the_rest_is_looked_at(status: tuple[int, Any], says: str) -> None:
     found = look_at_router(Scripted(PAGES, status), "http://r", 0.0, lambda _: None)
     assert found.status is None and says in found.no_status
+
+
+def test_pairs_that_can_t_connect_are_read_where_the_router_says_so() -> None:
+    found = look_at_router(Scripted(PAGES), "http://r", 0.0, lambda _: None)
+    assert found.status is not None and found.status.unreachable == ()
+    found = look_at_router(Scripted(PAGES, (200, STATUS | {"unreachable": [CUT]})), "http://r", 0.0, lambda _: None)
+    assert found.status is not None and found.status.unreachable == (SeenPair("p", "d", "tcp://10.0.0.2:7002", 1.5, 2),)
 
 
 def test_what_is_no_router() -> None:

@@ -307,6 +307,14 @@ def test_the_start_up_probe_reads_what_baton_admin_prints() -> None:
     assert not re.search(pattern, printed.replace("ready", "silent"), re.MULTILINE)
 
 
+def test_baton_admin_prints_pairs_that_can_t_connect() -> None:
+    from deploy.cluster.admin import table
+
+    cut = {"prefill": "prefill-1", "decode": "decode-1", "endpoint": "tcp://10.0.0.2:7002", "since_s": 12.4, "tries": 3}
+    printed = table({"open_requests": 0, "nodes": [], "unreachable": [cut]})
+    assert "prefill-1 -> decode-1  can't connect to tcp://10.0.0.2:7002, for 12 s" in printed.splitlines()
+
+
 def shown_by_the_router() -> dict[str, set[str]]:
     """Metric -> its label names, as a router with one node renders them."""
     registry = CollectorRegistry()

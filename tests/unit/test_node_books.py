@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decode_node.page_ranges import PageRanges
-from shared.core.errors import HandoffFailed, PartnerLost
+from shared.core.errors import HandoffFailed, PeerUnreachable
 from shared.core.keys import RequestKey, sequence_seed
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
@@ -220,9 +220,9 @@ def test_events_survive_the_wire() -> None:
     run = run_of(Emitted(KEY, 3, (8,), logprobs))
     assert (run.key, run.first_pos, run.ids) == (to_wire(KEY), 3, [8])
     assert tuple(run.logprobs) == logprobs
-    end = end_of(Ended(KEY, FinishReason.ERROR, 4, 2, PartnerLost("gone")))
+    end = end_of(Ended(KEY, FinishReason.ERROR, 4, 2, PeerUnreachable("gone")))
     assert (end.reason, end.num_output_tokens, end.cached_tokens) == ("error", 4, 2)
-    assert (end.error_code, end.error_message) == ("node_lost", "gone")
+    assert (end.error_code, end.error_message) == ("peer_unreachable", "gone")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float32])

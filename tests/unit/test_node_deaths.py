@@ -57,7 +57,7 @@ def test_nothing_is_sent_to_a_peer_that_is_gone() -> None:
             net.deliver(name_of(p), action)
     net.kill(d)
     net.run()
-    assert all(ends_of(net, key) == [("error", "node_lost")] for key in [*keys, sibling(keys[0], 1)])
+    assert all(ends_of(net, key) == [("error", "peer_unreachable")] for key in [*keys, sibling(keys[0], 1)])
     assert_clean(p)
 
 
@@ -224,7 +224,7 @@ def test_nonsense_is_dropped_and_counted() -> None:
     net = Net([p, d])
     net.run()
     stray = Key(ROUTER_ID, 1, "r99", 0, 0)
-    for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "?"), Offer):
+    for message in (Grant(stray, 0, 1, "zmq"), Installed(stray, 1), Failed(stray, 1, "handoff_failed", "?"), Offer):
         if not isinstance(message, type):
             net.to_node(name_of(p), message, name_of(d))
     net.to_node(name_of(p), Wait(stray, "?"), name_of(d))

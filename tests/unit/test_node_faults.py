@@ -85,9 +85,9 @@ def test_abort_of_all_sequences_behind_their_leader() -> None:
 # ---- refusals
 
 
-def refused(net: Net, key: Key, words: str) -> None:
+def refused(net: Net, key: Key, words: str, code: str = "handoff_failed") -> None:
     (end,) = net.router.ends[key]
-    assert (end.reason, end.error_code) == ("error", "handoff_failed")
+    assert (end.reason, end.error_code) == ("error", code)
     assert words in end.error_message
 
 
@@ -145,7 +145,7 @@ def test_a_draining_node_takes_nothing_new_and_finishes_the_rest() -> None:
     second = net.generate(p, job(1), d)
     net.run()
     assert net.router.streams[first] == expected(job(0))
-    refused(net, second, "shutting down")
+    refused(net, second, "shutting down", "partner_draining")
     p.ctx.draining = True
     third = net.generate(p, job(2), d)
     net.run()

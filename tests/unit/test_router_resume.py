@@ -156,13 +156,6 @@ def test_with_one_pair_the_decode_node_goes_on_alone(rig: RouterRig) -> None:
     assert again.decode_node == "" and decode.open_sequences == 1 and prefill.open_sequences == 0
 
 
-def test_a_node_that_calls_its_partner_lost_is_not_to_blame(rig: RouterRig) -> None:
-    prefill, _, key = begun(rig)
-    rig.join("decode", "e")
-    again = only(rig.end(prefill, key, 0, "error", "node_lost"))
-    assert again.decode_node == "e" and prefill.breaker._faults == 0
-
-
 def test_without_a_node_it_waits_for_one() -> None:
     rig = RouterRig(max_attempts=3, resume_wait_s=10.0)
     decode = rig.join("decode", "d")
@@ -235,6 +228,16 @@ def test_a_node_that_says_it_drains_gets_nothing_more(rig: RouterRig) -> None:
     rig.join("decode", "e")
     again = only(rig.end(decode, key, 1, "error", "node_draining"))
     assert again.decode_node == "e" and decode.is_draining and decode.breaker._faults == 0
+    assert rig.journal.find(key.rid).num_failed == 0  # type: ignore[union-attr]
+
+
+def test_a_decode_node_that_leaves_costs_no_attempt_and_nobody_is_blamed(rig: RouterRig) -> None:
+    """Its prefill node says so, before the decode node's own heartbeat does."""
+    prefill, decode, key = begun(rig)
+    rig.join("decode", "e")
+    again = only(rig.end(prefill, key, 0, "error", "partner_draining"))
+    assert again.decode_node == "e" and not prefill.is_draining
+    assert prefill.breaker._faults == decode.breaker._faults == 0
     assert rig.journal.find(key.rid).num_failed == 0  # type: ignore[union-attr]
 
 

@@ -276,7 +276,7 @@ def test_death_at_every_message(pair: Pairs, transport: str, when: int, who: str
     for rid, key in enumerate(keys):
         assert expected(job(rid))[: len(net.router.streams[key])] == net.router.streams[key]
         for end in net.router.ends[key]:
-            assert (end.reason, end.error_code) in (("length", ""), ("error", "node_lost"))
+            assert (end.reason, end.error_code) in (("length", ""), ("error", "peer_unreachable"))
             if end.reason == "length":
                 assert net.router.streams[key] == expected(job(rid))
     if who == "decode":

@@ -11,12 +11,16 @@ from shared.core.errors import (
     Aborted,
     BatonError,
     BodyTooLarge,
+    DeadlineExceeded,
     HandoffFailed,
     ModelNotFound,
+    NodeDraining,
     NodeLost,
     NoNodes,
     Overloaded,
+    PartnerDraining,
     PartnerOverloaded,
+    RequestKillsNodes,
     TooLarge,
 )
 from shared.core.keys import RequestKey
@@ -26,8 +30,8 @@ from shared.node.mail import Outgoing
 from shared.node.node import Node
 from shared.sched.events import Ended
 from shared.wire.codec import decode, encode, to_wire
-from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of, error_of_peer, refuse
-from shared.wire.messages import MAX_TEXT, Generate, Message, Refuse, Tokens, Welcome
+from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of, error_of_peer, failed, refuse
+from shared.wire.messages import MAX_TEXT, Failed, Generate, Message, Refuse, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerUp, Received
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import ROUTER, make_node
@@ -35,7 +39,7 @@ from tests.support.router_rig import RouterRig, failures, generates
 
 SMALL = CoreKnobs(num_pages=5, page_size=16)  # 64 tokens, though its Hello promises 100
 KEY = RequestKey("r", 9, "x", 0, 0)
-ROUTERS_OWN = (Aborted, BodyTooLarge, ModelNotFound, NodeLost, NoNodes)
+ROUTERS_OWN = (Aborted, BodyTooLarge, ModelNotFound, NodeLost, NoNodes, RequestKillsNodes)
 
 
 class OneNode:
@@ -126,12 +130,26 @@ def test_a_code_of_another_version_is_a_fault_of_its_node() -> None:
 # ---- between nodes
 
 
-def test_a_full_decode_node_is_told_from_one_that_refuses() -> None:
-    for error, kind in ((Overloaded("why"), PartnerOverloaded), (TooLarge("why"), HandoffFailed)):
-        refusal = decode(encode(refuse(to_wire(KEY), error)))
-        assert isinstance(refusal, Refuse)
-        heard = error_of_peer("d@1", refusal)
+WORDS = [
+    (Overloaded, PartnerOverloaded),
+    (NodeDraining, PartnerDraining),
+    (DeadlineExceeded, DeadlineExceeded),
+    (TooLarge, HandoffFailed),
+    (Aborted, HandoffFailed),
+]
+
+
+@pytest.mark.parametrize(("said", "kind"), WORDS)
+def test_a_decode_nodes_word_is_known_by_its_code(said: type[BatonError], kind: type[BatonError]) -> None:
+    for answer in (refuse(to_wire(KEY), said("why")), failed(to_wire(KEY), 7, said("why"))):
+        message = decode(encode(answer))
+        assert isinstance(message, Refuse | Failed) and message.code == said.code
+        heard = error_of_peer("d@1", message)
         assert type(heard) is kind and heard.message == "d@1: why"
+
+
+def test_a_word_of_another_version_is_a_failed_hand_off() -> None:
+    assert type(error_of_peer("d@1", Refuse(to_wire(KEY), "made_up", "why"))) is HandoffFailed
 
 
 def test_a_refusal_is_cut_to_what_the_wire_takes() -> None:

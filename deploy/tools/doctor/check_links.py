@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from deploy.metrics_page import Page
 from deploy.tools.doctor.check_nodes import check_addresses
-from deploy.tools.doctor.facts import Cluster, DialFacts
+from deploy.tools.doctor.facts import Cluster, DialFacts, Status
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
 
 SLOW_DIAL_S = 0.05
@@ -28,7 +28,21 @@ BUSY = "a busy decode node does this, too: compare with --transport shm on one m
 
 def check_links(cluster: Cluster) -> list[Finding]:
     addresses = check_addresses(cluster.status.nodes) if cluster.status is not None else []
-    return [*addresses, *check_handoffs(cluster.after)]
+    return [*addresses, *check_reach(cluster.status), *check_handoffs(cluster.after)]
+
+
+def check_reach(status: Status | None) -> list[Finding]:
+    """What hand-offs have met: the router reaches both nodes, they do not reach each other."""
+    if status is None:
+        return []
+    advice = "see whether {endpoint} can be dialled from {prefill}'s machine: firewall, routes, --bind-host of {decode}"
+    found = [
+        Finding("reach", f"{pair.prefill}, {pair.decode}", BROKEN,
+                f"{pair.prefill} can't connect to {pair.decode}, for {pair.since_s:.0f} s ({pair.tries} tries)",
+                advice.format(endpoint=pair.endpoint, prefill=pair.prefill, decode=pair.decode))
+        for pair in status.unreachable
+    ]  # fmt: skip
+    return or_well(found, "reach", "cluster", "no hand-off has failed for want of a connection")
 
 
 def check_dials(dials: Sequence[DialFacts]) -> list[Finding]:

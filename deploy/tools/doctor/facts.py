@@ -27,6 +27,17 @@ class SeenNode:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenPair:
+    """Two nodes that can't reach each other, as their router has learnt from hand-offs."""
+
+    prefill: str
+    decode: str
+    endpoint: str
+    since_s: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """/admin/status. `time_s` is the router's clock, `asked_s` and `answered_s` ours, before and after."""
 
@@ -36,6 +47,7 @@ class Status:
     nodes: tuple[SeenNode, ...]
     asked_s: float
     answered_s: float
+    unreachable: tuple[SeenPair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

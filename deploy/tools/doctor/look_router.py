@@ -10,7 +10,7 @@ import msgspec
 
 from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp
-from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, Status
+from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status
 from shared.wire.messages import Hello
 
 T = TypeVar("T")
@@ -47,9 +47,18 @@ class StatusNode(msgspec.Struct, frozen=True):
     hello: Hello
 
 
+class StatusPair(msgspec.Struct, frozen=True):
+    prefill: str
+    decode: str
+    endpoint: str
+    since_s: float
+    tries: int
+
+
 class StatusAnswer(msgspec.Struct, frozen=True):
     router: StatusRouter
     nodes: list[StatusNode]
+    unreachable: list[StatusPair] = []
 
 
 def look_at_router(http: RouterHttp, url: str, interval_s: float, sleep: Callable[[float], None]) -> Cluster:
@@ -100,7 +109,8 @@ def ask_status(http: RouterHttp) -> tuple[Status | None, str]:
         return None, f"router and doctor are of different versions: {error}"
     nodes = tuple(SeenNode(node.state, node.last_seen_s, node.known_s, node.hello) for node in answer.nodes)
     router = answer.router
-    return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s), ""
+    pairs = tuple(SeenPair(**msgspec.structs.asdict(pair)) for pair in answer.unreachable)
+    return Status(router.time, int(router.epoch, 16), router.endpoint, nodes, asked_s, answered_s, pairs), ""
 
 
 def decode(body: bytes, kind: type[T], path: str) -> T:

@@ -54,7 +54,7 @@ def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
         for handoff in [*side.bootstrap.offered.values(), *side.inflight.granted.values()]:
             yield handoff.key, handoff.peer
     elif isinstance(side, DecodeSide):
-        for waiting in side.prealloc._offers:
+        for waiting in side.prealloc._offers.values():
             yield waiting.request.key, waiting.source
         for arriving in side.transfers.open.values():
             if arriving.needs_source:

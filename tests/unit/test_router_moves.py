@@ -1,0 +1,203 @@
+"""Requests that wait for the memory of a full decode node go where there is room, at no cost, and not to and fro."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.moves import MAX_MOVES, MOVE_AFTER_S
+from router.policy.least_load import LeastLoad
+from router.registry import RegisteredNode
+from shared.wire.messages import Generate, Key
+from tests.support.router_rig import RouterRig, aborts, generates, load
+
+PAGE = 16  # tokens
+
+
+def pages(node: RegisteredNode, free: int, *, cached: int = 0, waiting: int = 0, running: int = 0) -> None:
+    """What the node reports next."""
+    used = 100 - free - cached
+    states = {"free": free, "cached": cached, "active": used}
+    node.load = msgspec.structs.replace(
+        load(running=running), pages_total=100, pages=states, waiting=waiting, waiting_tokens=waiting
+    )
+
+
+# ---- who is picked
+
+
+def test_a_node_without_free_pages_is_not_preferred(rig: RouterRig) -> None:
+    full, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(full, 0, running=1)
+    pages(busy, 99, running=7)
+    assert LeastLoad().pick([full, busy], 20) is busy
+
+
+def test_cached_pages_are_room(rig: RouterRig) -> None:
+    cached, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(cached, 0, cached=50, running=1)
+    pages(busy, 99, running=7)
+    assert LeastLoad().pick([cached, busy], 20) is cached
+
+
+def test_room_is_for_this_request(rig: RouterRig) -> None:
+    small, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(small, 2)
+    pages(busy, 99, running=7)
+    assert LeastLoad().pick([small, busy], 2 * PAGE) is small
+    assert LeastLoad().pick([small, busy], 2 * PAGE + 1) is busy
+
+
+def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
+    full, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(full, 99, running=8)
+    pages(busy, 99, running=7)
+    busy.open_sequences = 20
+    assert LeastLoad().pick([full, busy], 20) is busy
+
+
+def test_where_all_are_full_the_least_loaded_is_picked(rig: RouterRig) -> None:
+    one, other = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(one, 0, running=7)
+    pages(other, 0, running=2)
+    assert LeastLoad().pick([one, other], 20) is other
+
+
+def test_the_dispatcher_says_what_the_request_needs(rig: RouterRig) -> None:
+    rig.join("prefill", "p")
+    small, busy = rig.join("decode", "a"), rig.join("decode", "b")
+    pages(small, 2)
+    pages(busy, 99, running=7)
+    assert rig.open([1] * 32)[0].decode_node == "a"
+    assert rig.open([1] * 33)[0].decode_node == "b"
+
+
+# ---- who moves
+
+
+@pytest.fixture
+def rig() -> RouterRig:
+    return RouterRig(max_attempts=2)
+
+
+class Waiting:
+    """Requests that were prefilled, and wait for the memory of decode node `a`; `b` has room."""
+
+    def __init__(self, rig: RouterRig, count: int = 1, prompt: int = 32) -> None:
+        self.rig = rig
+        self.p, self.a = rig.join("prefill", "p"), rig.join("decode", "a")
+        self.keys = [generate.key for generate in rig.open([1] * prompt, rounds=count)]
+        self.b = rig.join("decode", "b")
+        for key in self.keys:
+            rig.run(self.p, key, 0, [5])
+        self.report()
+
+    def report(self, room: int = 99) -> None:
+        pages(self.a, 0, waiting=3, running=7)
+        pages(self.b, room)
+
+    def tick(self, seconds: float) -> list[Generate]:
+        """As time passes and nodes report, twice a second."""
+        sent: list[Generate] = []
+        for _ in range(round(seconds * 4)):
+            self.rig.now += 0.25
+            effects = self.rig.dispatcher.tick(self.rig.now)
+            sent += generates(effects)
+            assert effects.num_resumed == 0
+        return sent
+
+    @property
+    def key(self) -> Key:
+        return self.keys[0]
+
+
+def test_who_waits_for_memory_goes_where_there_is_room(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    assert not story.tick(MOVE_AFTER_S)
+    rig.now += 0.25
+    effects = rig.dispatcher.tick(rig.now)
+    (moved,) = generates(effects)
+    assert (moved.decode_node, moved.output_ids, moved.key.attempt) == ("b", [[5]], 1)
+    assert effects.sends[-1][0] == "p@1", "the prefill node stays: its cache has the prompt"
+    assert aborts(effects) == [("p@1", 0, True), ("a@1", 0, True)] and effects.num_moved == 1
+    request = rig.journal.find(story.key.rid)
+    assert request is not None and (request.num_failed, request.num_excused, request.num_moves) == (0, 0, 1)
+    assert all(node.breaker._faults == 0 for node in rig.registry) and story.a.open_sequences == 0
+    rig.run(story.b, moved.key, 1, [6])
+    rig.end(story.b, moved.key, 2)
+    rig.check_quiet()
+
+
+def test_who_has_begun_stays(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    rig.run(story.a, story.key, 0, [5])
+    assert not story.tick(10)
+
+
+def test_who_is_not_computed_stays(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    pages(story.a, 99)
+    pages(story.b, 0)
+    assert rig.open([1] * 32)[0].decode_node == "a"
+    story.report()
+    assert [generate.key.rid for generate in story.tick(10)] == [story.key.rid]
+
+
+def test_a_decode_node_with_room_is_only_slow(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    pages(story.a, 3, waiting=1)
+    assert not story.tick(10)
+    pages(story.a, 0, waiting=0)
+    assert not story.tick(10), "nobody waits there"
+
+
+def test_waiting_counts_from_the_last_moment_with_room(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    for _ in range(5):
+        assert not story.tick(MOVE_AFTER_S - 0.5)
+        pages(story.a, 50, waiting=3)
+        assert not story.tick(0.25)
+        story.report()
+
+
+@pytest.mark.parametrize("room", [3, 4])
+def test_the_other_node_has_room_to_spare(rig: RouterRig, room: int) -> None:
+    """33 tokens are 3 pages; twice that is asked for."""
+    story = Waiting(rig)
+    story.report(room)
+    assert not story.tick(10)
+
+
+def test_nobody_is_sent_where_others_wait(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    pages(story.b, 99, waiting=1)
+    assert not story.tick(10)
+
+
+def test_a_node_is_not_flooded_by_one_report(rig: RouterRig) -> None:
+    """Room for five twice over, and twenty that wait."""
+    story = Waiting(rig, count=20)
+    story.report(room=21)  # 336 tokens: five times 66
+    assert len(story.tick(10)) == 5
+    story.report(room=9)
+    assert len(story.tick(1)) == 2
+
+
+def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    moved: list[Generate] = []
+    for _ in range(20):
+        sent = story.tick(MOVE_AFTER_S + 0.5)
+        for generate in sent:
+            rig.run(story.p, generate.key, 1, [6])
+        moved += sent
+        story.a, story.b = story.b, story.a
+        story.report()
+    assert len(moved) == MAX_MOVES
+    assert all(node.open_sequences <= 1 for node in (story.a, story.b))
+
+
+def test_a_node_that_leaves_is_no_way_out(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    story.b.is_draining = True
+    assert not story.tick(10)
