@@ -129,6 +129,7 @@ class Dispatcher:
     def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
         """It serves another router: what was sent there goes on elsewhere, at no cost."""
         effects = Effects(now)
+        self._placer.pairs.forget(node)
         node.is_draining = True
         self._attempts.leave(node, NodeDraining(f"node {node.node_id} serves another router of this name"), effects)
         return effects

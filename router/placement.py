@@ -51,7 +51,7 @@ class Placer:
         and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
         nodes without it are left out. `apart`: peers that get it only if there is no other node of their role."""
         usable = self._able(now, most_tokens, adapter)
-        others = [node for node in usable if node.peer not in avoid]
+        others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without([node for node in others or usable if node.role == "prefill"], apart)
         decodes = without([node for node in others or usable if node.role == "decode"], apart)
         if not decodes:
@@ -92,9 +92,12 @@ class Placer:
 
     def _able(self, now: float, most_tokens: int, adapter: str) -> list[RegisteredNode]:
         """Nodes that may get a request, have its adapter and can hold all of it, as far as any of them can."""
-        there = [node for node in self._registry.usable(now) if not adapter or node.has_adapter(adapter)]
-        if not there and self._registry.usable(now):
+        usable = self._registry.usable(now)
+        there = [node for node in usable if node.has_adapter(adapter)] if adapter else usable
+        if usable and not there:
             raise AdapterMissing("no node that can take requests now has the adapter; try again")
+        if most_tokens <= self._registry.narrowest:
+            return there
         return [node for node in there if node.hello.max_context >= most_tokens] or there
 
     def other_decodes(self, request: OpenRequest, now: float) -> list[RegisteredNode]:
@@ -116,7 +119,7 @@ class Placer:
 
     def is_possible(self, now: float) -> bool:
         """There are nodes, or were just now: when a router's own key changes all of them dial it anew."""
-        if self._registry.usable(now):
+        if self._registry.is_anyone_there():
             self._had_nodes_at = now
         return now - self._had_nodes_at < NODES_AWAY_S
 

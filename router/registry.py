@@ -85,6 +85,7 @@ class Registry:
         self.silence_s = silence_s
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
+        self.narrowest = 0  # what each node can hold, those that are silent included
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())
@@ -122,10 +123,15 @@ class Registry:
             known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
+            self._measure()
             return known, known if is_new else None
         node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
         self._nodes[hello.node_id] = node
+        self._measure()
         return node, known
+
+    def _measure(self) -> None:
+        self.narrowest = min((node.hello.max_context for node in self._nodes.values()), default=0)
 
     def heartbeat(self, beat: Heartbeat, now: float) -> RegisteredNode | None:
         """None when the sender never said Hello. A silent node that speaks again is back."""
@@ -146,6 +152,7 @@ class Registry:
         if self._nodes.get(node.node_id) is node:
             del self._nodes[node.node_id]
             self._kinds.leave(node.kind, node.node_id)
+            self._measure()
 
     def newly_silent(self, now: float) -> list[RegisteredNode]:
         """Nodes that have just crossed the limit; each is told once."""

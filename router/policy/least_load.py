@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from router.registry import RegisteredNode
 
@@ -16,14 +17,36 @@ class LeastLoad:
     """
 
     def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
-        def rank(node: RegisteredNode) -> tuple[bool, int, int, int, str]:
-            return (not node.has_room(num_tokens), *work_before(node), node.dispatched, node.node_id)
+        needed = max(1, num_tokens)  # no node without a free page has room
+        left = [node for node in nodes if node.free_tokens >= needed] or nodes
+        for measure in MEASURES[left[0].role]:
+            if len(left) > 1:
+                left = lowest(left, measure)
+        return min(left, key=node_id)
 
-        return min(nodes, key=rank)
+
+Measure = Callable[[RegisteredNode], int]
 
 
-def work_before(node: RegisteredNode) -> tuple[int, int]:
-    sequences = max(node.open_sequences, node.num_reported)
-    if node.role == "prefill":
-        return max(node.open_prompt_tokens, node.waiting_tokens), sequences
-    return sequences, node.waiting_tokens
+def lowest(nodes: Sequence[RegisteredNode], measure: Measure) -> Sequence[RegisteredNode]:
+    """Return the nodes of the lowest measure. Most placements are over after the first: the others cost nothing."""
+    amounts = list(map(measure, nodes))
+    least = min(amounts)
+    return [node for node, amount in zip(nodes, amounts, strict=True) if amount == least]
+
+
+def sequences(node: RegisteredNode) -> int:
+    sent, reported = node.open_sequences, node.num_reported
+    return sent if sent > reported else reported
+
+
+def prompt_tokens(node: RegisteredNode) -> int:
+    sent, reported = node.open_prompt_tokens, node.waiting_tokens
+    return sent if sent > reported else reported
+
+
+waiting_tokens, dispatched, node_id = map(attrgetter, ("waiting_tokens", "dispatched", "node_id"))
+MEASURES: dict[str, tuple[Measure, ...]] = {
+    "prefill": (prompt_tokens, sequences, dispatched),
+    "decode": (sequences, waiting_tokens, dispatched),
+}

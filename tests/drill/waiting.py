@@ -5,5 +5,4 @@ Each is skipped with its reason, which stands in the summary; who mends the defe
 
 from __future__ import annotations
 
-WAITING: dict[str, str] = {
-}
+WAITING: dict[str, str] = {}
