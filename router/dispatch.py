@@ -111,12 +111,13 @@ class Dispatcher:
         return self._progress.tokens(message, now)
 
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
-        """Its connection closed, it fell silent, or it restarted. `has_died`: as far as that can be known."""
+        """Its connection closed, it fell silent, or it restarted. `has_died`: not merely silent, nor by its own word.
+        One that had been quiet for a while before was cut off, or lost its machine: no request does that."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
         error = NodeLost(f"node {node.node_id} is lost: {reason}")
-        if has_died:
+        if has_died and now - node.last_seen < self._registry.silence_s / 2:
             self._attempts.bury(node, error, effects)
         else:
             self._attempts.leave(node, error, effects)

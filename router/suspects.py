@@ -11,8 +11,9 @@ What this can't know:
   the second before it got further than at the first, ends wrongly.
 - What a node began in the instant before it died: the word for it (Begun, a token) may not have left. Such a request
   counts as one that waited, and max_attempts bounds what it can do.
-- Whether a connection that closed is a death. A node that comes back as the same life had not died: its suspects are
-  cleared. Until then a cut network looks like deaths.
+- Whether a connection that closed is a death. One that had been quiet before was cut off, or its machine is gone, and
+  that counts as none; a node that comes back as the same life had not died, and its suspects are cleared. So a request
+  that takes a whole machine down is bounded by max_attempts only.
 - What other routers have on a node.
 """
 

@@ -172,18 +172,19 @@ def test_a_node_that_comes_back_as_the_same_life_had_not_died(rig: RouterRig) ->
     assert not failures(effects) and again(effects, key)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_silence_and_what_a_frozen_router_missed_are_no_deaths(rig: RouterRig, known: bool) -> None:
+@pytest.mark.parametrize("how", ["silent", "missed", "quiet before"])
+def test_what_was_cut_off_or_missed_is_no_death(rig: RouterRig, how: str) -> None:
     for name in "abcd":
         rig.join("decode", name)
-    if known:
+    if how == "missed":
         rig.dispatcher.was_away(excused_until=1.0)
     key = one(rig).key
     for _ in range(2):
         node = node_of(rig, key)
         begin(rig, node, key)
         rig.registry.remove(node)
-        effects = rig.dispatcher.node_lost(node, "silent", rig.now, has_died=known)
+        rig.now += 2.5 if how == "quiet before" else 0.0
+        effects = rig.dispatcher.node_lost(node, "gone", rig.now, has_died=how != "silent")
         key = again(effects, key)
     assert found(rig, key).death is None
 
