@@ -19,6 +19,7 @@ from tests.support.patience import HANG_GUARD_S
 
 PROMPTS = (0, 700, 0, 400, 1000, 0, 300, 500)  # lengths by kind of client; 0: some dozens
 MAX_TOKENS = 300
+NO_NODES = '"code":"no_nodes"'
 REST_S = 0.3  # between two requests of one slot
 
 
@@ -51,6 +52,7 @@ class Load:
     num_slots: int = 6
     max_tokens: int = MAX_TOKENS
     requests: list[Request] = field(default_factory=list)
+    refusals: int = 0  # 503: no node at all, try again; and so it is done
     _stops: threading.Event = field(default_factory=threading.Event)
     _running: Future[None] | None = None
 
@@ -107,6 +109,11 @@ class Load:
         self.requests.append(request)
         try:
             await stream(http, self.url, client)
+            while NO_NODES in client.error and not client.num_tokens:
+                self.refusals += 1
+                client.error = ""
+                await asyncio.sleep(REST_S)
+                await stream(http, self.url, client)
         except httpx.HTTPError as error:  # the router itself is gone
             client.error = f"{type(error).__name__}: {error}"
         finally:
