@@ -33,6 +33,7 @@ TARGETS = (
     "test-fast",
     "test-long",
     "bench",
+    "drill",
     "lint",
     "mutants",
     "mutants-sampled",
