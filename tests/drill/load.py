@@ -37,8 +37,8 @@ class Request:
 
     @property
     def longest_pause_s(self) -> float:
-        """Without a token, the wait for the first one included."""
-        times = [self.sent_at, *self.client.arrivals]
+        """Without a token; the waits for the first one and for the end are pauses too."""
+        times = [self.sent_at, *self.client.arrivals, *([self.over_at] if self.over_at else [])]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
