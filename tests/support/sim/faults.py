@@ -107,7 +107,7 @@ class Faults:
             self._strike_router(fault)
             return
         if fault.pair:
-            self._strike_pair(fault)
+            self._strike_pair(fault.kind, fault.pair, fault.lasts)
             return
         candidates = self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
         if (not candidates or self._is_too_much(fault)) and tries:
@@ -126,10 +126,10 @@ class Faults:
         now = self.net.timers.now
         self.note(kind, hosts, now, now + max(lasts, AROUND_S), life)
 
-    def _strike_pair(self, fault: FaultPlan) -> None:
+    def _strike_pair(self, kind: str, pair: tuple[str, str], lasts: float) -> None:
         """Two hosts that the plan names, in this order."""
-        self._count(fault.kind, fault.pair[0], True)
-        self._acts_on_paths()[fault.kind](fault.pair, fault.lasts)
+        self._count(kind, pair[0], True)
+        self._acts_on_paths()[kind](pair, lasts)
 
     def _is_too_much(self, fault: FaultPlan) -> bool:
         """Gentle: one node after the other, and never the last of them. A router may not know yet that one leaves."""
