@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core_rig import CoreKnobs
 from tests.support.sim.cluster import Cluster
-from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_plan, draw_request
+from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_base, draw_request
 
 CLIENTS = 32
 OTHER_ENDS = ("power loss", "partition", "freeze", "reset", "stop signal", "role change")
@@ -26,7 +26,7 @@ def quiet() -> None:
 
 def plan_of(seed: int, transport: str = "zmq") -> ClusterPlan:
     """Two and two, with memory for all; long answers, sequences that stop at different times, and no hang-ups."""
-    base = next(plan for plan in map(draw_plan, range(seed, seed + 1000)) if len(plan.nodes) == 4)
+    base = next(plan for plan in map(draw_base, range(seed, seed + 1000)) if len(plan.nodes) == 4)
     rng = random.Random(seed)
     stems = [tuple(rng.randrange(95) for _ in range(80)) for _ in range(3)]
     requests = [draw_request(rng, stems) for _ in range(CLIENTS)]
@@ -63,8 +63,7 @@ def run(plan: ClusterPlan, victim: str, kind: str) -> Cluster:
 
     def strike() -> None:
         assert any(node.node_id == victim for r in cluster.routers[0].journal.all() for node in r.nodes)
-        cluster.faults._count(kind, victim, True)
-        cluster.faults._acts()[kind](host, fault)
+        cluster.faults.hit(host, fault)
 
     cluster.timers.at(at, strike)
     try:

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.sim.cluster import run_seed
-from tests.support.sim.plan import ClusterPlan, draw_plan
+from tests.support.sim.moods import draw_plan
+from tests.support.sim.plan import ClusterPlan
 from tests.support.sim.run import run_many
 from tests.support.sim.summary import Summary
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 
+from msgspec.structs import replace
+
 from shared.config.silence import LinkSilence
-from shared.wire.messages import Abort, Key, Message
+from shared.wire.messages import Abort, Key, Message, Ready
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
 from tests.support.sim.wire import Conn, Harshness, Network, Port
+from tests.support.wire_samples import INLINE
 
 SILENCE = LinkSilence(ping_ms=500, timeout_ms=2500)
 SILENCE_S = SILENCE.longest_s
@@ -19,9 +22,9 @@ NAME = peer_name("a", 1)
 class Pair:
     """`a` dials `b`."""
 
-    def __init__(self, limit: int = 100, seed: int = 1) -> None:
+    def __init__(self, limit: int = 100, seed: int = 1, connect_s: float = float("inf")) -> None:
         self.timers = Timers()
-        self.net = Network(self.timers, random.Random(seed), Trace(), SILENCE, limit)
+        self.net = Network(self.timers, random.Random(seed), Trace(), SILENCE, limit, connect_s)
         self.a = Port(self.net, "a", NAME, "tcp://a:1", lambda: None)
         self.b = Port(self.net, "b", peer_name("b", 1), "tcp://b:1", lambda: None)
         self.a.dial("b", "tcp://b:1")
@@ -42,6 +45,11 @@ class Pair:
 
 def message(number: int) -> Abort:
     return Abort(Key("r", 1, str(number), 0, 0), False)
+
+
+def pages(number: int) -> Ready:
+    """A message with a part of its own for its page."""
+    return replace(INLINE, key=Key("r", 1, str(number), 0, 0), pages=[4], generations=[1], digests=[8])
 
 
 def numbers(inbound: list[Inbound]) -> list[int]:
@@ -163,3 +171,87 @@ def test_harsh_messages_are_lost_repeated_and_late() -> None:
         pair.talk(100)
         pair.wait(5.0)
         assert holds(numbers(pair.b.poll())), harsh
+
+
+def test_one_way_is_noticed_by_the_end_that_hears_nothing_and_nobody_connects() -> None:
+    pair = Pair()
+    pair.net.one_way.add(("a", "b"))
+    pair.talk(1)
+    pair.wait(SILENCE_S - 1.0)
+    assert pair.b.poll() == [] and pair.a.poll() == []
+    pair.wait(2.0)
+    assert closed(pair.a.poll()) == ["b"], "the end that hears nothing hangs up, and the way back is open"
+    pair.wait(30.0)
+    assert pair.a.poll() == [] and pair.net.events["dial never answered"] == 1
+
+
+def test_dials_that_nobody_answers_leave_living_connections_alone() -> None:
+    pair = Pair()
+    pair.net.unanswered.add(("a", "b"))
+    pair.talk(1)
+    pair.wait(1.0)
+    assert numbers(pair.b.poll()) == [0]
+    pair.net.close(pair.conn, pair.conn.near, "was cut")
+    pair.wait(30.0)
+    assert pair.a.poll() == [PeerClosed("b")]
+    pair.net.heal()
+    pair.wait(2.0)
+    assert pair.a.poll() == [PeerUp("b")]
+
+
+def test_a_dial_is_given_up_after_its_time_and_goes_on() -> None:
+    pair = Pair(connect_s=SILENCE_S)
+    pair.net.unanswered.add(("a", "c"))
+    pair.a.dial("c", "tcp://c:1")
+    pair.wait(SILENCE_S - 0.5)
+    assert pair.a.poll() == []
+    pair.wait(2.0)
+    assert pair.a.poll() == [PeerClosed("c")]
+    Port(pair.net, "c", peer_name("c", 1), "tcp://c:1", lambda: None)
+    pair.net.heal()
+    pair.wait(2.0)
+    assert pair.a.poll() == [PeerUp("c")]
+
+
+def test_a_stuffed_path_refuses_on_both_ends() -> None:
+    pair = Pair()
+    pair.talk(1)
+    pair.wait(0.1)
+    pair.b.poll()
+    pair.net.stuffed.add(pair.conn)
+    assert not pair.a.send("b", message(1)) and not pair.b.send(NAME, message(2))
+    pair.net.heal()
+    assert pair.a.send("b", message(1)) and pair.b.send(NAME, message(2))
+
+
+def test_a_message_cut_in_its_middle_is_lost_whole_with_its_connection() -> None:
+    """What has one part only never is."""
+    arrived = set()
+    for seed in range(20):
+        pair = Pair(seed=seed)
+        pair.net.cut_within.add(frozenset("ab"))
+        pair.talk(2)
+        assert pair.a.send("b", pages(2), (b"1234",))
+        pair.wait(2.0)
+        got = numbers(pair.b.poll())
+        assert 2 not in got and got == sorted(got)
+        arrived.add(len(got))
+        assert pair.a.poll() == [PeerClosed("b"), PeerUp("b")]
+        assert pair.a.send("b", pages(3), (b"1234",))
+        pair.wait(1.0)
+        assert numbers(pair.b.poll()) == [3]
+    assert len(arrived) > 1
+
+
+def test_of_what_had_not_left_a_message_of_several_parts_may_be_lost() -> None:
+    """Sent again it would begin in its middle."""
+    kept = set()
+    for seed in range(40):
+        pair = Pair(seed=seed)
+        for number in range(3):
+            assert pair.a.send("b", pages(number), (b"1234",))
+        pair.net.close(pair.conn, pair.conn.near, "was cut")
+        pair.wait(2.0)
+        kept.add(len(numbers(pair.b.poll())))
+        assert pair.net.events["half a message dropped"] <= 1
+    assert kept >= {1, 2, 3}

@@ -118,6 +118,14 @@ class Client:
     def rids(self) -> list[str]:
         return list(self._streams)
 
+    @property
+    def names(self) -> list[tuple[str, int, str]]:
+        """Its requests as nodes name them: router id, epoch and rid."""
+        if self.router is None:
+            return []
+        plan = self.router.plan
+        return [(plan.router_id, plan.first_epoch + self._life, rid) for rid in self._streams]
+
     def open(self, router: RouterHost, now: float) -> None:
         self.router, self._life, self.opened_at = router, router.lives, now
         if router.gateway is None:

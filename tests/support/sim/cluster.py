@@ -12,17 +12,23 @@ from prefill_node.side import PrefillSide
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError
 from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Message
 from shared.wire.peers import Inbound
 from tests.support.sim.clients import Client, WrongStream
 from tests.support.sim.faults import Faults
+from tests.support.sim.free import FreeWatch, has_room
 from tests.support.sim.hosts import NodeHost, RouterHost
-from tests.support.sim.oracles import RouterOracle, Violation, check_node_s_friends
-from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan, draw_plan
+from tests.support.sim.ledger import Ledger
+from tests.support.sim.moods import draw_plan
+from tests.support.sim.oracles import DrainWatch, RouterOracle, Violation, check_node_s_friends
+from tests.support.sim.plan import ClientPlan, ClusterPlan, RequestPlan
+from tests.support.sim.rare import RareEvents
 from tests.support.sim.report import SeedReport
 from tests.support.sim.timers import Timers
 from tests.support.sim.trace import Trace
+from tests.support.sim.waiting import is_due
 from tests.support.sim.watch import Watch, watching_requests
-from tests.support.sim.wire import Network
+from tests.support.sim.wire import Network, Port
 
 CALM_S = 30.0  # after the last fault every request must have ended by then
 TRY_AGAIN = ("connection refused", "no_nodes")
@@ -31,6 +37,8 @@ CHECK_SHARE = 0.02  # of all rounds of a node end with its books being checked
 SETTLE_S = 8.0  # and so long every node may take to be back in every registry
 GRACE_S = 1.0  # a deadline is looked at a few times a second, by clocks that differ
 FINE = ("done", "hung up")
+PLENTY = 1024  # of requests that may wait at a node: nobody reaches it
+STALL_LEASES = 0.6  # where one pair can't connect: a request is told of it twice, by a dial each, long before a lease
 ALARMS = ("two nodes disagree on a token", "malformed token run")
 # A router that has restarted may get what was meant for its last life, a harsh network brings things twice.
 STRAYS = "tokens for a request that is not open"
@@ -41,11 +49,18 @@ class Cluster:
         self.plan = plan
         self.rng = random.Random(plan.seed ^ 0x5EED)
         self.trace, self.timers, self.watch = Trace(), Timers(), Watch()
-        self.net = Network(self.timers, self.rng, self.trace, link_silence(plan.silence_s), plan.queue_messages)
+        silence = link_silence(plan.silence_s)
+        connect_s = plan.silence_s / 2 if is_due("E2") else float("inf")
+        self.net = Network(self.timers, self.rng, self.trace, silence, plan.queue_messages, connect_s)
         self.nodes = [NodeHost(self.net, node, plan, self.rng) for node in plan.nodes]
         self.routers = [RouterHost(self.net, router, plan, self.rng) for router in plan.routers]
         self.clients = [Client(number, client) for number, client in enumerate(plan.clients)]
+        self.serving = [host for host in self.routers if not host.plan.name]  # a twin gets no clients
         self.faults = Faults(self.net, self.nodes, self.routers, self.rng, plan.is_gentle)
+        limited = frozenset(node.node_id for node in plan.nodes if node.max_waiting < PLENTY)
+        self.ledger = Ledger(plan.silence_s, plan.lease_s, limited, plan.is_gentle)
+        self.free, self.rare, self.drains = FreeWatch(), RareEvents(plan.lease_s), DrainWatch()
+        self._by_name = {host.name: host for host in self.nodes}
         self._oracles: dict[tuple[str, int], RouterOracle] = {}  # one for each life of a router
 
     def run(self) -> None:
@@ -68,9 +83,17 @@ class Cluster:
     # ---- phases
 
     def _start(self) -> None:
+        self.net.on_send, self.net.on_arrival = self._sent, self._arrives
+        self.faults.note = self.ledger.note
+        if self.plan.mood == "drains":  # nothing else keeps a node
+            self.faults.told_to_leave = lambda host, within_s: self.drains.told(host, within_s, self.timers.now)
         for router in self.routers:
             router.on_round, router.on_tick, router.before = self._router_round, self._router_tick, self._router_hears
-            router.start()
+            if router.plan.starts_at:
+                self.timers.at(router.plan.starts_at, router.start)
+                self.ledger.note("twin", frozenset((router.name,)), 0.0, float("inf"))
+            else:
+                router.start()
         for host in self.nodes:
             host.on_round = self._node_round
             self.timers.after(self.rng.uniform(0, 0.3), host.start)
@@ -78,12 +101,12 @@ class Cluster:
     def _let_loose(self) -> float:
         """Sets every arrival and fault; gives the time at which the last fault is over."""
         for client in self.clients:
-            router = self.rng.choice(self.routers)
+            router = self.rng.choice(self.serving)
             self.timers.at(client.plan.at, lambda c=client, r=router: self._open(c, r))  # type: ignore[misc]
         for fault in self.plan.faults:
             self.timers.at(fault.at, lambda f=fault: self.faults.strike(f))  # type: ignore[misc]
         self.timers.at(0.9, lambda: self.faults.be_harsh(self.plan.message_faults))
-        return max(self.plan.last_arrival + 2.0, *(fault.at + fault.lasts + 0.1 for fault in self.plan.faults))
+        return max([self.plan.last_arrival + 2.0, *(fault.at + fault.lasts + 0.1 for fault in self.plan.faults)])
 
     def _open(self, client: Client, router: RouterHost) -> None:
         """A router that is away, or has no nodes, is tried again, or another one."""
@@ -93,7 +116,7 @@ class Cluster:
         client.open(router, self.timers.now)
         if client.outcome in TRY_AGAIN and client.refusals < MAX_REFUSALS:
             client.refused()
-            other = self.rng.choice(self.routers)
+            other = self.rng.choice(self.serving)
             self.timers.after(RETRY_AFTER_S, lambda: self._open(client, other))
             return
         opened = [f"{router.name}/{rid}#" for rid in client.rids]
@@ -109,8 +132,23 @@ class Cluster:
         client.hang_up(self.timers.now)
         self.trace.note(self.timers.now, client.name, f"hangs up {client.rids}")
 
+    def _sent(self, port: Port, peer: str, message: Message, was_taken: bool) -> None:
+        to = host_of(peer)
+        self.ledger.sent(port.host, to, message, self.timers.now, was_taken=was_taken)
+        self.rare.sent(port.host, message, to=peer)
+
+    def _arrives(self, port: Port, peer: str, message: Message) -> None:
+        host = self._by_name.get(port.host)
+        if host is not None and host.port is port:
+            self.rare.arrives(host, peer, message, self.timers.now)
+
     def _node_round(self, host: NodeHost) -> None:
+        now = self.timers.now
         self.watch.look_at_node(host)
+        self.free.look_at_node(host, now)
+        self.drains.look(host, now)
+        if host.node is not None:
+            self.ledger.saw(host.name, host.lives, has_room=has_room(host.node), now=now)
         if host.node is not None and host.port is not None and host.port.told_gone:
             check_node_s_friends(host)
         if self.rng.random() < CHECK_SHARE and host.node is not None:
@@ -127,6 +165,7 @@ class Cluster:
 
     def _router_tick(self, host: RouterHost) -> None:
         self._oracle(host).check_mute(host, self.timers.now)
+        self.free.look_at_router(host)
 
     def _router_round(self, host: RouterHost) -> None:
         self.watch.look_at_router(host)
@@ -156,17 +195,24 @@ class Cluster:
 
     def _check_ends(self) -> None:
         for client in self.clients:
+            if client.outcome not in FINE:
+                self.ledger.ended(client.names, client.outcome or "open", client.ended_at)
             took, outcome = client.ended_at - client.opened_at, client.outcome
             word = f"{client.router.name}/{client.rids[0]}#" if client.router and client.rids else ""
             if took > self.plan.request_timeout_s + GRACE_S:
                 raise Violation(f"{client.name} ({word}) took {took:.1f} s: its deadline was not kept", word)
             if outcome == "deadline_exceeded" and not self.plan.is_harsh:
                 raise Violation(f"{client.name} ({word}) hung until its deadline", word)
+            if self.plan.mood == "one way" and took > STALL_LEASES * self.plan.lease_s:
+                raise Violation(
+                    f"{client.name} ({word}) took {took:.1f} s: a pair that can't connect cost it that", word
+                )
             if outcome not in FINE and self.plan.is_gentle:
                 raise Violation(f"{client.name} ({word}) ended with {outcome} though nothing broke", word)
             if outcome not in (*FINE, "overloaded") and client.ended_at < self.faults.first_at:
                 raise Violation(f"{client.name} ({word}) ended with {outcome} before any fault", word)
-        for router in self.routers:
+        self.ledger.check_pairs()
+        for router in self.serving:
             alarms = (*ALARMS, STRAYS) if router.lives == 1 and not self.plan.is_harsh else ALARMS
             alarm = next((told for told in router.log.told if told in alarms), None)
             if alarm is not None:
@@ -188,13 +234,13 @@ class Cluster:
         if not self._all_known():
             raise Violation(f"not back: {self._missing()}")
         encoder = self.plan.nodes[0].knobs.encoder
-        for number, router in enumerate(self.routers):
+        for number, router in enumerate(self.serving):
             plan = RequestPlan((1, 2, 3) * 20, 2, SamplingParams(max_tokens=6), seed=number, encoder=encoder)
             probe = Client(1000 + number, ClientPlan(self.timers.now, (plan,)))
             self.clients.append(probe)
             self._open(probe, router)
         self.timers.run_until(self.timers.now + SETTLE_S, stop=lambda: all(c.outcome for c in self.clients))
-        bad = next((client for client in self.clients[-len(self.routers) :] if client.outcome != "done"), None)
+        bad = next((client for client in self.clients[-len(self.serving) :] if client.outcome != "done"), None)
         if bad is not None:
             raise Violation(f"{bad.name}, sent when all was well, ended with {bad.outcome}", bad.name)
 
@@ -202,7 +248,7 @@ class Cluster:
         return not self._missing()
 
     def _missing(self) -> list[str]:
-        return [f"{h.name} at {r.name}" for r in self.routers for h in self.nodes if not is_known(h, r)]
+        return [f"{h.name} at {r.name}" for r in self.serving for h in self.nodes if not is_known(h, r)]
 
     def _check_rest(self) -> None:
         for host in self.nodes:
@@ -216,6 +262,11 @@ class Cluster:
     def num_steps(self) -> int:
         living = sum(host.node.ctx.core.loop.num_steps for host in self.nodes if host.node is not None)
         return living + sum(host.num_steps for host in self.nodes)
+
+
+def host_of(peer: str) -> str:
+    """Of a peer's name, or of a router's endpoint."""
+    return peer.partition("//")[2].partition(":")[0] if "//" in peer else peer.partition("@")[0]
 
 
 def is_known(host: NodeHost, router: RouterHost) -> bool:
@@ -285,7 +336,7 @@ def run_seed(
     report, started = SeedReport(seed), time.process_time()
     cluster = Cluster(change(draw_plan(seed)))
     try:
-        with watching_requests(cluster.watch.steps):
+        with watching_requests(cluster.watch.steps, cluster.rare.moved):
             cluster.run()
     except (Violation, WrongStream) as error:
         report.failure = f"{type(error).__name__}: {error}"
@@ -311,6 +362,10 @@ def fill(report: SeedReport, cluster: Cluster, cpu_s: float) -> None:
     report.hits, report.transitions = cluster.faults.hits, cluster.watch.steps
     report.outcomes = Counter(client.outcome or "open" for client in cluster.clients)
     report.digest = cluster.trace.digest()
+    report.num_routers = len(plan.routers)
+    report.causes, report.rare = cluster.ledger.counts, cluster.rare.counts + cluster.net.events
+    report.rare["revoke while pulling"] = cluster.watch.steps["sink", "pulling", "held"]
+    report.longest_wait_s = cluster.rare.longest_wait_s
 
 
 def where(error: BaseException) -> str:

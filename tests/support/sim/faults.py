@@ -14,9 +14,10 @@ from shared.model.interface import Model
 from shared.wire.messages import Drain, Message
 from tests.support.sim.hosts import NodeHost, RouterHost
 from tests.support.sim.plan import FaultPlan
-from tests.support.sim.wire import Conn, Harshness, Network
+from tests.support.sim.wire import MAX_STRAY_S, Conn, Harshness, Network
 
 MAX_TRIES, RETRY_S = 80, 0.025
+AROUND_S = 0.05  # a cause in the ledger lasts at least so long
 Then = Literal["", "stop", "restart", "prefill", "decode"]
 AIM = 0.9  # share of faults that look for a host with open requests
 NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
@@ -25,7 +26,8 @@ NOT_COUNTED = ("forced retraction",)  # no fault of a network or a process
 @dataclass
 class Faults:
     """`hits`: faults by kind that hit an open request. `first_at`: when the first one was tried. `are_over`: nothing
-    strikes any more, and what was set to strike later does not."""
+    strikes any more, and what was set to strike later does not. `note`: the ledger's. `told_to_leave`: a node, and how
+    long its requests may stay."""
 
     net: Network
     nodes: Sequence[NodeHost]
@@ -35,6 +37,9 @@ class Faults:
     hits: Counter[str] = field(default_factory=Counter)
     first_at: float = float("inf")
     are_over: bool = False
+    note: Callable[[str, frozenset[str], float, float, int], None] = lambda kind, hosts, begins, ends, life: None
+    _leaving: set[tuple[str, int]] = field(default_factory=set)  # hosts in the life that ends
+    told_to_leave: Callable[[NodeHost, float], None] = lambda host, within_s: None
 
     def end(self) -> None:
         """All is well from now on: slow nodes, wrong clocks and failures that wait for their step too."""
@@ -84,10 +89,11 @@ class Faults:
         if self.net.harsh.is_on:
             self.first_at = min(self.first_at, self.net.timers.now)
 
-    def _message_hit(self, kind: str, message: Message) -> None:
+    def _message_hit(self, kind: str, message: Message, hosts: frozenset[str]) -> None:
+        self._broke(kind, hosts, MAX_STRAY_S)
         rids = {(key.router_id, key.router_epoch, key.rid) for key in keys_in(message)}
         for host in self._living_routers():
-            if any((host.name, host.lives, request.rid) in rids for request in host.journal.all()):
+            if any((*host.identity, request.rid) in rids for request in host.journal.all()):
                 self.hits[kind] += 1
                 return
 
@@ -100,19 +106,37 @@ class Faults:
         if fault.kind in ("router restart", "router freeze"):
             self._strike_router(fault)
             return
+        if fault.pair:
+            self._strike_pair(fault.kind, fault.pair, fault.lasts)
+            return
         candidates = self.engaged() if fault.draw < AIM else [host for host in self.nodes if host.is_up]
         if (not candidates or self._is_too_much(fault)) and tries:
             self.net.timers.after(RETRY_S, lambda: self.strike(fault, tries - 1))
             return
         if not candidates or self._is_too_much(fault):
             return
-        host = self.rng.choice(candidates)
+        self.hit(self.rng.choice(candidates), fault)
+
+    def hit(self, host: NodeHost, fault: FaultPlan) -> None:
         self._count(fault.kind, host.name, host in self.engaged())
         self._acts()[fault.kind](host, fault)
 
+    def _broke(self, kind: str, hosts: frozenset[str], lasts: float, life: int = 0) -> None:
+        """Into the ledger, from now on."""
+        now = self.net.timers.now
+        self.note(kind, hosts, now, now + max(lasts, AROUND_S), life)
+
+    def _strike_pair(self, kind: str, pair: tuple[str, str], lasts: float) -> None:
+        """Two hosts that the plan names, in this order."""
+        self._count(kind, pair[0], True)
+        self._acts_on_paths()[kind](pair, lasts)
+
     def _is_too_much(self, fault: FaultPlan) -> bool:
-        """Gentle: one node after the other, and never the last of them."""
-        return self.is_gentle and not all(host.is_up and self._is_known(host) for host in self.nodes)
+        """Gentle: one node after the other, and never the last of them. A router may not know yet that one leaves."""
+        return self.is_gentle and not all(host.is_up and self._stays(host) for host in self.nodes)
+
+    def _stays(self, host: NodeHost) -> bool:
+        return (host.name, host.lives) not in self._leaving and self._is_known(host)
 
     def _is_known(self, host: NodeHost) -> bool:
         assert host.node is not None
@@ -138,7 +162,24 @@ class Faults:
             "failed step": self._fail_step,
             "admin drain": self._admin_drain,
             "role change": self._change_role,
+            "drain at one router": self._drain_at_one,
+            **{kind: self._on_a_path(act) for kind, act in self._acts_on_paths().items()},
         }
+
+    def _acts_on_paths(self) -> dict[str, Callable[[tuple[str, str], float], None]]:
+        return {
+            "one way": self._one_way,
+            "no answer": self._no_answer,
+            "full queue": self._fill_queue,
+            "cut within": self._cut_within,
+        }
+
+    def _on_a_path(self, act: Callable[[tuple[str, str], float], None]) -> Callable[[NodeHost, FaultPlan], None]:
+        def on_a_path(host: NodeHost, fault: FaultPlan) -> None:
+            first, second = self.rng.sample(sorted(self._pair(host)), k=2)
+            act((first, second), fault.lasts)
+
+        return on_a_path
 
     def _strike_router(self, fault: FaultPlan) -> None:
         awake = [host for host in self._living_routers() if not host.is_frozen]
@@ -146,6 +187,7 @@ class Faults:
             return
         host = self.rng.choice(awake)
         self._count(fault.kind, host.name, len(host.journal) > 0)
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
         if fault.kind == "router freeze":
             host.freeze()
             self.net.timers.after(fault.lasts, host.thaw)
@@ -153,12 +195,19 @@ class Faults:
             host.kill()
             self.net.timers.after(min(fault.lasts, 2.0), host.restart)
 
+    def _leaves(self, host: NodeHost, kind: str) -> None:
+        """The ledger: until it has started again."""
+        self._leaving.add((host.name, host.lives))
+        self._broke(kind, frozenset((host.name,)), float("inf"), host.lives)
+
     def _crash(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._leaves(host, fault.kind)
         host.kill()
         self.net.timers.after(fault.lasts, host.restart)
 
     def _power_loss(self, host: NodeHost, fault: FaultPlan) -> None:
         """Nobody is told; and the clock of the machine may be wrong when it is back."""
+        self._leaves(host, fault.kind)
         host.kill(in_the_dark=True)
         if self.rng.random() < 0.3:
             host.wall_offset_us -= self.rng.randint(10**6, 10**8)
@@ -169,6 +218,7 @@ class Faults:
 
     def _partition(self, host: NodeHost, fault: FaultPlan) -> None:
         pair = self._pair(host)
+        self._broke(fault.kind, pair, fault.lasts)
         self.net.blocked.add(pair)
         self.net.trace.note(self.net.timers.now, host.name, f"no path: {' - '.join(sorted(pair))}")
         self.net.timers.after(fault.lasts, lambda: self._reconnect(pair))
@@ -181,6 +231,7 @@ class Faults:
     def _short_partition(self, host: NodeHost, fault: FaultPlan) -> None:
         """Too short for anybody to give up: a delay."""
         pair = self._pair(host)
+        self._broke(fault.kind, pair, min(fault.lasts, 1.0))
         self.net.blocked.add(pair)
         self.net.timers.after(min(fault.lasts, 1.0), lambda: self._reconnect(pair))
 
@@ -194,6 +245,7 @@ class Faults:
     def _reset(self, host: NodeHost, fault: FaultPlan) -> None:
         conn = self._conn(host)
         if conn is not None:
+            self._broke(fault.kind, conn.hosts, 0.0)
             self.net.close(conn, self.rng.choice((conn.near, conn.far)), "was cut")
 
     def _half_open(self, host: NodeHost, fault: FaultPlan) -> None:
@@ -201,27 +253,71 @@ class Faults:
         conn = self._conn(host)
         if conn is not None:
             end = self.rng.choice((conn.near, conn.far))
+            self._broke(fault.kind, conn.hosts, self.net.silence.longest_s)
             self.net.close(conn, end, "is closed on one side", says_goodbye=False)
 
+    # ---- paths that break in part
+
+    def _one_way(self, path: tuple[str, str], lasts: float) -> None:
+        """Nothing gets from the first to the second; the way back is open."""
+        self._break_path("one way", self.net.one_way, path, lasts)
+
+    def _no_answer(self, path: tuple[str, str], lasts: float) -> None:
+        """Dials of the first to the second vanish."""
+        self._break_path("no answer", self.net.unanswered, path, lasts)
+
+    def _break_path(self, kind: str, broken: set[tuple[str, str]], path: tuple[str, str], lasts: float) -> None:
+        self._broke(kind, frozenset(path), lasts)
+        broken.add(path)
+        self.net.trace.note(self.net.timers.now, path[0], f"{kind}: to {path[1]} for {lasts:.1f} s")
+
+        def mend() -> None:
+            broken.discard(path)
+            self.net.kick()
+
+        self.net.timers.after(lasts, mend)
+
+    def _fill_queue(self, path: tuple[str, str], lasts: float) -> None:
+        """Nobody reads: what the two send each other is refused."""
+        pair = frozenset(path)
+        conns = [conn for conn in self.net.conns if conn.hosts == pair]
+        self._broke("full queue", pair, min(lasts, 1.0))
+        self.net.stuffed.update(conns)
+        self.net.timers.after(min(lasts, 1.0), lambda: self.net.stuffed.difference_update(conns))
+
+    def _cut_within(self, path: tuple[str, str], lasts: float) -> None:
+        """Their connection breaks in the middle of the next message that has several parts."""
+        pair = frozenset(path)
+        self._broke("cut within", pair, lasts)
+        self.net.cut_within.add(pair)
+        self.net.timers.after(lasts, lambda: self.net.cut_within.discard(pair))
+
+    # ---- hosts that are slow, or leave
+
     def _freeze(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
         host.freeze()
         self.net.timers.after(fault.lasts, host.thaw)
 
     def _stick(self, host: NodeHost, fault: FaultPlan) -> None:
         """Its loop hangs; the threads of its system go on, so its connections look fine."""
-        host.is_stuck = True
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
+        host.stick()
         self.net.timers.after(fault.lasts, host.come_loose)
 
     def _slow_node(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
         host.slowness = self.rng.choice((5.0, 20.0))
         self.net.timers.after(fault.lasts, lambda: setattr(host, "slowness", 1.0))
 
     def _slow_path(self, host: NodeHost, fault: FaultPlan) -> None:
         pair = self._pair(host)
         self.net.extra_latency[pair] = self.rng.choice((0.05, 0.5, 2.0))
+        self._broke(fault.kind, pair, fault.lasts)
         self.net.timers.after(fault.lasts, lambda: self.net.extra_latency.pop(pair, None) and None)
 
     def _skew(self, host: NodeHost, fault: FaultPlan) -> None:
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
         host.clock.skew(self.rng.choice((0.5, 0.8, 1.25, 2.0)))
         self.net.timers.after(fault.lasts, lambda: host.clock.skew(host.plan.clock_rate))
 
@@ -229,27 +325,36 @@ class Faults:
         """SIGTERM, and sometimes a second one that does not wait."""
         daemon = host.daemon
         assert daemon is not None
+        self._leaves(host, fault.kind)
         daemon.stop()
         if not self.is_gentle and self.rng.random() < 0.3:
             self.net.timers.after(self.rng.uniform(0, 1), daemon.stop)
 
     def _admin_drain(self, host: NodeHost, fault: FaultPlan) -> None:
-        self._tell_to_leave(host, "restart", fault)
+        self._tell_to_leave(host, "restart", fault, self._living_routers())
+
+    def _drain_at_one(self, host: NodeHost, fault: FaultPlan) -> None:
+        """The others hear of it from the node, or from nobody."""
+        self._tell_to_leave(host, "restart", fault, [self.rng.choice(self._living_routers())])
 
     def _change_role(self, host: NodeHost, fault: FaultPlan) -> None:
-        self._tell_to_leave(host, "decode" if host.plan.role == "prefill" else "prefill", fault)
+        then: Then = "decode" if host.plan.role == "prefill" else "prefill"
+        self._tell_to_leave(host, then, fault, self._living_routers())
 
-    def _tell_to_leave(self, host: NodeHost, then: Then, fault: FaultPlan) -> None:
-        """As an administrator does, at every router."""
+    def _tell_to_leave(self, host: NodeHost, then: Then, fault: FaultPlan, routers: Sequence[RouterHost]) -> None:
+        """As an administrator does."""
         assert host.node is not None
+        self._leaves(host, fault.kind)
+        self.told_to_leave(host, min(fault.lasts, 2.0))
         facts = host.node.ctx.facts
-        for router in self._living_routers():
+        for router in routers:
             node = router.registry.find(facts.node_id, facts.epoch)
             if node is not None and router.gateway is not None and not router.is_frozen:
                 router.gateway.drain(node, Drain(facts.node_id, then), min(fault.lasts, 2.0))
 
     def _fail_step(self, host: NodeHost, fault: FaultPlan) -> None:
         """The next forward raises."""
+        self._broke(fault.kind, frozenset((host.name,)), fault.lasts)
         assert host.node is not None
         model = host.node.ctx.core.model
 

@@ -111,6 +111,7 @@ class NodeHost:
         self.engine_s = 0.0  # processor time inside the engine's loop, from a sample of its steps
         self._num_timed = 0
         self.is_stuck = False  # its system answers heartbeats, its loop does nothing
+        self.num_pauses = 0  # times that it was frozen or stuck
         self.on_round: Callable[[NodeHost], None] = lambda host: None
 
     # ---- life and death
@@ -148,6 +149,7 @@ class NodeHost:
             max_running=plan.knobs.max_running,
             max_waiting=plan.max_waiting,
             lease_s=lease_s,
+            silence_s=self.cluster.silence_s,
         )
         log = LogOnce(QuietLogger(f"{self.name}.{self.lives}", self.net), clock=self.clock)
         routers = Routers(tuple(router.endpoint for router in self.cluster.routers))
@@ -188,6 +190,11 @@ class NodeHost:
     def freeze(self) -> None:
         assert self.port is not None
         self.port.is_frozen = True
+        self.num_pauses += 1
+
+    def stick(self) -> None:
+        self.is_stuck = True
+        self.num_pauses += 1
 
     def thaw(self) -> None:
         if self.port is not None and self.port.is_frozen:
@@ -260,7 +267,7 @@ class RouterHost:
 
     def __init__(self, net: Network, plan: RouterPlan, cluster: ClusterPlan, rng: random.Random) -> None:
         self.net, self.plan, self.cluster, self.rng = net, plan, cluster, rng
-        self.name = plan.router_id
+        self.name = plan.name or plan.router_id
         self.lives = 0
         self.gateway: Gateway | None = None
         self.before: Callable[[RouterHost, Inbound], None] = lambda host, inbound: None
@@ -270,7 +277,7 @@ class RouterHost:
     def start(self) -> None:
         self.lives += 1
         cluster, timers = self.cluster, self.net.timers
-        identity = (self.name, self.lives)
+        identity = self.identity
         self.sleeper = Sleeper(self.net, self._round)
         self.port = Port(self.net, self.name, f"{self.name}@{self.lives:x}", self.plan.endpoint, self._wake)
         self.registry = Registry(cluster.silence_s)
@@ -286,6 +293,11 @@ class RouterHost:
         self.gateway = Gateway(identity, self.registry, dispatcher, self.port, metrics, self.log, clock)
         self.net.trace.note(timers.now, self.port.name, "starts")
         timers.after(TICK_S, lambda port=self.port: self._tick(port))  # type: ignore[misc]
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """What it calls itself: id and epoch."""
+        return self.plan.router_id, self.plan.first_epoch + self.lives
 
     def kill(self) -> None:
         self.port.die(in_the_dark=False)

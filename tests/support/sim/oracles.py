@@ -61,6 +61,24 @@ def waited_for(host: NodeHost) -> Iterator[tuple[RequestKey, str]]:
                 yield arriving.key, arriving.source
 
 
+DRAIN_SLACK_S = 3.0  # word of it, a heartbeat, two ticks, and the steps that are under way
+
+
+@dataclass
+class DrainWatch:
+    """A node that was told to leave is gone when its requests' time is over."""
+
+    _due: dict[tuple[str, int], float] = field(default_factory=dict)  # host and its life
+
+    def told(self, host: NodeHost, within_s: float, now: float) -> None:
+        self._due.setdefault((host.name, host.lives), now + within_s + DRAIN_SLACK_S)
+
+    def look(self, host: NodeHost, now: float) -> None:
+        """After each of its rounds; a node has some in every second."""
+        if host.node is not None and now > self._due.get((host.name, host.lives), now):
+            raise Violation(f"{host.name} was told to leave, and is there still", host.name)
+
+
 # ---- routers
 
 
@@ -82,7 +100,7 @@ class RouterOracle:
     def _check_tokens(self, message: Tokens, host: RouterHost) -> None:
         for run in message.runs:
             began_at = self._began_at.get((run.key.rid, run.key.attempt))
-            is_ours = (run.key.router_id, run.key.router_epoch) == (host.name, host.lives)
+            is_ours = (run.key.router_id, run.key.router_epoch) == host.identity
             if is_ours and began_at is not None and run.first_pos < began_at[run.key.seq_index]:
                 word = f"{host.name}/{run.key.rid}#"
                 at = f"token {run.first_pos} of {word}{run.key.attempt}.{run.key.seq_index}"

@@ -10,12 +10,14 @@ from shared.core.sampling_params import SamplingParams
 from tests.support.core_rig import CoreKnobs, draw_sampling
 
 ARRIVALS_FROM_S = 1.0  # nodes have dialled in by then
+PATH_FAULTS = ("one way", "no answer", "full queue", "cut within")
 FAULTS = (
     "crash", "power loss", "partition", "short partition", "reset", "half open", "freeze", "slow node", "slow path",
     "stuck loop", "skew", "stop signal", "router restart", "router freeze", "forced retraction", "failed step",
     "admin drain", "role change",
 )  # fmt: skip
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
+GENTLE = ("gentle", "overload", "one way", "drains", "twins")
 MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3), (2, 3), (0, 2), (2, 0))  # prefill, decode
 
@@ -35,9 +37,14 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class RouterPlan:
+    """`name`: the host's, where another router says the same id. `starts_at`: seconds."""
+
     router_id: str
     endpoint: str
     policy: str
+    name: str = ""
+    first_epoch: int = 0
+    starts_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,15 +74,16 @@ class FaultPlan:
     kind: str
     lasts: float
     draw: float  # in [0, 1): decides targets
+    pair: tuple[str, str] | None = None  # two hosts in order, where the plan itself aims
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
     """Times in seconds. harsh: single messages are lost, repeated, reordered and damaged too. gentle: nothing breaks,
-    nodes are only drained, restarted and slow, and then no request may fail."""
+    nodes are only drained, restarted and slow, and then no request may fail; nor in the loads of moods.py."""
 
     seed: int
-    mood: str  # "normal", "harsh" or "gentle"
+    mood: str  # "normal", "harsh" or one of GENTLE
     nodes: tuple[NodePlan, ...]
     routers: tuple[RouterPlan, ...]
     clients: tuple[ClientPlan, ...]
@@ -97,14 +105,15 @@ class ClusterPlan:
 
     @property
     def is_gentle(self) -> bool:
-        return self.mood == "gentle"
+        return self.mood in GENTLE
 
     @property
     def last_arrival(self) -> float:
         return max(client.at for client in self.clients)
 
 
-def draw_plan(seed: int) -> ClusterPlan:
+def draw_base(seed: int) -> ClusterPlan:
+    """One of the first three moods, with 2 to 6 nodes."""
     rng = random.Random(seed)
     mood = rng.choice(("normal",) * 6 + ("harsh",) * 3 + ("gentle",))
     is_gentle = mood == "gentle"
@@ -137,8 +146,12 @@ def draw_routers(rng: random.Random) -> tuple[RouterPlan, ...]:
 
 
 def draw_nodes(rng: random.Random, *, has_limits: bool) -> tuple[NodePlan, ...]:
-    """2 to 6 nodes. Those of one cluster agree on what their fingerprints say, but for one now and then."""
-    prefills, decodes = rng.choice(SHAPES)
+    """2 to 6 nodes."""
+    return draw_nodes_of(rng, *rng.choice(SHAPES), has_limits=has_limits)
+
+
+def draw_nodes_of(rng: random.Random, prefills: int, decodes: int, *, has_limits: bool) -> tuple[NodePlan, ...]:
+    """Those of one cluster agree on what their fingerprints say, except one now and then."""
     width = rng.choice((1, 1, 1, 4))
     shared = CoreKnobs(page_size=rng.choice((4, 16, 16)), width=width)
     transports = rng.choice((("zmq",), ("zmq",), ("zmq",), ("shm", "zmq")))

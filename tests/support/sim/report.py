@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-MIN_REQUESTS, MIN_HITS, MIN_KINDS = 20, 3, 2
+MIN_REQUESTS, MIN_HITS, MIN_KINDS, MOST_NODES = 20, 3, 2, 12
+LONG_WAIT_S = 2.0  # of an offer, in a load that is about waiting
+NEEDED_HITS = {"overload": 0, "twins": 0, "one way": 1, "drains": 1}  # loads that are about one thing
 Step = tuple[str, str, str]  # machine, from, to
 
 
@@ -23,6 +25,10 @@ class SeedReport:
     sim_s: float = 0.0
     hits: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)  # of resumes and failures
+    rare: Counter[str] = field(default_factory=Counter)
+    num_routers: int = 1
+    longest_wait_s: float = 0.0  # of an offer, for its grant
     transitions: Counter[Step] = field(default_factory=Counter)
     failure: str = ""
     timeline: list[str] = field(default_factory=list)
@@ -31,5 +37,8 @@ class SeedReport:
     @property
     def counts(self) -> bool:
         """Whether this seed was hard enough to prove something."""
+        if self.mood in NEEDED_HITS:
+            has_waited = self.mood != "overload" or self.longest_wait_s > LONG_WAIT_S
+            return has_waited and sum(self.hits.values()) >= NEEDED_HITS[self.mood]
         enough = sum(self.hits.values()) >= MIN_HITS and len(self.hits) >= MIN_KINDS
-        return enough and 2 <= self.num_nodes <= 6 and self.num_requests >= MIN_REQUESTS
+        return enough and 2 <= self.num_nodes <= MOST_NODES and self.num_requests >= MIN_REQUESTS

@@ -16,21 +16,23 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from shared.config import core_plan
 from shared.config.settings import CorePlan
 from tests.support.sim.report import SeedReport
 from tests.support.sim.summary import Summary
+from tests.support.sim.waiting import mended
 
 PROGRESS_S = 5.0
 TIMELINE_LINES = 400
 AHEAD = 4  # seeds under way for each process, so that a long one keeps nobody waiting
 
 
-def prepare() -> None:
-    """In each process, before torch is loaded."""
+def prepare(mends: Sequence[str] = ()) -> None:
+    """In each process, before torch is loaded. `mends`: see `mended`."""
+    mended(mends)
     core_plan.apply(CorePlan(threads=1))
     logging.disable(logging.CRITICAL)  # failed steps and the like are on purpose here
     import tests.support.sim.cluster  # noqa: F401
@@ -44,10 +46,14 @@ def run_one(seed: int) -> SeedReport:
     return run_seed(seed)
 
 
-def run_many(first: int, wanted: int, jobs: int, budget_s: float = float("inf")) -> Summary:
+def run_many(first: int, wanted: int, jobs: int, budget_s: float = float("inf"), mends: Sequence[str] = ()) -> Summary:
     """Seeds from `first` on, until `wanted` have counted, or the time is over."""
     summary, started, shown = Summary(), time.monotonic(), time.monotonic()
-    for report in results(first, jobs, lambda: summary.counted >= wanted or time.monotonic() - started > budget_s):
+
+    def enough() -> bool:
+        return summary.counted >= wanted or time.monotonic() - started > budget_s
+
+    for report in results(first, jobs, enough, mends):
         summary.add(report)
         if summary.failures and summary.failures[-1] is report:
             tell(summary.failures[-1].seed, summary.failures[-1].failure)
@@ -61,13 +67,13 @@ def run_many(first: int, wanted: int, jobs: int, budget_s: float = float("inf"))
     return summary
 
 
-def results(first: int, jobs: int, enough: Callable[[], bool]) -> Iterator[SeedReport]:
+def results(first: int, jobs: int, enough: Callable[[], bool], mends: Sequence[str] = ()) -> Iterator[SeedReport]:
     """Yields reports in the order of their seeds, so that the same seeds count on every machine. Seeds behind the one
     that is waited for run already; what they report after `enough` is dropped.
     """
     seeds = itertools.count(first)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare, initargs=(mends,)) as pool:
         try:
             under_way = deque(pool.submit(run_one, next(seeds)) for _ in range(AHEAD * jobs))
             while not enough():
@@ -84,8 +90,8 @@ def tell(seed: int, failure: str) -> None:
     )
 
 
-def replay(seed: int, word: str) -> int:
-    prepare()
+def replay(seed: int, word: str, mends: Sequence[str]) -> int:
+    prepare(mends)
     from tests.support.sim.cluster import run_seed
 
     report = run_seed(seed, keeps_timeline=True, word=word)
@@ -103,18 +109,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happened")
+    parser.add_argument("--mended", nargs="+", default=[], metavar="DEFECT", help="of waiting.py: hold the code to it")
     parser.add_argument("--word", default="", help="with --replay: only lines with it, as r0/1f# for one request")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the processes would stay
     if options.replay is not None:
-        return replay(options.replay, options.word)
+        return replay(options.replay, options.word, options.mended)
     started = time.monotonic()
-    summary = run_many(options.first, options.seeds, options.jobs, 60 * options.minutes)
+    summary = run_many(options.first, options.seeds, options.jobs, 60 * options.minutes, options.mended)
     print("\n".join(summary.lines()))
     print(f"took         {time.monotonic() - started:.0f} s with {options.jobs} processes")
     for report in summary.failures:
         tell(report.seed, report.failure)
-    return 1 if summary.failures else 0
+    for name in summary.unseen:
+        print(f"SELDOM {name}: {summary.rare[name]} times in a long run")
+    return 1 if summary.failures or summary.unseen else 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.support.sim.machines import EXPECTED
+from tests.support.sim.rare_names import LONG_RUN, seldom
 from tests.support.sim.report import SeedReport, Step
 
+LARGE = 8  # nodes
 BOTH = (300, 2000)  # engine steps and messages that one core must manage within one second
 
 
@@ -25,6 +27,10 @@ class Summary:
     hits: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     transitions: Counter[Step] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    rare: Counter[str] = field(default_factory=Counter)
+    large: int = 0  # seeds with many nodes
+    shared: int = 0  # seeds with several routers
     failures: list[SeedReport] = field(default_factory=list)
 
     def add(self, report: SeedReport) -> None:
@@ -44,11 +50,20 @@ class Summary:
         self.engine_s += report.engine_s
         self.hits += report.hits
         self.outcomes += report.outcomes
+        self.causes += report.causes
+        self.rare += report.rare
+        self.large += report.num_nodes >= LARGE
+        self.shared += report.num_routers > 1
         self.transitions += report.transitions
 
     @property
     def missing(self) -> list[Step]:
         return sorted(EXPECTED - set(self.transitions))
+
+    @property
+    def unseen(self) -> list[str]:
+        """Rare events that a long run must have seen more often; a short one owes nothing."""
+        return seldom(self.rare) if self.counted >= LONG_RUN else []
 
     @property
     def speeds(self) -> tuple[float, float]:
@@ -72,7 +87,11 @@ class Summary:
             f"{self.messages / max(self.cpu_s, 1e-9):.0f} messages in the same second of one core; "
             f"{BOTH[0]} steps and {BOTH[1]} messages take {self.seconds_for_both:.2f} s of it",
             f"faults       {listed(self.hits)} (each hit an open request)",
+            f"shapes       {self.large} with {LARGE} nodes or more, {self.shared} with two or three routers",
             f"ends         {listed(self.outcomes)}",
+            f"causes       {listed(self.causes)}",
+            f"rare         {listed(self.rare)}",
+            *(f"  seldom     {name} ({self.rare[name]})" for name in seldom(self.rare)),
             f"transitions  {taken} of {len(EXPECTED)} taken",
             *(f"  never      {machine}: {old} -> {new}" for machine, old, new in self.missing),
             *(f"  unlisted   {m}: {old} -> {new} ({self.transitions[m, old, new]})" for m, old, new in self.surprises),

@@ -4,7 +4,7 @@ ends. Reads only; names its states itself where the production code has them in 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -19,7 +19,9 @@ from tests.support.sim.report import Step
 
 
 @contextmanager
-def watching_requests(steps: Counter[Step]) -> Iterator[None]:
+def watching_requests(
+    steps: Counter[Step], moved: Callable[[Request, RequestState, RequestState], None]
+) -> Iterator[None]:
     """Every Request.to while this lasts."""
     original = Request.to
 
@@ -27,6 +29,7 @@ def watching_requests(steps: Counter[Step]) -> Iterator[None]:
         before = self.state
         original(self, state)
         steps["request", before.value, state.value] += 1
+        moved(self, before, state)
 
     Request.to = to  # type: ignore[method-assign]
     try:

@@ -4,13 +4,14 @@
 
 A connection has two ends that may disagree about whether it lives. What breaks it loses what is in flight; an end
 whose peer is mute for long closes; a new connection under the same name takes over from the old one without a word.
-Knows nothing of what messages mean.
+A message that has left in part only when its connection breaks is lost whole, and is not sent again. A dial that
+nobody answers is tried for ever; its owner hears of it after `connect_s`. Knows nothing of what messages mean.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from tests.support.sim.trace import Trace
 
 LOOKS_PER_PING = 2  # how often an end looks whether the other one still answers
 RETRY_S, MAX_RETRY_S = 0.05, 1.0
+SYN_AGAIN_S = 1.0
 MAX_STRAY_S = 1.5  # harsh: how late a reordered or repeated message may come
 
 
@@ -81,28 +83,50 @@ class Harshness:
 class Network:
     """All hosts, connections and what is wrong with them."""
 
-    def __init__(self, timers: Timers, rng: random.Random, trace: Trace, silence: LinkSilence, limit: int) -> None:
+    def __init__(
+        self,
+        timers: Timers,
+        rng: random.Random,
+        trace: Trace,
+        silence: LinkSilence,
+        limit: int,
+        connect_s: float = float("inf"),
+    ) -> None:
+        """`connect_s`: after so long a dial without an answer is said to be closed, and tried again."""
         self.timers, self.rng, self.trace = timers, rng, trace
-        self.silence, self.limit = silence, limit
+        self.silence, self.limit, self.connect_s = silence, limit, connect_s
         self.ports: dict[str, Port] = {}  # endpoint -> who listens there now
         self.conns: list[Conn] = []
         self.blocked: set[frozenset[str]] = set()  # pairs of hosts that can't reach each other
+        self.one_way: set[tuple[str, str]] = set()  # (from, to): nothing gets there, while the way back is open
+        self.unanswered: set[tuple[str, str]] = set()  # (from, to): dials vanish; connections that are there live
+        self.stuffed: set[Conn] = set()  # connections whose queues take nothing more; a new one's are empty
+        self.cut_within: set[frozenset[str]] = set()  # pairs whose next message of several parts is cut in the middle
         self.dark: set[str] = set()  # hosts without power: no answer, not even a refusal
         self.extra_latency: dict[frozenset[str], float] = {}
         self.harsh = Harshness()
-        self.on_hit: Callable[[str, Message], None] = lambda kind, message: None
+        self.on_hit: Callable[[str, Message, frozenset[str]], None] = lambda kind, message, hosts: None
+        self.on_send: Callable[[Port, str, Message, bool], None] = lambda port, peer, message, sent: None
+        self.on_arrival: Callable[[Port, str, Message], None] = lambda port, peer, message: None
+        self.events: Counter[str] = Counter()  # what happens to connections, by name
         self.num_delivered = 0
         self._look_s = silence.ping_ms / 1000 / LOOKS_PER_PING
         timers.after(self._look_s, self._beat)
 
     # ---- weather
 
+    def passes(self, source: str, target: str) -> bool:
+        is_blocked = frozenset((source, target)) in self.blocked or (source, target) in self.one_way
+        return not is_blocked and not {source, target} & self.dark
+
     def reachable(self, first: str, second: str) -> bool:
-        return frozenset((first, second)) not in self.blocked and not {first, second} & self.dark
+        """There and back, as a handshake needs it."""
+        return self.passes(first, second) and self.passes(second, first)
 
     def heal(self) -> None:
         """Every path is open again and nothing is lost any more; hosts in the dark stay there."""
-        self.blocked.clear()
+        for broken in (self.blocked, self.one_way, self.unanswered, self.cut_within, self.stuffed):
+            broken.clear()
         self.extra_latency.clear()
         self.harsh = Harshness()
         self.kick()
@@ -125,12 +149,11 @@ class Network:
 
     def _look(self, conn: Conn, end: End) -> None:
         other, now = conn.other(end), self.timers.now
-        if self.reachable(*self._pair(conn)):
-            if not other.is_open and not end.inbound:
-                self.close(conn, end, "was reset")
-                return
-            if other.is_open and not other.port.is_frozen:
-                end.heard = now
+        if self.reachable(*self._pair(conn)) and not other.is_open and not end.inbound:
+            self.close(conn, end, "was reset")
+            return
+        if self.passes(other.port.host, end.port.host) and other.is_open and not other.port.is_frozen:
+            end.heard = now
         if now - end.heard > self.rng.uniform(self.silence.shortest_s, self.silence.longest_s):
             self.close(conn, end, "has heard nothing for too long")
 
@@ -147,8 +170,8 @@ class Network:
             return
         listener = self.ports.get(dealer.endpoint)
         host = listener.host if listener is not None else self._host_of(dealer.endpoint)
-        if port.is_frozen or not self.reachable(port.host, host):
-            self.timers.after(1.0, lambda: self.connect(dealer))  # a SYN is lost; the next one may not be
+        if port.is_frozen or not self._answers(port.host, host):
+            self._no_answer(dealer)  # a SYN is lost; the next one may not be
         elif listener is None or listener.is_dead:
             dealer.changed("closed")
             self.timers.after(dealer.next_retry(), lambda: self.connect(dealer))
@@ -156,23 +179,35 @@ class Network:
             delay = self.rng.uniform(0.0005, 0.01)
             self.timers.after(delay, lambda: self._established(dealer, listener))
 
+    def _answers(self, dialler: str, host: str) -> bool:
+        return self.reachable(dialler, host) and (dialler, host) not in self.unanswered
+
+    def _no_answer(self, dealer: Dealer) -> None:
+        self.events["dial never answered"] += dealer.silent_s == 0.0
+        dealer.silent_s += SYN_AGAIN_S
+        if dealer.silent_s > self.connect_s:
+            dealer.silent_s = 0.0
+            dealer.changed("closed")
+        self.timers.after(SYN_AGAIN_S, lambda: self.connect(dealer))
+
     def _host_of(self, endpoint: str) -> str:
         return endpoint.partition("//")[2].partition(":")[0]
 
     def _established(self, dealer: Dealer, listener: Port) -> None:
         if dealer.is_over or dealer.port.is_dead:
             return
-        if listener.is_dead or not self.reachable(dealer.port.host, listener.host):
+        if listener.is_dead or not self._answers(dealer.port.host, listener.host):
             self.connect(dealer)
             return
         if listener.is_frozen:  # no handshake
-            self.timers.after(1.0, lambda: self.connect(dealer))
+            self.timers.after(SYN_AGAIN_S, lambda: self.connect(dealer))
             return
         now = self.timers.now
         near, far = End(dealer.port, dealer.name, heard=now), End(listener, dealer.port.identity, heard=now)
         conn = Conn(near, far, dealer, self.rng.choice((0.0002, 0.001, 0.004)))
         before = listener.accepted.get(far.peer)
         if before is not None and before.far.is_open:  # hand-over: the old one ends without a report
+            self.events["connection taken over"] += 1
             before.far.is_open = False
             before.far.inbound.clear()
         listener.accepted[far.peer] = conn
@@ -198,11 +233,15 @@ class Network:
             self._bury(conn)
 
     def _cut(self, other: End) -> list[Parcel]:
-        """How far what is on its way had come: the first ones will arrive, of the others some were never sent."""
+        """How far what is on its way had come: the first ones will arrive, of the others some were never sent. The
+        first of these may be half out: both ends drop it."""
         parcels = list(other.inbound)
         arrive = self.rng.randint(0, len(parcels))
         unsent = self.rng.randint(arrive, len(parcels))
         other.inbound = deque(parcels[:arrive])
+        if unsent < len(parcels) and parcels[unsent].frames and self.rng.random() < 0.5:
+            self.events["half a message dropped"] += 1
+            unsent += 1
         return [parcel for parcel in parcels[unsent:] if not parcel.is_fin]
 
     def _bury(self, conn: Conn) -> None:
@@ -213,14 +252,24 @@ class Network:
 
     def send(self, conn: Conn, end: End, message: Message, frames: Sequence[Buffer]) -> bool:
         """Towards `end`. False: its queue is full."""
-        if len(end.inbound) + end.backlog >= self.limit:
+        if len(end.inbound) + end.backlog >= self.limit or conn in self.stuffed:
+            self.events["full queue"] += 1
             return False
         late = self.rng.random() < 0.5 and not self.harsh.is_on  # frames are views: libzmq may read them late
         parcel = Parcel(0.0, message, encode(message), tuple(frames) if late else tuple(map(bytes, frames)))
         if self.harsh.is_on and self._strays(conn, end, parcel):
             return True
         self._push(conn, end, parcel)
+        if frames and conn.hosts in self.cut_within:
+            self._cut_in_the_middle(conn, end, parcel)
         return True
+
+    def _cut_in_the_middle(self, conn: Conn, end: End, parcel: Parcel) -> None:
+        """What came before it arrives; of this one only a part has left. The sender knows it a moment later."""
+        self.cut_within.discard(conn.hosts)
+        end.inbound.remove(parcel)
+        self.events["half a message dropped"] += 1
+        self.timers.after(0.0, lambda: self.close(conn, conn.other(end), "was cut within a message"))
 
     def _push(self, conn: Conn, end: End, parcel: Parcel) -> None:
         parcel.arrives = end.last_arrival = max(end.last_arrival, self.timers.now + self.latency(conn))
@@ -231,18 +280,18 @@ class Network:
         """Harsh mode: lost, repeated, late or damaged, message by message."""
         harsh, rng = self.harsh, self.rng
         if rng.random() < harsh.drop:
-            self.on_hit("drop", parcel.message)
+            self.on_hit("drop", parcel.message, conn.hosts)
             self.trace.note(self.timers.now, end.port.name, f"FAULT lost, from {end.peer}:", parcel.message)
             return True
         if parcel.frames and rng.random() < harsh.corrupt:
-            self.on_hit("corrupt", parcel.message)
+            self.on_hit("corrupt", parcel.message, conn.hosts)
             self.trace.note(self.timers.now, end.port.name, f"FAULT damaged, from {end.peer}:", parcel.message)
             parcel.frames = (damaged(parcel.frames[0], rng), *parcel.frames[1:])
         if rng.random() < harsh.repeat:
-            self.on_hit("repeat", parcel.message)
+            self.on_hit("repeat", parcel.message, conn.hosts)
             self.timers.after(rng.uniform(0, MAX_STRAY_S), lambda: self._hand(conn, end, parcel, "again"))
         if rng.random() < harsh.reorder:
-            self.on_hit("reorder", parcel.message)
+            self.on_hit("reorder", parcel.message, conn.hosts)
             self.timers.after(rng.uniform(0, MAX_STRAY_S), lambda: self._hand(conn, end, parcel, "late"))
             return True
         return False
@@ -250,7 +299,7 @@ class Network:
     def _deliver(self, conn: Conn, end: End) -> None:
         """Everything of this pipe that has come by now."""
         while end.is_open and end.inbound and end.inbound[0].arrives <= self.timers.now:
-            if not self.reachable(*self._pair(conn)):
+            if not self.passes(conn.other(end).port.host, end.port.host):
                 return
             parcel = end.inbound.popleft()
             if parcel.is_fin:
@@ -265,6 +314,7 @@ class Network:
         end.backlog += 1
         self.num_delivered += 1
         self.trace.note(self.timers.now, end.port.name, f"<- {end.peer} {how}", parcel.message)
+        self.on_arrival(end.port, end.peer, parcel.message)
         end.port.arrived(conn, end, parcel)
 
 
@@ -289,6 +339,7 @@ class Dealer:
         self.inbox: list[tuple[Conn, End, Parcel]] = []
         self._changes: list[Inbound] = []
         self._retry_s = RETRY_S
+        self.silent_s = 0.0  # so long nobody answers
 
     def next_retry(self) -> float:
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
@@ -301,7 +352,7 @@ class Dealer:
             self.port.wake()
 
     def opened(self, conn: Conn) -> None:
-        self.conn, self._retry_s = conn, RETRY_S
+        self.conn, self._retry_s, self.silent_s = conn, RETRY_S, 0.0
         self.changed("up")
         while self.queue:
             message, frames = self.queue.popleft()
@@ -373,6 +424,7 @@ class Port:
 
     def send(self, peer: str, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         sent = self._send(peer, message, frames)
+        self.net.on_send(self, peer, message, sent)
         if not sent:
             self.net.trace.note(self.net.timers.now, self.name, f"can't send to {peer}:", message)
             self.was_refused = True

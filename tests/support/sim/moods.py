@@ -1,0 +1,193 @@
+"""What a seed is in all: the base (see plan.py), or one of the loads that are about one thing each.
+
+    base        normal, harsh or gentle; some with 8 to 12 nodes, up to three routers, paths that break in part
+    overload    all is healthy, and the queue of the decode nodes is longer than several leases (once E1 is mended)
+    one way     a prefill node can't reach a decode node, for as long as clients come
+    drains      long streams of two or three routers, and nodes that are told to leave
+    twins       a second router says the id of the first
+
+In the last four nothing may fail. What is drawn here comes from a second source, so that the base stays what it was.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tests.support.sim.plan import (
+    ARRIVALS_FROM_S,
+    PATH_FAULTS,
+    ClientPlan,
+    ClusterPlan,
+    FaultPlan,
+    NodePlan,
+    RequestPlan,
+    RouterPlan,
+    draw_base,
+    draw_nodes_of,
+    draw_request,
+)
+from tests.support.sim.waiting import is_due
+
+MOODS = 0x300D5
+MANY_NODES, MANY_ROUTERS, PARTIAL = 0.25, 0.15, 0.35  # shares of the base's seeds
+FROM_NODES, MOST_NODES = 8, 12
+NO_FAULTS = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Load:
+    """`defect`: what it is about; `waits`: drawn only when that is mended."""
+
+    name: str
+    share: float
+    defect: str
+    waits: bool
+    make: Callable[[ClusterPlan, random.Random], ClusterPlan]
+
+    def plan(self, seed: int) -> ClusterPlan:
+        return self.make(draw_base(seed), random.Random(seed ^ MOODS))
+
+
+def draw_plan(seed: int) -> ClusterPlan:
+    base, rng = draw_base(seed), random.Random(seed ^ MOODS)
+    chance = rng.random()
+    for load in LOADS:
+        if 0 <= chance < load.share and (is_due(load.defect) or not load.waits):
+            return load.plan(seed)
+        chance -= load.share
+    return widened(base, rng)
+
+
+# ---- the base, wider
+
+
+def widened(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    if rng.random() < MANY_NODES:
+        plan = replace(plan, nodes=many_nodes(rng, has_limits=not plan.is_gentle))
+    if rng.random() < MANY_ROUTERS:
+        plan = replace(plan, routers=routers(rng.choice((2, 3)), plan.routers[0].policy))
+    if rng.random() < PARTIAL and not plan.is_gentle:
+        plan = replace(plan, faults=tuple(in_part(fault, rng) for fault in plan.faults))
+    return plan
+
+
+def many_nodes(rng: random.Random, *, has_limits: bool) -> tuple[NodePlan, ...]:
+    count = rng.randint(FROM_NODES, MOST_NODES)
+    prefills = rng.randint(2, count - 3)
+    return draw_nodes_of(rng, prefills, count - prefills, has_limits=has_limits)
+
+
+def routers(count: int, policy: str) -> tuple[RouterPlan, ...]:
+    return tuple(RouterPlan(f"r{i}", f"tcp://r{i}:7001", policy) for i in range(count))
+
+
+def in_part(fault: FaultPlan, rng: random.Random) -> FaultPlan:
+    return replace(fault, kind=rng.choice(PATH_FAULTS)) if rng.random() < 0.5 else fault
+
+
+# ---- loads that are about one thing
+
+
+def quiet(plan: ClusterPlan, mood: str, rng: random.Random, prefills: int, decodes: int) -> ClusterPlan:
+    """Nothing breaks by itself, and no limit is so small that a request may be refused."""
+    nodes = draw_nodes_of(rng, prefills, decodes, has_limits=False)
+    page_size = nodes[0].knobs.page_size
+    healthy = (replace(n, knobs=replace(n.knobs, page_size=page_size), max_waiting=1024) for n in nodes)
+    return replace(
+        plan,
+        mood=mood,
+        nodes=tuple(healthy),
+        faults=(),
+        message_faults=NO_FAULTS,
+        max_attempts=5,
+        resume_wait_s=20.0,
+        queue_messages=4096,
+        local_tokens=0,
+        request_timeout_s=120.0,
+    )
+
+
+def sized(node: NodePlan, pages_of_16: int, max_running: int, step_s: float) -> NodePlan:
+    pages = pages_of_16 * 16 // node.knobs.page_size
+    knobs = replace(node.knobs, num_pages=pages + 1, max_running=max_running)
+    return replace(node, knobs=knobs, step_s=step_s)
+
+
+def long_requests(rng: random.Random, count: int, spread: float, max_tokens: tuple[int, ...]) -> tuple[ClientPlan, ...]:
+    """One prompt each, without a stop before its length."""
+    stems = [tuple(rng.randrange(95) for _ in range(rng.randrange(5, 100))) for _ in range(3)]
+    clients = []
+    for _ in range(count):
+        request = draw_request(rng, stems)
+        sampling = replace(request.sampling, max_tokens=rng.choice(max_tokens), stop_token_ids=(), min_tokens=0)
+        request = RequestPlan(request.prompt, request.num_sequences, sampling, request.seed)
+        clients.append(ClientPlan(ARRIVALS_FROM_S + rng.uniform(0, spread), (request,)))
+    return tuple(sorted(clients, key=lambda client: client.at))
+
+
+def alone(client: ClientPlan) -> ClientPlan:
+    """One sequence of each prompt."""
+    return replace(client, requests=tuple(replace(request, num_sequences=1) for request in client.requests))
+
+
+def overload(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """A few rows at a time, for some thirty answers at once. All nodes have memory for a few prompts only: what prefill
+    nodes computed without a grant gives way and is computed again, and a long offer waits where a short one fits."""
+    plan = quiet(plan, "overload", rng, rng.choice((1, 1, 2)), rng.choice((1, 1, 2)))
+    nodes = tuple(overloaded(node, rng) for node in plan.nodes)
+    num_decodes = sum(node.role == "decode" for node in nodes)
+    clients = long_requests(rng, 22 * num_decodes, 0.5, (40, 60, 80))
+    return replace(plan, nodes=nodes, clients=clients, lease_s=2.0 if is_due("E1") else 60.0)
+
+
+def overloaded(node: NodePlan, rng: random.Random) -> NodePlan:
+    """Steps of many rows, and those with drafts, bring many tokens: they take longer."""
+    if node.role == "prefill":
+        return sized(replace(node, knobs=replace(node.knobs, chunk_size=32)), rng.choice((14, 16, 30)), 8, 0.02)
+    rows = rng.choice((2, 4, 6))
+    return sized(node, rng.choice((14, 16, 30)), rows, 0.015 * rows * (1 + node.knobs.width // 2))
+
+
+def one_way(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """Few requests at a time, a lease that nobody would like to wait for, and one pair that does not get together."""
+    prefills, decodes = rng.choice(((1, 2), (1, 3), (2, 3)))  # whatever the policy, each pair gets its turn
+    plan = quiet(plan, "one way", rng, prefills, decodes)
+    nodes = tuple(sized(node, 200, 8, 0.005) for node in plan.nodes)
+    clients = long_requests(rng, 30, 15.0, (5, 17, 40))
+    pair = (rng.choice([n.node_id for n in nodes if n.role == "prefill"]), rng.choice(("decode-0", "decode-1")))
+    kind, at = rng.choice((("one way", 0.0), ("one way", 2.0), ("no answer", 0.0)))
+    path = pair if kind == "no answer" or rng.random() < 0.5 else (pair[1], pair[0])
+    fault = FaultPlan(at, kind, clients[-1].at + 4.0, 0.0, path)
+    return replace(plan, nodes=nodes, clients=clients, faults=(fault,), lease_s=20.0)
+
+
+def drains(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    plan = quiet(plan, "drains", rng, 2, 3)
+    nodes = tuple(sized(node, 200, 8, 0.04 * (1 + node.knobs.width // 2)) for node in plan.nodes)
+    clients = tuple(map(alone, long_requests(rng, 20, 3.0, (40, 200))))
+    kinds = ("admin drain", "role change", *(("drain at one router",) * 4 if is_due("E18") else ()))
+    times = sorted(rng.uniform(1.5, 3.0) for _ in range(3))
+    faults = tuple(FaultPlan(at, rng.choice(kinds), rng.choice((0.2, 0.5, 1.0)), 0.0) for at in times)
+    return replace(
+        plan, nodes=nodes, clients=clients, faults=faults, routers=routers(rng.choice((2, 3)), plan.routers[0].policy)
+    )
+
+
+def twins(plan: ClusterPlan, rng: random.Random) -> ClusterPlan:
+    """The second one starts when the first has work."""
+    plan = quiet(plan, "twins", rng, rng.choice((1, 2)), 2)
+    first = routers(1, plan.routers[0].policy)[0]
+    late = replace(first, endpoint="tcp://twin:7001", name="twin", first_epoch=100, starts_at=rng.uniform(1.2, 3.0))
+    nodes = tuple(sized(node, 200, 8, 0.01) for node in plan.nodes)
+    clients = long_requests(rng, 24, 4.0, (17, 40, 80))
+    return replace(plan, nodes=nodes, clients=clients, routers=(first, late))
+
+
+LOADS = (
+    Load("overload", 0.05, "E1", False, overload),
+    Load("one way", 0.04, "E2", True, one_way),
+    Load("drains", 0.04, "E18", False, drains),
+    Load("twins", 0.03, "E19", True, twins),
+)
