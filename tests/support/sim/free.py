@@ -169,7 +169,7 @@ def waits_at_decode(node: Node, side: DecodeSide) -> Iterator[Wait]:
 def first_offer(node: Node) -> WaitingOffer | None:
     """The oldest one whose router is known here."""
     assert isinstance(node.side, DecodeSide)
-    known = (o for o in node.side.prealloc._offers if node.ctx.routers.peer_of(o.request.key) is not None)
+    known = (o for o in node.side.prealloc._offers.values() if node.ctx.routers.peer_of(o.request.key) is not None)
     return next(known, None)
 
 
