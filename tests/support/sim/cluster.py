@@ -183,7 +183,7 @@ class Cluster:
             router.restart()
 
     def _wait_for_clients(self, calm_at: float) -> None:
-        limit = calm_at + (self.plan.request_timeout_s + GRACE_S if self.plan.is_harsh else CALM_S)
+        limit = calm_at + (self.plan.request_timeout_s + GRACE_S if self.plan.may_take_long else CALM_S)
         self.timers.run_until(limit, stop=lambda: all(client.outcome for client in self.clients))
         for client in self.clients:
             client.read(self.timers.now)

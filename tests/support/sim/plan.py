@@ -104,6 +104,11 @@ class ClusterPlan:
         return self.mood == "harsh"
 
     @property
+    def may_take_long(self) -> bool:
+        """Requests may need all of their time: what a harsh network lost is made up for late, a queue may be long."""
+        return self.is_harsh or self.mood == "overload"
+
+    @property
     def is_gentle(self) -> bool:
         return self.mood in GENTLE
 
