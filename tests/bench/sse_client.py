@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class Refused(RuntimeError):
+    """The server answered with an error instead of a stream."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
 @dataclass
 class Stream:
     """What one request saw. Times in seconds on the monotonic clock; token_times[i] is when token i arrived."""
@@ -16,6 +24,7 @@ class Stream:
     sent: float
     token_times: list[float] = field(default_factory=list)
     status: int = 0
+    error: str = ""  # the stream's own word that it failed
 
     @property
     def ttft(self) -> float:
@@ -41,12 +50,14 @@ async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
         while line := await reader.readline():
             now = time.monotonic()
             if line.startswith(b"data: {"):
-                for choice in json.loads(line[6:])["choices"]:
+                event = json.loads(line[6:])
+                stream.error = str(event["error"]["message"]) if "error" in event else ""
+                for choice in event.get("choices", ()):
                     stream.token_times.extend([now] * len(choice.get("token_ids") or ()))
     finally:
         writer.close()
     if stream.status != 200:
-        raise RuntimeError(f"the server answered {stream.status}")
+        raise Refused(stream.status)
     return stream
 
 
