@@ -35,7 +35,7 @@ from shared.wire.peers import Received
 
 
 class DecodeSide:
-    """See `shared.node.node.Side`."""
+    """See `shared.node.side.Side`."""
 
     def __init__(self, ctx: NodeContext, receivers: Mapping[str, PageReceiver]) -> None:
         self._ctx = ctx

@@ -29,7 +29,7 @@ from shared.wire.peers import Received
 
 
 class PrefillSide:
-    """See `shared.node.node.Side`. All its requests are in the scheduler too."""
+    """See `shared.node.side.Side`. All its requests are in the scheduler too."""
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx

@@ -36,7 +36,7 @@ from shared.observe.log import Logger, capture_libraries
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink
-from shared.wire.sockets import LinkOptions
+from shared.wire.link_options import LinkOptions
 
 RID_BYTES = 8
 NAME_BYTES = 2

@@ -295,11 +295,7 @@ class RouterConfig:
     port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)
     node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
     policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
-    router_id: str = option(
-        "",
-        "name in request keys and logs, another one for each router; empty: drawn, or the one that --keys has",
-        metavar="NAME",
-    )
+    router_id: str = option("", "its own name, in keys and logs; empty: drawn, or that of its --keys", metavar="NAME")
     local_prefill_tokens: int = option(
         32, "prompts up to this many tokens go to a decode node alone, without a hand-off", low=0
     )

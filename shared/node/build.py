@@ -42,8 +42,9 @@ from shared.node.core import NodeCore
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.memory_plan import MemoryPlan, plan_memory
-from shared.node.node import Node, Side
+from shared.node.node import Node
 from shared.node.routers import Routers
+from shared.node.side import Side
 from shared.node.tombstones import Tombstones
 from shared.observe.log import Logger, capture_libraries
 from shared.observe.log_once import LogOnce
@@ -57,7 +58,7 @@ from shared.transfer.transports import available_transports, host_id, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
-from shared.wire.sockets import LinkOptions
+from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
 SideOf = Callable[[NodeContext], Side]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloaded
 from shared.core.keys import RequestKey
@@ -21,6 +20,7 @@ from shared.node.convert import end_of, requests_of, run_of
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
 from shared.node.routers import RouterLife
+from shared.node.side import Side
 from shared.sched.events import Emitted, Ended, SchedEvent
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
@@ -43,48 +43,6 @@ from shared.wire.messages import (
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
 
 HELLO_AGAIN_S = 2.0  # without a Welcome: one got lost, or the router still knows another life of this node
-
-
-class Side(Protocol):
-    """What a prefill node and a decode node do differently. All calls come from `Node.tick`."""
-
-    def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
-        """A Generate that names a decode node. Gives the requests to prefill here."""
-        ...
-
-    def receive(self, received: Received, now: float) -> None:
-        """A message of another node."""
-        ...
-
-    def event(self, event: SchedEvent, now: float) -> None:
-        """Every event of the scheduler, tokens and ends included."""
-        ...
-
-    def poll(self, now: float) -> None:
-        """Finished transfers, new grants, leases that ran out."""
-        ...
-
-    def abort(self, key: RequestKey) -> None:
-        """Forget what waits outside the scheduler under this key."""
-        ...
-
-    def peer_up(self, peer: str) -> None:
-        """A node that this one has dialled has answered."""
-        ...
-
-    def peer_closed(self, peer: str) -> None: ...
-
-    def outside(self) -> list[Request]:
-        """Requests that the scheduler does not know (yet)."""
-        ...
-
-    def hands_over(self) -> dict[str, str]:
-        """By the name of a decode node: how its pages go there, and why so."""
-        ...
-
-    def close(self) -> None:
-        """The node ends: let go of what transports hold open."""
-        ...
 
 
 class Node:

@@ -6,20 +6,18 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shared.config.endpoints import KEY_MARK, check_endpoint
-from shared.config.silence import link_silence
 from shared.core.errors import ConfigError, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.codec import DEFAULT_LIMITS, Buffer, WireLimits, decode_parts, encode
+from shared.wire.codec import Buffer, decode_parts, encode
 from shared.wire.connections import Connections
 from shared.wire.key_files import ROUTER, KeyPair
-from shared.wire.keyring import KeyRing
+from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
@@ -54,40 +52,6 @@ logger = logging.getLogger(__name__)
 NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
 USER_PROPERTY = "User-Id"  # what the authenticator said of it: its public key
 HANDSHAKE_MS = 10_000  # a connection that has not proved itself by then is closed
-
-
-@dataclass(frozen=True, slots=True)
-class LinkOptions:
-    """`queue_messages`: most messages waiting in each direction per peer; beyond it sends are refused.
-
-    A frozen peer is closed after heartbeat_ms + heartbeat_timeout_ms, and a dial that nobody answers is given up, and
-    tried again, after connect_ms. With `ring` every connection is encrypted, and both of its ends prove who they are;
-    without it this machine only may connect.
-    """
-
-    queue_messages: int = 4096
-    heartbeat_ms: int = 1000
-    heartbeat_timeout_ms: int = 3000
-    connect_ms: int = 2000
-    reconnect_ms: int = 50
-    reconnect_max_ms: int = 1000
-    limits: WireLimits = DEFAULT_LIMITS
-    ring: KeyRing | None = None
-
-    @classmethod
-    def for_silence(
-        cls, silence_s: float, *, limits: WireLimits = DEFAULT_LIMITS, ring: KeyRing | None = None
-    ) -> LinkOptions:
-        """Return the options of a link whose owner takes a peer for dead after that silence: the one place where
-        seconds become ZMQ's settings, for routers and nodes alike."""
-        silence = link_silence(silence_s)
-        return cls(
-            heartbeat_ms=silence.ping_ms,
-            heartbeat_timeout_ms=silence.timeout_ms,
-            connect_ms=int(500 * silence_s),  # so that a second try may end within the silence, too
-            limits=limits,
-            ring=ring,
-        )
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions) -> zmq.Socket[bytes]:

@@ -39,7 +39,7 @@ def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
     assert [one for one in of_cluster if one["level"] != "ok" and one["check"] != "ports"] == []
     assert not any(one["level"] == "broken" for one in of_cluster)  # a busy machine may be slow to answer
     checks = {one["check"] for one in of_cluster}
-    assert checks == {"nodes", "pairs", "transports", "leaks", "counters", "hand-offs", "clocks", "ports"}
+    assert checks == {"nodes", "pairs", "reach", "transports", "leaks", "counters", "hand-offs", "clocks", "ports"}
     assert sum(one["check"] == "ports" for one in of_cluster) == 3  # router, prefill node, decode node
     assert status == any(one["level"] == "broken" for one in found)
     assert any(one["check"] == "nodes" and "401" in one["what"] for one in without)

@@ -16,6 +16,7 @@ from tests.support.wire_samples import INLINE
 
 SILENCE = LinkSilence(ping_ms=500, timeout_ms=2500)
 SILENCE_S = SILENCE.longest_s
+FOR_LONG_S = 30.0  # of virtual time
 NAME = peer_name("a", 1)
 
 
@@ -181,7 +182,7 @@ def test_one_way_is_noticed_by_the_end_that_hears_nothing_and_nobody_connects() 
     assert pair.b.poll() == [] and pair.a.poll() == []
     pair.wait(2.0)
     assert closed(pair.a.poll()) == ["b"], "the end that hears nothing hangs up, and the way back is open"
-    pair.wait(30.0)
+    pair.wait(FOR_LONG_S)
     assert pair.a.poll() == [] and pair.net.events["dial never answered"] == 1
 
 
@@ -192,7 +193,7 @@ def test_dials_that_nobody_answers_leave_living_connections_alone() -> None:
     pair.wait(1.0)
     assert numbers(pair.b.poll()) == [0]
     pair.net.close(pair.conn, pair.conn.near, "was cut")
-    pair.wait(30.0)
+    pair.wait(FOR_LONG_S)
     assert pair.a.poll() == [PeerClosed("b")]
     pair.net.heal()
     pair.wait(2.0)

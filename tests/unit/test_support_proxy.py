@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shared.wire.link import NodeLinks, open_router
+from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Goodbye, Key, Message, Ready, Welcome
 from shared.wire.peers import PeerClosed, PeerUp, Received
-from shared.wire.sockets import LinkOptions
 from tests.support.patience import HANG_GUARD_S
 from tests.support.proxy import FaultProxy, Seen, Trap
 

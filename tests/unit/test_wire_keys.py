@@ -21,9 +21,10 @@ from shared.wire.dialling import PAUSE_S
 from shared.wire.key_files import NODE, ROUTER, Entry, new_pair, read_allowed, read_pair, write_pair
 from shared.wire.keyring import KeyRing, Keys
 from shared.wire.link import NodeLinks, RouterLink, close_router, open_router
+from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
-from shared.wire.sockets import DealerSocket, LinkOptions, RouterSocket, property_of
+from shared.wire.sockets import DealerSocket, RouterSocket, property_of
 from tests.support.key_folders import edit_allowed, forged, make_keys
 from tests.support.patience import HANG_GUARD_S
 

@@ -23,9 +23,10 @@ from shared.core.errors import ConfigError, WireError
 from shared.core.keys import RequestKey
 from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.link import NodeLinks, RouterLink
+from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, parse_peer, peer_name
-from shared.wire.sockets import MAX_BATCH, LinkOptions
+from shared.wire.sockets import MAX_BATCH
 from shared.wire.wakeup import Wakeup
 from tests.support.patience import HANG_GUARD_S
 
@@ -433,7 +434,7 @@ import time
 from shared.wire.link import NodeLinks
 from shared.wire.messages import Drain
 from shared.wire.peers import Received
-from shared.wire.sockets import LinkOptions
+from shared.wire.link_options import LinkOptions
 
 def dialled(word):
     peer = NodeLinks("p", 1)

@@ -16,8 +16,8 @@ from shared.config.processes import NodeParts, RouterProcessConfig
 from shared.config.settings import NodeConfig, RouterConfig, TimeoutsConfig
 from shared.config.silence import link_silence
 from shared.wire.link import NodeLinks
+from shared.wire.link_options import LinkOptions
 from shared.wire.peers import Inbound, PeerClosed, PeerUp
-from shared.wire.sockets import LinkOptions
 from tests.support.patience import HANG_GUARD_S
 
 
