@@ -13,7 +13,7 @@ import pytest
 from shared.core.sampling_params import SamplingParams
 from tests.support.core_rig import CoreKnobs
 from tests.support.sim.cluster import Cluster
-from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RequestPlan, RouterPlan, draw_plan
+from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RequestPlan, RouterPlan, draw_base
 
 CLIENTS = 8
 STRIKE_AT = 1.4  # streams flow
@@ -29,7 +29,7 @@ def quiet() -> None:
 def plan_of(seed: int) -> ClusterPlan:
     """Two nodes of each kind with memory for all, and answers that take two seconds."""
     rng = random.Random(seed)
-    base = next(plan for plan in map(draw_plan, itertools.count(seed)) if len(plan.nodes) == 4)
+    base = next(plan for plan in map(draw_base, itertools.count(seed)) if len(plan.nodes) == 4)
     names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
     same = {"knobs": CoreKnobs(num_pages=600, max_running=32), "transports": ("zmq",), "step_s": 0.01}
     nodes = tuple(
