@@ -3,8 +3,8 @@
     dialled -> up -> gone (hung up)
        '--nothing for silence_s: overdue, so can't be reached
 
-A link that closes is told by the link itself (PeerClosed). A dial into a black hole is told by nobody: no refusal
-comes, and the transport goes on trying.
+A link that closes, or a dial that is given up, is told by the link itself (PeerClosed). Nobody tells of a peer that
+takes the connection and then says nothing, not even who it is.
 """
 
 from __future__ import annotations

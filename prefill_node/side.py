@@ -175,7 +175,7 @@ class PrefillSide:
         self._reach.up(peer)
 
     def peer_closed(self, peer: str) -> None:
-        self._give_up(peer, PeerUnreachable(f"{self._ctx.facts.node_id} has lost its connection to {peer}"))
+        self._give_up(peer, PeerUnreachable(f"{self._ctx.facts.node_id} has no connection to {peer}"))
 
     def _unreachable(self, peer: str) -> None:
         own, silence_s = self._ctx.facts.node_id, self._ctx.facts.silence_s

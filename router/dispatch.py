@@ -22,6 +22,7 @@ from router.placement import Placer
 from router.progress import Progress
 from router.registry import RegisteredNode, Registry
 from router.suspects import Suspects
+from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Begun, Drain, Generate, Message, Tokens
@@ -57,17 +58,17 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        told = AbortLog()
+        told, suspects = AbortLog(), Suspects(registry)
         self._attempts = Attempts(
             identity,
             placer,
             journal,
             told,
-            Suspects(registry),
+            suspects,
             max_attempts=limits.max_attempts,
             resume_wait_s=limits.resume_wait_s,
         )
-        self._moves = Moves(registry, placer)
+        self._moves = Moves(registry, placer, suspects)
         self._progress = Progress(identity, registry, journal, self._attempts, placer.pairs, told)
 
     def open(self, news: Sequence[NewRequest], now: float) -> tuple[list[str], Effects]:
@@ -112,12 +113,12 @@ class Dispatcher:
 
     def node_lost(self, node: RegisteredNode, reason: str, now: float, *, has_died: bool = False) -> Effects:
         """Its connection closed, it fell silent, or it restarted. `has_died`: not merely silent, nor by its own word.
-        One that had been quiet for a while before was cut off, or lost its machine: no request does that."""
+        One that had been mute for as long as a link waits was cut off, or lost its machine: no request does that."""
         effects = Effects(now)
         node.breaker.failed(now)
         self._placer.pairs.forget(node)
         error = NodeLost(f"node {node.node_id} is lost: {reason}")
-        if has_died and now - node.last_seen < self._registry.silence_s / 2:
+        if has_died and now - node.last_seen < link_silence(self._registry.silence_s).shortest_s:
             self._attempts.bury(node, error, effects)
         else:
             self._attempts.leave(node, error, effects)

@@ -14,12 +14,13 @@ room until it reports anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from router.journal import OpenRequest
 from router.placement import Placer
 from router.registry import RegisteredNode, Registry
+from router.suspects import Suspects
 from shared.wire.messages import NodeLoad
 
 MOVE_AFTER_S = 2.0
@@ -44,17 +45,26 @@ class Promise:
 class Moves:
     """Owned by the dispatcher."""
 
-    def __init__(self, registry: Registry, placer: Placer) -> None:
+    def __init__(self, registry: Registry, placer: Placer, suspects: Suspects) -> None:
         self._registry = registry
         self._placer = placer
+        self._suspects = suspects
         self._promises: dict[str, Promise] = {}  # by peer
 
     def due(self, requests: Iterable[OpenRequest], now: float) -> list[Move]:
         """Return who goes where now, those that have waited longest first."""
         self._drop_old_promises()
         late = [request for request in requests if self._has_waited(request, now)]
+        roomy = self._with_room() if late else []
+        if not roomy:
+            return []
         late.sort(key=lambda request: request.waits_since or now)
-        return [move for request in late if (move := self._move(request, now)) is not None]
+        return [move for request in late if (move := self._move(request, roomy, now)) is not None]
+
+    def _with_room(self) -> list[RegisteredNode]:
+        """Return the decode nodes that have some room. Nobody is moved to where a suspect runs alone."""
+        apart = self._suspects.nodes()
+        return [node for node in self._registry if node.peer not in apart and self._room(node) > 0]
 
     def _drop_old_promises(self) -> None:
         loads = {node.peer: node.load for node in self._registry}
@@ -71,9 +81,9 @@ class Moves:
             request.waits_since = now
         return request.num_moves < MAX_MOVES and now - request.waits_since >= MOVE_AFTER_S
 
-    def _move(self, request: OpenRequest, now: float) -> Move | None:
+    def _move(self, request: OpenRequest, roomy: Sequence[RegisteredNode], now: float) -> Move | None:
         wanted = SPARE * request.num_tokens
-        rooms = {node: self._room(node) for node in self._placer.other_decodes(request, now)}
+        rooms = {node: self._room(node) for node in self._placer.other_decodes(request, roomy, now)}
         target = max(rooms, key=lambda node: (rooms[node], node.node_id), default=None)
         if target is None or rooms[target] < wanted:
             return None
@@ -81,8 +91,8 @@ class Moves:
         return Move(request, target)
 
     def _room(self, node: RegisteredNode) -> float:
-        """In tokens; none where others wait already."""
-        if node.load is None or node.load.waiting:
+        """In tokens; none where others wait already, and none on prefill nodes."""
+        if node.role != "decode" or node.load is None or node.load.waiting:
             return 0.0
         promise = self._promises.get(node.peer)
         return node.free_tokens - (promise.num_tokens if promise is not None else 0)

@@ -100,16 +100,15 @@ class Placer:
             return there
         return [node for node in there if node.hello.max_context >= most_tokens] or there
 
-    def other_decodes(self, request: OpenRequest, now: float) -> list[RegisteredNode]:
-        """Decode nodes that its prefill node could hand a request to instead of its own."""
+    def other_decodes(self, request: OpenRequest, among: Sequence[RegisteredNode], now: float) -> list[RegisteredNode]:
+        """Return those of some decode nodes that its prefill node could hand a request to instead of its own."""
         prefill = request.prefill
         if prefill is None or not prefill.is_there:
             return []
         return [
             node
-            for node in self._registry
-            if node.role == "decode"
-            and node is not request.decode
+            for node in among
+            if node is not request.decode
             and node.can_take(now)
             and node.peer not in request.avoid
             and node.hello.max_context >= request.most_tokens

@@ -66,8 +66,8 @@ class Suspects:
         """Peers where a suspect runs alone."""
         if not self._open:
             return frozenset()
-        self._open = {rid: request for rid, request in self._open.items() if self.is_suspect(request)}
-        return frozenset(node.peer for request in self._open.values() if request.is_alone for node in request.nodes)
+        alone = [request for request in self._open.values() if request.is_alone and self.is_suspect(request)]
+        return frozenset(node.peer for request in alone for node in request.nodes)
 
     def forget(self, request: OpenRequest) -> None:
         self._open.pop(request.rid, None)

@@ -117,7 +117,7 @@ class Fleet:
 
     def may_grow(self, role: str, most: int) -> bool:
         """Return whether another node of this role may be made: where each fails at its start, it ends sometime."""
-        return sum(member.state in ABSENT for member in self.of_role(role)) < most
+        return sum(member.state == FAILED for member in self.of_role(role)) < most
 
     def newest(self, role: str) -> str:
         """Return who leaves first: the last of those that run, for the others bear no load."""

@@ -338,8 +338,8 @@ class Node:
         self.ctx.tombstones.expire(now)
 
     def _note_started(self, now: float) -> None:
-        """Requests that are WAITING no more: how long they were, and a word to their routers before the step that was
-        just launched can end this node."""
+        """Requests that are WAITING no more: how long they were, and a word to their routers. A step that ends this
+        node at once is not told of: the word leaves with the round's outbox."""
         begun: dict[str, list[Key]] = {}
         for key, (req, since) in list(self._waiting_since.items()):
             if not req.row and not req.finished:

@@ -197,7 +197,8 @@ class Scheduler:
         req = restore.request
         req.computed = restore.num_tokens
         self.queues.remember(req)
-        if req.computed < req.num_tokens - 1 or not req.output_ids or self.settings.relays_drafts:
+        runs_alone = req in self.queues.suspects  # by a chunk of its own, which an admission is not
+        if runs_alone or req.computed < req.num_tokens - 1 or not req.output_ids or self.settings.relays_drafts:
             self.queues.begin_prefill(req, req.all_ids(), req.computed)
             return False
         req.to(S.RUNNING)

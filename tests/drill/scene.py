@@ -77,7 +77,9 @@ class Scene:
             load.end()
         resumes = sum(max(0, now - resumed[router]) for router, now in self._resumed().items())
         self._note(loads, resumes)
-        refused = [load.host.name for load in loads if load.refusals and not alone(load.host.name) <= loses]
+        refused = [
+            load.host.name for load in loads if load.refusals and not alone(load.host.name) <= loses | self._pardoned
+        ]
         assert not refused, f"no nodes, said {refused}, and had some"
         self._check_causes(set(cluster.lost_nodes() - lost), loses)
         assert loses or moves or self._pardoned or not resumes, f"{resumes} resumes, and nothing was lost"

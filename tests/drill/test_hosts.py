@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from shared.core.exit_codes import exit_code_after
-from tests.drill.cluster import ROUTERS
+from tests.drill.cluster import ROOT, ROUTERS
 from tests.drill.scene import Scene, missing_everywhere, without
 
 EVERY_KIND = ("d0", "p0", "router0")
@@ -49,11 +49,13 @@ def test_a_router_is_killed(scene: Scene) -> None:
 
 
 def test_busy_cores_are_no_lost_hosts(scene: Scene) -> None:
-    """Four times as many processes as cores want to compute: everything is slow, and nobody is given up."""
-    spin = [sys.executable, "-c", "while True: pass"]
+    """Twice as many processes as cores compute beside the cluster: everything is slow, and nobody is given up."""
+    guard = f"from shared.core.orphan_guard import die_with_parent; die_with_parent({os.getpid()})"
+    spin = [sys.executable, "-c", f"{guard}\nwhile True: pass"]
     with scene.under_load("router0") as loads:
-        spinners = [subprocess.Popen(spin) for _ in range(SPINNERS)]
+        spinners: list[subprocess.Popen[bytes]] = []
         try:
+            spinners.extend(subprocess.Popen(spin, cwd=ROOT) for _ in range(SPINNERS))
             scene.let_pass(8)
         finally:
             for spinner in spinners:

@@ -201,3 +201,33 @@ def test_a_node_that_leaves_is_no_way_out(rig: RouterRig) -> None:
     story = Waiting(rig)
     story.b.is_draining = True
     assert not story.tick(10)
+
+
+def test_nobody_is_moved_to_where_a_suspect_runs_alone(rig: RouterRig) -> None:
+    story = Waiting(rig)
+    pages(story.b, 99, running=7)
+    c = rig.join("decode", "c")
+    pages(c, 99)
+    suspect = rig.open([1] * 32)[0]
+    assert suspect.decode_node == "c"
+    rig.run(c, suspect.key, 0, [5])
+    rig.registry.remove(c)
+    effects = rig.dispatcher.node_lost(c, "its connection closed", rig.now, has_died=True)
+    assert [(peer, message.decode_node) for peer, message in effects.sends if isinstance(message, Generate)] == [
+        ("b@1", "")
+    ]
+    story.report()
+    assert not story.tick(10)
+
+
+def test_nobody_is_looked_at_while_no_node_has_room(rig: RouterRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds that wait times hundreds of nodes, four times a second, would stop the router."""
+    story = Waiting(rig, count=5)
+    asked: list[object] = []
+    monkeypatch.setattr("router.placement.Placer.other_decodes", lambda self, *of: asked.append(of) or [])
+    pages(story.b, 0)
+    story.tick(10)
+    assert not asked
+    pages(story.b, 99)
+    story.tick(10)
+    assert asked

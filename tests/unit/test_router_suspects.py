@@ -8,6 +8,7 @@ from router.effects import Effects
 from router.journal import OpenRequest
 from router.registry import RegisteredNode
 from router.suspects import CLEARED_AFTER
+from shared.config.silence import link_silence
 from shared.wire.messages import Begun, Generate, Key
 from tests.support.router_rig import RouterRig, failures, generates
 
@@ -183,7 +184,7 @@ def test_what_was_cut_off_or_missed_is_no_death(rig: RouterRig, how: str) -> Non
         node = node_of(rig, key)
         begin(rig, node, key)
         rig.registry.remove(node)
-        rig.now += 2.5 if how == "quiet before" else 0.0
+        rig.now += link_silence(rig.registry.silence_s).shortest_s if how == "quiet before" else 0.0
         effects = rig.dispatcher.node_lost(node, "gone", rig.now, has_died=how != "silent")
         key = again(effects, key)
     assert found(rig, key).death is None
