@@ -2,8 +2,8 @@
 
 Requests that wait here and in the scheduler (retracted ones, local prompts) share one order: the older goes first.
 
-Every Offer that stays is told `Wait` at once, and again at each quarter of a lease: to wait is no failure, and a source
-that hears nothing for a whole lease takes us for mute. A thousand that wait cost 4,000 small messages a lease, spread
+Every Offer that stays is told `Wait` at once, and again at each quarter of a lease. Waiting is not a failure; a source
+that hears nothing for a whole lease gives us up. A thousand that wait cost 4,000 small messages a lease, spread
 as the Offers came; no round looks at more of them than are due.
 """
 

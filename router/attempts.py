@@ -211,7 +211,7 @@ class Attempts:
         self.end(request, effects.now)
 
     def end(self, request: OpenRequest, now: float) -> None:
-        """It is over, whoever ended it."""
+        """Forget a request that is over. A probe that has shown nothing makes room for another."""
         self._no_verdict(request)
         self.forget(request, now)
 

@@ -108,7 +108,7 @@ class OpenRequest:
     adapter: str = ""  # digest; it stays the same when the name is given to another one
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
-    num_excused: int = 0  # attempts that ended by nobody's fault; only so many are free
+    num_excused: int = 0  # attempts that ended by nobody's fault; a few are free
     avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
     parked_until: float | None = None  # no node could take the next attempt
     prefill: RegisteredNode | None = None

@@ -52,7 +52,7 @@ class Moves:
         self._promises: dict[str, Promise] = {}  # by peer
 
     def due(self, requests: Iterable[OpenRequest], now: float) -> list[Move]:
-        """Return who goes where now, those that have waited longest first."""
+        """Return who goes where now, the longest wait first."""
         self._drop_old_promises()
         late = [request for request in requests if self._has_waited(request, now)]
         roomy = self._with_room() if late else []

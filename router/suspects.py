@@ -1,12 +1,12 @@
 """Suspects: requests under which a node has died. One that kills its node must not be carried to all the others.
 
-    node dies --> those that ran there are suspects; those that only waited there are not
+    node dies --> requests that ran there are suspects; requests that only waited there are not
     a suspect --> runs alone: on a node with nothing else of ours, which then gets nothing else
          |-- gets further than it had come when its node died: cleared
          '-- its node dies too, and no other suspect ran there: it ends, and nobody else is charged
 
 What this can't know:
-- Which of those that ran there did it, or whether any did: a machine may just have lost its power. So one death ends
+- Which of the requests that ran there did it, or whether any did: a machine may just have lost its power. So one death ends
   nobody, and a second one ends a suspect only if no other suspect ran there. A request that two accidents hit in a row,
   the second before it got further than at the first, ends wrongly.
 - What a node began in the instant before it died: the word for it (Begun, a token) may not have left. Such a request

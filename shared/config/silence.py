@@ -3,9 +3,9 @@
 Routers have `--node-silence-s`, nodes `--silence-s`. There are two kinds of silence, and two patiences:
 
     loop   the setting itself: the peer's loop has said nothing, though its connection answers. A step of a large
-           prompt may hold a core, or the interpreter, for seconds, and that is no loss.
+           prompt may hold a core, or the interpreter, for seconds, and the peer is not lost for it.
     link   a third of it: the connection does not answer. libzmq's I/O thread answers without the interpreter and needs
-           microseconds of a core, so only a host that is lost, cut off or frozen is silent for so long.
+           microseconds of a core, so only a host that is lost, cut off or frozen stays silent that long.
 
 With the default, 5 s: a ping every 0.25 s, and a peer that is mute is given up 1.42 to 1.67 s after it last spoke.
 A peer that was frozen for a second answers in time.

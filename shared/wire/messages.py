@@ -232,7 +232,7 @@ class Tokens(Message, frozen=True):
 
 
 class Begun(Message, frozen=True):
-    """The prompts of these are being computed from now on. So a router knows whom a node that dies was running."""
+    """The prompts of these are being computed from now on. So a router knows what a node was running when it died."""
 
     node_id: Name
     epoch: Unsigned
