@@ -6,7 +6,7 @@
          '-- its node dies too, and no other suspect ran there: it ends, and nobody else is charged
 
 What this can't know:
-- Which of the requests that ran there did it, or whether any did: a machine may just have lost its power. So one death ends
+- Which of the requests that ran there did it, or whether any did: a machine may have lost its power. So one death ends
   nobody, and a second one ends a suspect only if no other suspect ran there. A request that two accidents hit in a row,
   the second before it got further than at the first, ends wrongly.
 - What a node began in the instant before it died: the word for it (Begun, a token) may not have left. Such a request
