@@ -42,10 +42,6 @@ class HandoffOut:
         return self.request.key
 
     @property
-    def answered(self) -> bool:
-        return self.heard_at is not None
-
-    @property
     def silent_since(self) -> float:
         """Offered: from when on the peer has said nothing of it."""
         return self.since if self.heard_at is None else self.heard_at

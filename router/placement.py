@@ -49,7 +49,7 @@ class Placer:
     ) -> Placement:
         """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
         and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
-        nodes without it are left out. `apart`: peers that get it only if there is no other node of their role."""
+        nodes without it are left out. `apart`: peers to be used only where their role has no other node."""
         usable = self._able(now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without([node for node in others or usable if node.role == "prefill"], apart)

@@ -85,7 +85,7 @@ class Registry:
         self.silence_s = silence_s
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
-        self.narrowest = 0  # what each node can hold, those that are silent included
+        self.narrowest = 0  # what every node can hold, silent ones too
 
     def __iter__(self) -> Iterator[RegisteredNode]:
         return iter(self._nodes.values())

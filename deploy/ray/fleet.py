@@ -120,7 +120,7 @@ class Fleet:
         return sum(member.state == FAILED for member in self.of_role(role)) < most
 
     def newest(self, role: str) -> str:
-        """Return who leaves first: the last of those that run, for the others bear no load."""
+        """Return who leaves first: the last node that runs, or the last of all where none does."""
         members = self.of_role(role)
         running = [member for member in members if member.state not in ABSENT]
         return max((member.name for member in running or members), key=index_of)

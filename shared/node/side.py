@@ -16,7 +16,7 @@ class Side(Protocol):
     """What a prefill node and a decode node do differently. All calls come from `Node.tick`."""
 
     def hand_over(self, generate: Generate, requests: Sequence[Request], now: float) -> Sequence[Request]:
-        """A Generate that names a decode node. Gives the requests to prefill here."""
+        """Take a Generate that names a decode node. Return the requests to prefill here."""
         ...
 
     def receive(self, received: Received, now: float) -> None:

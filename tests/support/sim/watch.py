@@ -80,7 +80,7 @@ def handoff_states(node: Node) -> dict[object, str]:
     if isinstance(side, PrefillSide):
         states: dict[object, str] = {handoff.key: "behind its leader" for handoff in side.bootstrap._behind()}
         for handoff in side.bootstrap.offered.values():
-            states[handoff.key] = "told to wait" if handoff.answered else "offered"
+            states[handoff.key] = "told to wait" if handoff.heard_at is not None else "offered"
         for handoff in side.inflight.granted.values():
             states[handoff.key] = "record sent" if handoff.record_sent else "granted"
         return states
