@@ -68,7 +68,7 @@ RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks"),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
-    Tier("cluster", 900, (sys.executable, "-m", "tests.support.sim.run", "--seeds", "1000")),
+    Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", "2000")),  # a long run of rare_names
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),

@@ -255,7 +255,7 @@ class NodeConfig:
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
     silence_s: float = option(5.0, "a peer is lost after this silence; a mute host: a third", low=0.5, high=600.0)
-    lease_s: float = option(60.0, "a hand-off that stalls for so long is given up", low=1.0, high=3600.0)
+    lease_s: float = option(60.0, "a hand-off that stalls for so long is given up; alike on all nodes", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds running requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
         64 * MIB, "largest message taken from a peer", low=MIB, is_bytes=True, metavar="SIZE"

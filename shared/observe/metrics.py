@@ -223,8 +223,9 @@ class ClusterMetrics:
         known = {name: value for name, value in report.counters.items() if name in self._counters}
         for name, total in known.items():
             more = max(0.0, total - before.get(name, 0.0))
-            self._counter(report.node, name).inc(more)
-            series.shown[name] = series.shown.get(name, 0.0) + more
+            if more or name not in series.shown:  # finding a counter costs more than all else here
+                self._counter(report.node, name).inc(more)
+                series.shown[name] = series.shown.get(name, 0.0) + more
         series.epoch, series.totals, series.seen_at = report.epoch, known, None
 
     def _observe(self, node: str, name: str, samples: Sequence[float]) -> None:
