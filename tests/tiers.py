@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
+LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
 GUARD_TIMES = 8.0  # a tier may take this many times a quiet machine's seconds: slow ones, beside other work, take 4
 MIN_GUARD_S = 300.0  # and never less than this: where a second is expected, a busy disk alone may take many
@@ -68,7 +69,7 @@ RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks"),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
-    Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", "2000")),  # a long run of rare_names
+    Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
