@@ -1,4 +1,5 @@
-"""Mutants drawn by seed from the code that must not break silently: relay, pools, prefix cache, admission, hand-off.
+"""Mutants drawn by seed from the code that must not break silently: relay, pools, prefix cache, admission, hand-off,
+routing, wire.
 
     python tests/mutants/sampled.py                       150 of them, about an hour; goes on where it was stopped
     python tests/mutants/sampled.py --only 2 --seed 7     two of each area, other ones
@@ -36,34 +37,33 @@ MAX_DRAWN = 150  # of an area: more than are wanted, for some will be broken
 NUM_CLUSTER_SEEDS = 20
 OPTIONS = ("--fast", "--seeds=20")  # of pytest; seeds of the equivalence test
 UNIT, ALL = "unit tests", "all"  # nets
-SIMULATIONS = [
-    f"tests/simulation/test_{name}.py"
-    for name in (
-        *("scripts_rows", "scripts_inputs", "scripts_lengths", "scripts_handoff", "scripts_liveness"),
-        *("nodes_random", "equivalence", "explorer", "cluster_seeds"),
-    )
-]
+SIMULATIONS = (
+    *("scripts_rows", "scripts_inputs", "scripts_lengths", "scripts_handoff", "scripts_liveness"),
+    *("nodes_random", "equivalence", "explorer", "cluster_seeds"),
+)
+WHOLE_CLUSTER = ("cluster_seeds", "cluster_deaths")
 
 
 @dataclass(frozen=True)
 class Area:
-    """Some files, and the unit tests that know them: those of a few seconds, and slower ones."""
+    """Some files, and who knows them: unit tests of a few seconds, slower ones, and simulations."""
 
     wanted: int
     files: tuple[str, ...]
     quick: tuple[str, ...]
     slow: tuple[str, ...]
+    simulations: tuple[str, ...] = SIMULATIONS
 
     def quick_net(self, file: str) -> Net:
         """Tests that are named like the file go first."""
-        return Net(tuple(sorted(_tests(self.quick), key=lambda path: Path(file).stem not in path)))
+        return Net(tuple(sorted(tests_of(self.quick), key=lambda path: Path(file).stem not in path)))
 
     def rest_net(self) -> Net:
-        return Net((*_tests(self.slow), *SIMULATIONS), NUM_CLUSTER_SEEDS)
+        return Net((*tests_of(self.slow), *tests_of(self.simulations, "simulation")), NUM_CLUSTER_SEEDS)
 
 
-def _tests(names: tuple[str, ...]) -> list[str]:
-    return [f"tests/unit/test_{name}.py" for name in names]
+def tests_of(names: tuple[str, ...], tier: str = "unit") -> tuple[str, ...]:
+    return tuple(f"tests/{tier}/test_{name}.py" for name in names)
 
 
 def _files(room: str, *names: str) -> tuple[str, ...]:
@@ -74,29 +74,29 @@ def _files(room: str, *names: str) -> tuple[str, ...]:
 
 AREAS = {
     "relay": Area(
-        wanted=30,
+        wanted=20,
         files=_files("shared.engine", "future_map", "worker", "forward_batch", "lease", "engine"),
         quick=("engine_plan", "engine_future_map", "engine_armed", "engine_leaks", "engine_recover", "sched_prebuilt"),
         slow=("hashlm_draft", "hazards"),
     ),
     "pools": Area(
-        wanted=30,
+        wanted=20,
         files=_files("shared.kv", "pages", "rows", "manager", "pool"),
         quick=("kv_pages", "kv_rows", "kv_manager", "kv_pool"),
         slow=("kv_stateful", "transfer_conformance"),
     ),
     "prefix cache": Area(
-        wanted=25,
+        wanted=15,
         files=_files("shared.kv", "prefix_cache"),
         quick=("kv_prefix_cache", "kv_manager"),
         slow=("kv_stateful", "sched_prebuilt"),
     ),
     "admission": Area(
-        wanted=35,
+        wanted=25,
         files=_files(
             "shared.sched",
             *("scheduler", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
-            *("mirror", "batch", "freeze", "output", "prebuilt"),
+            *("mirror", "batch", "freeze", "output", "prebuilt", "suspects"),
         ),
         quick=(
             "sched_scheduler",
@@ -106,24 +106,61 @@ AREAS = {
             "sched_failed_step",
             "sched_history",
             "sched_books",
+            "sched_suspects",
+            "sched_long_queue",
             "node_times",
         ),
         slow=("sched_page_budget", "engine_recover", "sched_stateful"),
     ),
     "hand-off": Area(
-        wanted=30,
+        wanted=25,
         files=(
             *_files("shared.node", "node", "convert", "routers", "tombstones"),
             *_files("shared.engine", "transfer_jobs"),
-            *_files("prefill_node", "bootstrap", "inflight", "side"),
+            *_files("prefill_node", "bootstrap", "inflight", "reach", "side"),
             *_files("decode_node", "prealloc", "transfer", "prebuilt", "page_ranges", "side"),
             *_files("shared.transfer", "interface", "frames", "shm"),
         ),
         quick=(
             *("node_books", "node_queues", "node_returns", "node_faults", "node_deaths", "node_transfer_order"),
-            *("node_times", "node_drain", "transfer_conformance"),
+            *(
+                "node_times",
+                "node_drain",
+                "node_waits",
+                "node_reach",
+                "node_siblings",
+                "node_unpinned",
+                "node_begun",
+                "node_rounds",
+            ),
+            "transfer_conformance",
         ),
-        slow=("node_pair",),
+        slow=("node_pair", "node_strangers"),
+    ),
+    "routing": Area(
+        wanted=25,
+        files=_files(
+            "router",
+            *("dispatch", "attempts", "progress", "registry", "placement", "journal"),
+            *("pairs", "moves", "suspects", "kinds", "breaker", "abort_log"),
+        ),
+        quick=(
+            *("router_dispatch", "router_resume", "router_registry", "router_journal", "router_pairs", "router_moves"),
+            *("router_suspects", "router_kinds", "router_absence", "two_routers"),
+        ),
+        slow=(),
+        simulations=WHOLE_CLUSTER,
+    ),
+    "wire": Area(
+        wanted=20,
+        files=_files(
+            "shared.wire",
+            *("codec", "messages", "errors", "fitting", "peers", "peer_gate"),
+            *("connections", "dialling", "link", "link_options", "sockets", "wakeup"),
+        ),
+        quick=("wire_codec", "wire_connections", "wire_dialling", "wire_errors", "wire_link", "wire_silence"),
+        slow=("wire_limits", "wire_keys"),
+        simulations=WHOLE_CLUSTER,
     ),
 }
 
@@ -273,9 +310,10 @@ def summarize(results: Results) -> float:
 
 def all_tests() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(quick, the rest)"""
-    quick = {test for area in AREAS.values() for test in _tests(area.quick)}
-    slow = {test for area in AREAS.values() for test in _tests(area.slow)} - quick
-    return tuple(sorted(quick)), (*sorted(slow), *SIMULATIONS)
+    quick = {test for area in AREAS.values() for test in tests_of(area.quick)}
+    slow = {test for area in AREAS.values() for test in tests_of(area.slow)} - quick
+    simulations = {test for area in AREAS.values() for test in tests_of(area.simulations, "simulation")}
+    return tuple(sorted(quick)), (*sorted(slow), *sorted(simulations))
 
 
 def options_of(argv: list[str] | None = None) -> argparse.Namespace:

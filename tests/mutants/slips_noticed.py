@@ -20,12 +20,11 @@ from pathlib import Path
 
 from catalogue import ROOT, Slip, module_of, mutated, read_slips
 from run import copy_tree, replaced
-from sampled import AREAS, NUM_CLUSTER_SEEDS, OPTIONS
+from sampled import AREAS, NUM_CLUSTER_SEEDS, OPTIONS, WHOLE_CLUSTER, tests_of
 from trial import ALIVE, KILLED, Net, Trials, Verdict
 
 TEST_TIMEOUT_S = 240  # a whole cluster on a busy machine
 UNITS, SIMULATIONS = "units", "simulations"  # nets
-WHOLE_CLUSTER = ("tests/simulation/test_cluster_seeds.py", "tests/simulation/test_cluster_deaths.py")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,10 @@ def trial_of(slip: Slip, root: Path) -> Trial:
     area = next((area for area in AREAS.values() if file in area.files), None)
     if area is not None:
         return Trial(slip, path, file, text, {UNITS: area.quick_net(file), SIMULATIONS: area.rest_net()})
-    nets = {UNITS: Net(units_that_know(file)), SIMULATIONS: Net(WHOLE_CLUSTER, NUM_CLUSTER_SEEDS)}
+    nets = {
+        UNITS: Net(units_that_know(file)),
+        SIMULATIONS: Net(tests_of(WHOLE_CLUSTER, "simulation"), NUM_CLUSTER_SEEDS),
+    }
     return Trial(slip, path, file, text, nets)
 
 

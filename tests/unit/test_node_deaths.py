@@ -169,6 +169,7 @@ def test_an_offer_waits_for_its_router_to_say_welcome_here() -> None:
     key = net.generate(p, job(), d)
     net.run()
     assert not net.messages(Grant)
+    assert not d.idle, "who drains this node must not think that it has nothing left to do"
     net.inboxes[name_of(d)].append(welcome)
     net.run()
     assert net.router.streams[key] == expected(job())

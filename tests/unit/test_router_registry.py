@@ -160,6 +160,16 @@ def test_half_open_lets_one_probe_through() -> None:
     assert breaker.allows(7.0) and breaker.allows(7.0)
 
 
+def test_a_success_forgets_how_often_a_breaker_was_open() -> None:
+    breaker = Breaker(max_faults=1, open_s=2.0)
+    for now in (0.0, 10.0, 20.0):
+        breaker.failed(now)
+    assert not breaker.allows(27.9), "the third time in a row, so four times as long"
+    breaker.succeeded()
+    breaker.failed(100.0)
+    assert not breaker.allows(101.9) and breaker.allows(102.0)
+
+
 def test_a_breaker_never_stays_open_for_good() -> None:
     breaker = Breaker(max_faults=1)
     for turn in range(20):

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.core.errors import HandoffFailed
+from shared.core.errors import HandoffFailed, StepFailed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
+from shared.engine.plan import RowId
 from shared.sched.events import Ended
 from tests.support.core_rig import CoreKnobs, Job, assert_whole, make_core, run_local
 
@@ -37,6 +38,24 @@ def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(outp
     assert end.error is error
     while not core.loop.idle:
         core.loop.step(block=True)
+    assert_whole(core)
+    core.close()
+
+
+def test_a_step_of_a_former_life_that_fails_does_not_touch_the_next() -> None:
+    """The request gave its memory away while that step was in flight."""
+    core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))
+    one = job(0, 40)
+    request = one.request()
+    core.scheduler.submit(request)
+    while len(request.output_ids) < 5:
+        core.loop.step(block=True)
+    former = RowId(request.key, request.incarnation)
+    core.scheduler.retract(request)
+    for _ in range(2):  # the first makes a suspect of whom it names, the second ends him
+        core.scheduler.step_failed((former,), (), StepFailed("injected"))
+    outcome = run_local(core, [])
+    assert request.output_ids == one.expected() and outcome.ends["r0"].error is None
     assert_whole(core)
     core.close()
 

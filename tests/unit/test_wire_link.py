@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +26,7 @@ from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
-from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, parse_peer, peer_name
+from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
 from shared.wire.sockets import MAX_BATCH
 from shared.wire.wakeup import Wakeup
 from tests.support.patience import HANG_GUARD_S
@@ -322,6 +323,14 @@ def test_a_taken_port_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="can't bind"):
         NodeLinks("d", 2, first.endpoint)
     first.close()
+
+
+def test_totals_report_what_was_counted_since_the_last_time() -> None:
+    totals, counts = WireTotals(), Counter({"wire_dropped": 3})
+    assert totals.take(counts) == {"wire_errors": 3}
+    assert totals.take(counts) == {}
+    counts["wire_dropped"] += 4
+    assert totals.take(counts) == {"wire_errors": 4}
 
 
 def test_peer_names() -> None:
