@@ -106,6 +106,7 @@ async def serve_all(
         metrics,
         prometheus,
         max_context=config.model.max_context,
+        strict_fields=config.router.strict_fields,
     )
     rules = EndpointRules(
         log=log,

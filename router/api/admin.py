@@ -4,15 +4,15 @@ Has a key of its own."""
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from router.api.connection import Connection
 from router.api.errors import AdminIsOff, Conflict, NotFound, UnknownNode
+from router.api.fields import Body, FieldTable
 from router.api.parse import BodyParser
-from router.api.schemas import Body
 from router.gateway import Gateway
 from router.pairs import BrokenPair
 from router.registry import RegisteredNode, Registry
@@ -50,6 +50,16 @@ class AbortRequest(Body, frozen=True, kw_only=True):
     id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+LEAVING = {
+    "node": "its id",
+    "move_after_s": "its requests get so long to finish before they go to other nodes",
+    "force": "even when no other node is left to serve",
+}
+DRAIN = FieldTable("/admin/drain", DrainRequest, LEAVING | {"then": "`stop`, or `restart` in the same role"})
+ROLE = FieldTable("/admin/role", RoleRequest, LEAVING | {"role": "the role that it comes back in"})
+ABORT = FieldTable("/admin/abort", AbortRequest, {"id": "the answer's, as its client sees it"})
+
+
 class AdminHandlers:
     """One method per path. Nothing here waits: a node leaves when it is idle, and shows in the status until then."""
 
@@ -58,9 +68,9 @@ class AdminHandlers:
         self._registry = registry
         self._move_after_s = move_after_s
         self._is_on = is_on
-        self._drain = BodyParser(DrainRequest)
-        self._role = BodyParser(RoleRequest)
-        self._abort = BodyParser(AbortRequest)
+        self._drain = BodyParser(DRAIN, strict=True)
+        self._role = BodyParser(ROLE, strict=True)
+        self._abort = BodyParser(ABORT, strict=True)
 
     async def status(self, connection: Connection) -> None:
         self._check_on()
@@ -79,12 +89,12 @@ class AdminHandlers:
 
     async def drain(self, connection: Connection) -> None:
         self._check_on()
-        body = cast(DrainRequest, self._drain.parse(await connection.body(MAX_BODY_BYTES)))
+        body = self._drain.parse(await connection.body(MAX_BODY_BYTES)).body
         await self._leave(connection, self._node(body.node, body.force), body.then, body.move_after_s)
 
     async def role(self, connection: Connection) -> None:
         self._check_on()
-        body = cast(RoleRequest, self._role.parse(await connection.body(MAX_BODY_BYTES)))
+        body = self._role.parse(await connection.body(MAX_BODY_BYTES)).body
         node = self._node(body.node, body.force)
         if node.role == body.role:
             raise InvalidRequest(f"{body.node} is a {body.role} node already", param="role")
@@ -92,7 +102,7 @@ class AdminHandlers:
 
     async def abort(self, connection: Connection) -> None:
         self._check_on()
-        body = cast(AbortRequest, self._abort.parse(await connection.body(MAX_BODY_BYTES)))
+        body = self._abort.parse(await connection.body(MAX_BODY_BYTES)).body
         if not self._gateway.abort(body.id, Aborted("the request was aborted by the server's operator")):
             raise NotFound(f"no answer {body.id!r} is under way", param="id")
         await connection.answer(200, msgspec.json.encode({"id": body.id}))

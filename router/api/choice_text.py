@@ -39,9 +39,10 @@ class ChoiceText:
     """`num_tokens` counts what the client pays for: every token up to the end, the stop token included."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._matcher = StopMatcher(show.stops)
-        self._silent_ids = frozenset(sampling.stop_token_ids)  # a stop token ends the text and is no part of it
+        self._detokenizer = Detokenizer(tokenizer, shows_special=show.shows_special)
+        self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
+        # a stop token ends the text and is no part of it
+        self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._wants_offsets = show.num_logprobs >= 0
         self._num_chars = 0
@@ -64,11 +65,9 @@ class ChoiceText:
         return delta
 
     def finish(self, reason: FinishReason) -> Delta:
-        """The node ended the sequence: what was held back is text after all, unless it completes a stop string."""
-        tail = self._detokenizer.flush()
-        text = self._matcher.feed(tail) + self._matcher.flush()
-        self.finish_reason = FinishReason.STOP if self._matcher.matched is not None else reason
-        return Delta(text=text, finish_reason=self.finish_reason)
+        """The node ended the sequence: what was held back is text after all."""
+        self.finish_reason = reason
+        return Delta(text=self._matcher.flush(), finish_reason=reason)
 
     def _feed_one(self, token: int) -> str:
         self.num_tokens += 1

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
 from router.api.errors import JSON_TYPE, BodyTimeout
-from shared.core.errors import BodyTooLarge
+from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
+REQUEST_ID = b"x-request-id"
+MAX_ID = 128
+UNSAFE = re.compile(r"[^\x21-\x7e]")
 
 
 class ClientGone(Exception):
@@ -19,16 +24,25 @@ class ClientGone(Exception):
 
 
 class Connection:
-    """Made for each request. `status` is None until headers went out; `was_admitted` is the handler's to set."""
+    """Made for each request. `status` is None until headers went out. The handler sets `was_admitted`, and adds to
+    `more_headers` what every answer carries."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
         self.scope = scope
         self.status: int | None = None
+        self.failure: BatonError | None = None  # what ended a stream whose headers were out
+        self.request_id = ""  # the client's name of the request, or one that was made for it
+        self.more_headers: dict[bytes, bytes] = {}
         self.is_answered = False
         self.was_admitted = False
         self._receive = receive
         self._send = send
         self._slow_reader_s = slow_reader_s
+
+    def name(self, given: str | None) -> None:
+        """Take the client's name of the request, as far as a header and a log line can hold it."""
+        safe = UNSAFE.sub("", (given or "")[:MAX_ID])
+        self.request_id = safe or self.request_id or f"req-{secrets.token_hex(12)}"
 
     def header(self, name: bytes) -> str | None:
         values = [value for key, value in self.scope["headers"] if key == name]
@@ -67,7 +81,8 @@ class Connection:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
-        await self._out({"type": "http.response.start", "status": status, "headers": list(headers)})
+        sent = [*headers, (REQUEST_ID, self.request_id.encode()), *self.more_headers.items()]
+        await self._out({"type": "http.response.start", "status": status, "headers": sent})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         self.is_answered = last

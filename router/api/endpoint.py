@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from router.api.connection import ClientGone, Connection
-from router.api.errors import MethodNotAllowed, Unauthorized, error_headers, error_json, internal_error
+from router.api.connection import REQUEST_ID, ClientGone, Connection
+from router.api.errors import RETRYABLE, MethodNotAllowed, Unauthorized, error_headers, error_json, internal_error
 from shared.core.errors import BatonError
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
@@ -35,6 +35,7 @@ class Endpoint:
     def __init__(
         self, rules: EndpointRules, method: str, handler: Handler, *, needs_key: bool = False, counts: bool = False
     ) -> None:
+        """`method`: "" takes all."""
         self._rules = rules
         self._method = method
         self._handler = handler
@@ -43,23 +44,39 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, receive, send, self._rules.slow_reader_s)
+        connection.name(connection.header(REQUEST_ID))
         try:
             self._admit(connection)
             await self._handler(connection)
+            self._log(connection, connection.failure)
         except ClientGone:
             return
         except BatonError as error:
+            self._log(connection, error)
             await self._refuse(connection, error)
         except Exception as error:
-            self._rules.log.error("a request failed unexpectedly", path=scope["path"], error=error)
+            self._rules.log.error(
+                "a request failed unexpectedly", path=scope["path"], request=connection.request_id, error=error
+            )
             await self._refuse(connection, internal_error())
 
     def _admit(self, connection: Connection) -> None:
         method = connection.scope["method"]
-        if method not in (self._method, "HEAD" if self._method == "GET" else self._method):
+        if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
             raise MethodNotAllowed(f"this path takes {self._method} only")
         if self._needs_key and self._rules.api_key:
             check_key(connection.header(b"authorization"), self._rules.api_key)
+
+    def _log(self, connection: Connection, error: BatonError | None) -> None:
+        """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
+        if error is not None and error.status >= 500 and error.status not in RETRYABLE:
+            self._rules.log.warning(
+                "a request failed",
+                request=connection.request_id,
+                path=connection.scope["path"],
+                code=error.code,
+                why=error.message,
+            )
 
     async def _refuse(self, connection: Connection, error: BatonError) -> None:
         """Where headers are out already, the handler has said it in the stream."""

@@ -5,6 +5,7 @@ plan -> gateway.open -> mailbox ... news -> ChoiceText -> Shape -> one write per
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from router.api.answers import Answer, Choice, Usage, usage_of
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
 from router.api.errors import error_json, internal_error
-from router.api.generation_plan import GenerationPlan
+from router.api.generation_plan import GenerationPlan, UsageShown
 from router.api.shapes import Shape
 from router.dispatch import NewRequest
 from router.effects import Failure, Update
@@ -33,11 +34,21 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 DONE_EVENT = b"data: [DONE]\n\n"
+PING, PING_S = b": waiting\n\n", 3.0  # proxies and clients give up connections that say nothing
 ENCODER = msgspec.json.Encoder()
 
 
 def sse_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
+
+
+async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
+    """Return the next news, or None when none came in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await mailbox.take()
+    except TimeoutError:
+        return None
 
 
 class Generation:
@@ -85,6 +96,7 @@ class Generation:
             outcome = error.code
             if connection.status is None:
                 raise
+            connection.failure = error
             await connection.write(sse_event(error_json(error)), last=True)
         except ClientGone:
             raise
@@ -115,14 +127,22 @@ class Generation:
         await connection.answer(200, self._encode(self._shape.object, choices, usage=self._usage(), is_first=True))
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Headers wait for the first news, so that a request that fails at once is no 200."""
-        data = self._opening() + self._events(self._absorb(await mailbox.take()))
-        await connection.start(200, SSE_HEADERS)
+        """Headers wait a moment for the first news, so that a request that fails at once is no 200. Then comments
+        keep the connection alive while the prompt waits."""
+        first = await news_within(PING_S, mailbox)
+        if first is None:
+            await connection.start(200, SSE_HEADERS)
+        while first is None:
+            await connection.write(PING)
+            first = await news_within(PING_S, mailbox)
+        data = self._opening() + self._events(self._absorb(first))
+        if connection.status is None:
+            await connection.start(200, SSE_HEADERS)
         while self._num_open:
             if data:
                 await connection.write(data)
             data = self._events(self._absorb(await mailbox.take()))
-        if self._plan.show.include_usage:
+        if self._plan.show.usage is not UsageShown.NEVER:
             data += sse_event(self._encode(self._shape.chunk_object, [], usage=self._usage()))
         await connection.write(data + DONE_EVENT, last=True)
 
@@ -190,7 +210,7 @@ class Generation:
         )
 
     def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
-        usage = None if self._plan.show.include_usage else UNSET
+        usage = self._chunk_usage()
         kind = self._shape.chunk_object
         return b"".join(
             sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first and i == 0))
@@ -212,6 +232,13 @@ class Generation:
                 prompt_token_ids=self._plan.jobs[0].ids if on_top else UNSET,
             )
         )
+
+    def _chunk_usage(self) -> Usage | None | msgspec.UnsetType:
+        """What stands in a chunk that is not the last."""
+        shown = self._plan.show.usage
+        if shown is UsageShown.ALWAYS:
+            return self._usage()
+        return UNSET if shown is UsageShown.NEVER else None
 
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(job.ids) for job in self._plan.jobs)

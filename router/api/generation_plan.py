@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from shared.core.sampling_params import SamplingParams
+
+
+class UsageShown(enum.Enum):
+    """In which chunks of a stream the usage stands. A whole answer always has it."""
+
+    NEVER = "never"
+    LAST = "last"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """Tokens that prompt and answer may have together: at the largest node, and at every one."""
+
+    largest: int
+    common: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +39,12 @@ class ShowOptions:
 
     stops: tuple[str, ...]
     stream: bool
-    include_usage: bool
+    usage: UsageShown
     return_token_ids: bool
     num_logprobs: int  # -1: none
+    keeps_stop: bool = False  # the text ends with what stopped it
+    shows_special: bool = False
+    names_tokens_by_id: bool = False  # tokens in logprobs
 
 
 @dataclass(frozen=True, slots=True)

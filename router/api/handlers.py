@@ -5,32 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from router.api.chat import Chat
+from router.api.completions import Completions
 from router.api.connection import Connection
-from router.api.endpoint import until_hang_up
+from router.api.endpoint import Handler, until_hang_up
 from router.api.errors import NotFound
+from router.api.fields import B, FieldTable
 from router.api.generation import Generation
-from router.api.generation_plan import GenerationPlan
+from router.api.generation_api import GenerationApi
+from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
-from router.api.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from router.api.shapes import ChatShape, CompletionShape
+from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.gateway import Gateway
 from router.registry import Registry
-from router.text.interface import decode_ids
 from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
 LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
+APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions())
+KNOWN_FIELDS = known_fields([*(api.table for api in APIS), TOKENIZE, DETOKENIZE])
 
 
 class Handlers:
-    """One method per path. `max_context` 0: what model and nodes allow."""
+    """One method per path. `max_context` 0: what model and nodes allow. `strict_fields`: unknown ones are refused."""
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class Handlers:
         prometheus: CollectorRegistry,
         *,
         max_context: int,
+        strict_fields: bool = False,
     ) -> None:
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -50,10 +57,9 @@ class Handlers:
         self._prometheus = prometheus
         self._max_context = max_context
         self._started = int(time.time())
-        self._chat = BodyParser(ChatRequest)
-        self._completion = BodyParser(CompletionRequest)
-        self._tokenize = BodyParser(TokenizeRequest)
-        self._detokenize = BodyParser(DetokenizeRequest)
+        self._strict_fields = strict_fields
+        self._tokenize = self._parser(TOKENIZE)
+        self._detokenize = self._parser(DETOKENIZE)
 
     def max_context(self) -> int:
         """The smallest of what was configured, what the model was trained for and what a node holds."""
@@ -63,47 +69,53 @@ class Handlers:
         limits = (self._max_context, self._tokenizer.facts.context_length, context or 0)
         return min(limit for limit in limits if limit)
 
-    async def chat(self, connection: Connection) -> None:
+    def generating(self) -> dict[str, Handler]:
+        """The handlers of the endpoints that generate text, by path."""
+        return {api.table.path: partial(self._generate, api, self._parser(api.table)) for api in APIS}
+
+    async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def plan() -> GenerationPlan:
-            body, common = cast(ChatRequest, self._chat.parse(raw)), self._within(self._registry.common_context())
-            return self._resolver.chat(body, self.max_context(), common)
+            body = self._parsed(parser, raw, connection)
+            connection.name(body.request_id)
+            contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
+            return api.plan(body, self._resolver, contexts)
 
         async def work() -> None:
             ready = await in_time(raw, plan)
-            shape = ChatShape(self._tokenizer, ready.show)
-            await self._generation(ready, shape, arrived).run(connection)
+            shape = api.shape(self._tokenizer, ready.show)
+            generation = Generation(ready, shape, self._tokenizer, self._gateway, self._metrics, arrived)
+            await generation.run(connection)
 
         await until_hang_up(connection, work())
 
-    async def completion(self, connection: Connection) -> None:
-        arrived = time.monotonic()
-        raw = await connection.body(self._resolver.limits.max_body_bytes)
+    def _parser(self, table: FieldTable[B]) -> BodyParser[B]:
+        return BodyParser(table, strict=self._strict_fields)
 
-        def plan() -> GenerationPlan:
-            return self._resolver.completion(cast(CompletionRequest, self._completion.parse(raw)), self.max_context())
-
-        async def work() -> None:
-            ready = await in_time(raw, plan)
-            shape = CompletionShape(self._tokenizer, ready.show)
-            await self._generation(ready, shape, arrived).run(connection)
-
-        await until_hang_up(connection, work())
+    def _parsed(self, parser: BodyParser[B], raw: bytes, connection: Connection) -> B:
+        """Count and name what was sent and has no effect."""
+        parsed = parser.parse(raw)
+        if parsed.ignored:
+            connection.more_headers[IGNORED] = names_in_header(parsed.ignored)
+            for name in parsed.ignored:
+                self._metrics.ignored_field(name if name in KNOWN_FIELDS else "other")
+        return parsed.body
 
     async def tokenize(self, connection: Connection) -> None:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        ids = await in_time(raw, lambda: self._resolver.tokenize(cast(TokenizeRequest, self._tokenize.parse(raw))))
-        answer = {"count": len(ids), "max_model_len": self.max_context(), "tokens": ids}
-        await connection.answer(200, msgspec.json.encode(answer))
+
+        def work() -> bytes:
+            body = self._parsed(self._tokenize, raw, connection)
+            return msgspec.json.encode(tokenized(body, self._resolver, self.max_context()))
+
+        await connection.answer(200, await in_time(raw, work))
 
     async def detokenize(self, connection: Connection) -> None:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        body = cast(DetokenizeRequest, self._detokenize.parse(raw))
-        self._resolver.check_model(body.model)
-        self._resolver.check_ids(body.tokens, "tokens")
-        await connection.answer(200, msgspec.json.encode({"prompt": decode_ids(self._tokenizer, body.tokens)}))
+        body = self._parsed(self._detokenize, raw, connection)
+        await connection.answer(200, msgspec.json.encode(detokenized(body, self._resolver)))
 
     async def models(self, connection: Connection) -> None:
         await connection.answer(200, msgspec.json.encode({"object": "list", "data": self._model_cards()}))
@@ -143,9 +155,6 @@ class Handlers:
 
     async def missing(self, connection: Connection) -> None:
         raise NotFound("there is nothing at this path")
-
-    def _generation(self, plan: GenerationPlan, shape: ChatShape | CompletionShape, arrived: float) -> Generation:
-        return Generation(plan, shape, self._tokenizer, self._gateway, self._metrics, arrived)
 
     def _model_cards(self) -> list[dict[str, object]]:
         """Adapters name the model as their parent."""

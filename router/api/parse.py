@@ -1,42 +1,132 @@
-"""From the bytes of a body to a checked object, or an error that names the field."""
+"""From the bytes of a body to a checked object, or an error that names the field.
+
+bytes -> strict decoder -> body                          nothing unknown: the way of nearly every request
+   '---> any JSON -> pruned (nulls, unknown fields) -> converted -> body, and what was ignored
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
 
 import msgspec
+from msgspec import inspect
 
-from router.api.schemas import Body
-from router.api.unsupported import refuse_unserved
+from router.api.fields import B, FieldTable, body_type
 from shared.core.errors import InvalidRequest
-
-B = TypeVar("B", bound=Body)
 
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
+MAX_PRUNED = 1000  # names of unknown fields that are kept; the rest is dropped unnamed
 
 
-class BodyParser:
-    """Decodes one kind of body. Holds the compiled decoder, nothing else."""
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[B]):
+    """`ignored`: fields that were sent and have no effect, as paths like messages[0].cache_control."""
 
-    def __init__(self, kind: type[B]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
+    body: B
+    ignored: tuple[str, ...] = ()
 
-    def parse(self, raw: bytes) -> Body:
+
+class BodyParser(Generic[B]):
+    """Decodes one endpoint's body. Holds compiled decoders, nothing else. `strict`: unknown fields are refused."""
+
+    def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
+        self._table = table
+        self._strict = strict
+        self._type = body_type(table)
+        self._decoder = msgspec.json.Decoder(self._type)
+        self._shape = inspect.type_info(self._type)
+
+    def parse(self, raw: bytes) -> Parsed[B]:
+        """Raise InvalidRequest that names the first field at fault."""
+        unknown: list[str] = []
         try:
-            body: Body = self._decoder.decode(raw)
-        except msgspec.ValidationError as error:
-            raise field_error(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"the request body is not valid JSON: {shorten(str(error))}") from error
-        except RecursionError as error:
-            raise InvalidRequest("the request body is nested too deeply") from error
-        refuse_unserved(body)
-        for index, message in enumerate(getattr(body, "messages", None) or ()):
-            refuse_unserved(message, f"messages[{index}].")
-        return body
+            body = self._decoder.decode(raw)
+        except msgspec.ValidationError:
+            body = checked(lambda: self._lenient(raw, unknown))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(error) from error
+        if unknown and self._strict:
+            raise InvalidRequest(f"{unknown[0]}: unknown field `{shorten(unknown[0])}`", param=unknown[0])
+        self._refuse(body)
+        without_effect = [name for name in self._table.ignored if getattr(body, name) is not None]
+        return Parsed(body, (*without_effect, *unknown))
+
+    def _lenient(self, raw: bytes, unknown: list[str]) -> B:
+        found = prune(msgspec.json.decode(raw), self._shape, "", unknown)
+        return msgspec.convert(found, self._type)
+
+    def _refuse(self, body: B) -> None:
+        for name, refused in self._table.refused.items():
+            if not is_one_of(getattr(body, name), refused.harmless):
+                raise InvalidRequest(f"{name} is not supported: {refused.why}", param=name)
+
+
+def is_one_of(value: object, others: tuple[object, ...]) -> bool:
+    """Whether it equals one of them and has its type too: JSON's true is no 1."""
+    return any(type(value) is type(other) and value == other for other in others)
+
+
+def checked(work: Callable[[], B]) -> B:
+    try:
+        return work()
+    except msgspec.ValidationError as error:
+        raise field_error(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise not_json(error) from error
+
+
+def not_json(error: Exception) -> InvalidRequest:
+    if isinstance(error, RecursionError):
+        return InvalidRequest("the request body is nested too deeply")
+    return InvalidRequest(f"the request body is not valid JSON: {shorten(str(error))}")
+
+
+def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
+    """Return the value without what its type has no field for, which is named in `unknown`, and without nulls."""
+    if isinstance(value, dict):
+        struct = struct_of(kind, value)
+        return value if struct is None else prune_object(value, struct, path, unknown)
+    if isinstance(value, list):
+        items = next((one.item_type for one in alternatives(kind) if isinstance(one, inspect.ListType)), None)
+        if items is not None:
+            return [prune(item, items, f"{path}[{index}]", unknown) for index, item in enumerate(value)]
+    return value
+
+
+def prune_object(value: dict[str, Any], struct: inspect.StructType, path: str, unknown: list[str]) -> dict[str, object]:
+    fields = {one.encode_name: one.type for one in struct.fields}
+    kept: dict[str, object] = {}
+    for name, item in value.items():
+        if item is None:
+            continue
+        if name in fields:
+            kept[name] = prune(item, fields[name], joined(path, name), unknown)
+        elif name == struct.tag_field:
+            kept[name] = item
+        elif len(unknown) < MAX_PRUNED:
+            unknown.append(joined(path, shorten(name)))
+    return kept
+
+
+def joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def struct_of(kind: inspect.Type, value: dict[str, Any]) -> inspect.StructType | None:
+    """Return the struct that a JSON object is for; of several, the one whose tag it has."""
+    structs = [one for one in alternatives(kind) if isinstance(one, inspect.StructType)]
+    if len(structs) == 1:
+        return structs[0]
+    return next((one for one in structs if value.get(one.tag_field or "") == one.tag), None)
 
 
 def field_error(text: str) -> InvalidRequest:

@@ -1,6 +1,7 @@
 """Turns a parsed request into a plan: defaults filled in, limits of the configuration and the model checked.
 
-Everything raises InvalidRequest with the field's name. Knows nothing of sockets; the caller chooses the thread.
+What endpoints share. Everything raises InvalidRequest with the field's name. Knows nothing of sockets; the caller
+chooses the thread.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions
-from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
+from router.api.conversation import ChatMessage, turns_of
+from router.api.fields import GenerationFields
+from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
@@ -18,13 +20,12 @@ from shared.core.keys import MASK64
 from shared.core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
 
 GONE = "gone"  # the digest of no adapter: the last node that had it left since its name was checked
-DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; chat runs to the end of the context
 
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """The served model and the limits. `max_context` comes with each call: nodes come and go, and `adapters`, digests
-    by the names that requests may give instead of the model's, with them."""
+    """The served model and the limits. `adapters`: digests by the names that requests may give instead of the model's;
+    asked anew each time, for nodes come and go."""
 
     model_name: str
     text: TextModel
@@ -38,75 +39,98 @@ class Resolver:
                 f"the model {name[:100]!r} does not exist; {self.model_name!r} is served", param="model"
             )
 
-    def chat(self, body: ChatRequest, max_context: int, common_context: int) -> GenerationPlan:
-        """`common_context`: what an answer of no given length keeps to, so that any node can run it; a prompt that is
-        longer may use all of `max_context`."""
-        if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
-            raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
-        if body.top_logprobs is not None and not body.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        self._check_shared(body)
-        ids = self.chat_ids(body.messages)
-        self._check_length(ids, "messages", max_context)
-        size = self._size(ids)
-        wanted = body.max_completion_tokens or body.max_tokens
-        field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        default = (common_context if common_context > size else max_context) - size
-        max_tokens = self._max_tokens(wanted, field, max_context - size, default=default)
-        num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
-        return self._plan(body, [(ids, "")], max_tokens, num_logprobs)
-
-    def completion(self, body: CompletionRequest, max_context: int) -> GenerationPlan:
-        if body.echo and body.logprobs is not None:
-            raise InvalidRequest("echo together with logprobs is not supported", param="echo")
-        if body.best_of is not None and body.best_of != (body.n or 1):
-            raise InvalidRequest("best_of is supported only when it equals n", param="best_of")
-        self._check_shared(body)
-        prompts = self._prompts(body.prompt)
-        for ids, _ in prompts:
-            self._check_length(ids, "prompt", max_context)
-        room = max_context - max(self._size(ids) for ids, _ in prompts)
-        max_tokens = self._max_tokens(body.max_tokens, "max_tokens", room, default=DEFAULT_COMPLETION_TOKENS)
-        shown = [(ids, self._echo(ids, text) if body.echo else "") for ids, text in prompts]
-        return self._plan(body, shown, max_tokens, -1 if body.logprobs is None else body.logprobs)
-
-    def tokenize(self, body: TokenizeRequest) -> list[int]:
+    def check_shared(self, body: GenerationFields) -> None:
+        """Check what needs no tokenizer, before any is used."""
         self.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("send one of prompt and messages", param="prompt")
-        if body.messages is not None:
-            return self.chat_ids(body.messages)
-        return self.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)
+        limits = self.limits
+        if (body.n or 1) > limits.max_n:
+            raise InvalidRequest(f"n is {body.n}, above the limit of {limits.max_n}", param="n")
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+        if body.seed is not None and not -(1 << 63) <= body.seed < (1 << 64):
+            raise InvalidRequest("seed does not fit into 64 bits", param="seed")
+        stops = _stops(body)
+        if len(stops) > limits.max_stop_strings:
+            raise InvalidRequest(f"stop holds more than {limits.max_stop_strings} strings", param="stop")
+        if any(not 1 <= len(stop) <= limits.max_stop_chars for stop in stops):
+            raise InvalidRequest(f"a stop string must have 1 to {limits.max_stop_chars} characters", param="stop")
 
-    def chat_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
-        turns = [{"role": _role(message), "content": _content(message)} for message in messages]
-        return self._encode(self.text.template.render(turns), "messages", add_special=False)
+    # ---- prompts
 
-    def prompt_ids(self, text: str, *, add_special: bool) -> list[int]:
-        return self._encode(text, "prompt", add_special=add_special)
+    def chat_ids(self, messages: Sequence[ChatMessage], *, add_special: bool = False) -> list[int]:
+        return self._encode(self.text.template.render(turns_of(messages)), "messages", add_special=add_special)
+
+    def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
+        return self._encode(text, field, add_special=add_special)
+
+    def prompts(
+        self, prompt: str | list[str | int | list[int]], *, add_special: bool
+    ) -> list[tuple[list[int], str | None]]:
+        """(ids, text) of every prompt; text is None where the client sent ids."""
+        entries = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
+        if not entries:
+            raise InvalidRequest("prompt is empty", param="prompt")
+        if len(entries) > self.limits.max_prompts:
+            raise InvalidRequest(f"prompt holds more than {self.limits.max_prompts} prompts", param="prompt")
+        return [self._prompt(entry, add_special) for entry in entries]
+
+    def truncated(self, ids: list[int], most: int | None, num_answer: int, max_context: int) -> list[int]:
+        """Return the last `most` ids; with -1 as many as fit beside the answer."""
+        if most == -1:
+            most = max(1, max_context - num_answer - self.size(()))
+        return ids if most is None else ids[max(0, len(ids) - most) :]
+
+    def echo(self, ids: list[int], text: str | None, *, is_whole: bool) -> str:
+        return text if text is not None and is_whole else decode_ids(self.text.tokenizer, ids)
+
+    def size(self, ids: Sequence[int]) -> int:
+        """Tokens of the context that a prompt takes, with those that begin a decoder's text."""
+        return len(ids) + len(self.text.tokenizer.facts.start_ids)
+
+    def check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
+        if not ids:
+            raise InvalidRequest(f"{field} is empty: there must be at least one token", param=field)
+        limit = min(max_context - 1 - self.size(()), self.limits.max_prompt_tokens or max_context)
+        if len(ids) > limit:
+            raise InvalidRequest(
+                f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})", param=field
+            )
+
+    def max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
+        if wanted is None:
+            return min(default, room)
+        if wanted > room:
+            raise InvalidRequest(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
+        return wanted
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
         vocab_size = self.text.tokenizer.facts.vocab_size
         if ids and max(ids) >= vocab_size:
             raise InvalidRequest(f"{field} holds a token id above {vocab_size - 1}", param=field)
 
-    def _plan(
+    # ---- the plan
+
+    def plan(
         self, body: GenerationFields, prompts: Sequence[tuple[list[int], str]], max_tokens: int, num_logprobs: int
     ) -> GenerationPlan:
+        model = body.model or self.model_name
         # one seed for all prompts if the client gave it, so that each can be repeated alone
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
         return GenerationPlan(
-            model=body.model,
-            adapter="" if body.model == self.model_name else self.adapters().get(body.model, GONE),
+            model=model,
+            adapter="" if model == self.model_name else self.adapters().get(model, GONE),
             jobs=jobs,
             num_sequences=body.n or 1,
             sampling=self._sampling(body, max_tokens, num_logprobs),
             show=ShowOptions(
                 stops=_stops(body),
                 stream=bool(body.stream),
-                include_usage=bool(body.stream_options and body.stream_options.include_usage),
+                usage=_usage_shown(body),
                 return_token_ids=bool(body.return_token_ids),
                 num_logprobs=num_logprobs,
+                keeps_stop=bool(body.include_stop_str_in_output),
+                shows_special=body.skip_special_tokens is False,
+                names_tokens_by_id=bool(body.return_tokens_as_token_ids),
             ),
         )
 
@@ -129,34 +153,9 @@ class Resolver:
             num_logprobs=num_logprobs,
         )
 
-    def _check_shared(self, body: GenerationFields) -> None:
-        """What needs no tokenizer, before any is used."""
-        self.check_model(body.model)
-        limits = self.limits
-        if (body.n or 1) > limits.max_n:
-            raise InvalidRequest(f"n is {body.n}, above the limit of {limits.max_n}", param="n")
-        if body.stream_options is not None and not body.stream:
-            raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-        if body.seed is not None and not -(1 << 63) <= body.seed < (1 << 64):
-            raise InvalidRequest("seed does not fit into 64 bits", param="seed")
-        stops = _stops(body)
-        if len(stops) > limits.max_stop_strings:
-            raise InvalidRequest(f"stop holds more than {limits.max_stop_strings} strings", param="stop")
-        if any(not 1 <= len(stop) <= limits.max_stop_chars for stop in stops):
-            raise InvalidRequest(f"a stop string must have 1 to {limits.max_stop_chars} characters", param="stop")
-
-    def _prompts(self, prompt: str | list[str | int | list[int]]) -> list[tuple[list[int], str | None]]:
-        """(ids, text) of every prompt; text is None where the client sent ids."""
-        entries = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-        if not entries:
-            raise InvalidRequest("prompt is empty", param="prompt")
-        if len(entries) > self.limits.max_prompts:
-            raise InvalidRequest(f"prompt holds more than {self.limits.max_prompts} prompts", param="prompt")
-        return [self._prompt(entry) for entry in entries]
-
-    def _prompt(self, entry: object) -> tuple[list[int], str | None]:
+    def _prompt(self, entry: object, add_special: bool) -> tuple[list[int], str | None]:
         if isinstance(entry, str):
-            return self.prompt_ids(entry, add_special=True), entry
+            return self.prompt_ids(entry, add_special=add_special), entry
         if isinstance(entry, list) and all(isinstance(i, int) for i in entry):
             self.check_ids(entry, "prompt")
             return entry, None
@@ -167,29 +166,6 @@ class Resolver:
             return self.text.tokenizer.encode(text, add_special=add_special)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, param=field) from error
-
-    def _echo(self, ids: list[int], text: str | None) -> str:
-        return decode_ids(self.text.tokenizer, ids) if text is None else text
-
-    def _size(self, ids: Sequence[int]) -> int:
-        """Tokens of the context that a prompt takes, with those that begin a decoder's text."""
-        return len(ids) + len(self.text.tokenizer.facts.start_ids)
-
-    def _check_length(self, ids: Sequence[int], field: str, max_context: int) -> None:
-        if not ids:
-            raise InvalidRequest(f"{field} is empty: there must be at least one token", param=field)
-        limit = min(max_context - 1 - self._size(()), self.limits.max_prompt_tokens or max_context)
-        if len(ids) > limit:
-            raise InvalidRequest(
-                f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})", param=field
-            )
-
-    def _max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
-        if wanted is None:
-            return min(default, room)
-        if wanted > room:
-            raise InvalidRequest(f"{field} is {wanted}, but only {room} tokens fit after the prompt", param=field)
-        return wanted
 
     def _top_k(self, top_k: int | None) -> int:
         return 0 if top_k is None or top_k < 0 else min(top_k, self.text.tokenizer.facts.vocab_size)
@@ -227,11 +203,8 @@ def _stops(body: GenerationFields) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(dict.fromkeys(body.stop))
 
 
-def _role(message: ChatMessage) -> str:
-    return "system" if message.role == "developer" else message.role
-
-
-def _content(message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text for part in message.content)
+def _usage_shown(body: GenerationFields) -> UsageShown:
+    options = body.stream_options
+    if options is None or not (options.include_usage or options.continuous_usage_stats):
+        return UsageShown.NEVER
+    return UsageShown.ALWAYS if options.continuous_usage_stats else UsageShown.LAST

@@ -17,12 +17,13 @@ def build_routes(
 ) -> Router:
     """The ASGI application. Paths that spend compute or show texts need the key, where one is set; those that move
     nodes need another one."""
-    chat = Endpoint(rules, "POST", handlers.chat, needs_key=True, counts=True)
-    completion = Endpoint(rules, "POST", handlers.completion, needs_key=True, counts=True)
+    generating = [
+        Route(path, Endpoint(rules, "POST", handler, needs_key=True, counts=True))
+        for path, handler in handlers.generating().items()
+    ]
     return Router(
         routes=[
-            Route("/v1/chat/completions", chat),
-            Route("/v1/completions", completion),
+            *generating,
             Route("/v1/models", Endpoint(rules, "GET", handlers.models, needs_key=True)),
             Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
             Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
@@ -33,7 +34,7 @@ def build_routes(
             Route("/", Endpoint(rules, "GET", playground.page)),
             *admin_routes(replace(rules, api_key=admin_key), admin),
         ],
-        default=Endpoint(rules, "GET", handlers.missing),
+        default=Endpoint(rules, "", handlers.missing),
         redirect_slashes=False,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
@@ -29,7 +29,7 @@ def _strftime_now(pattern: str) -> str:
 class NoTemplate:
     """Of a model that brings none and does not go on with what it reads: it could not tell turns from a text."""
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         raise InvalidRequest("this model has an encoder and no chat template: ask /v1/completions", param="messages")
 
 
@@ -48,7 +48,7 @@ class JinjaTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template can't be read: {error}") from error
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         try:
             return self._template.render(messages=list(messages), **self._names)
         except jinja2.TemplateError as error:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
-
-from router.text.interface import Tokenizer
-
-_new_decoder = codecs.getincrementaldecoder("utf-8")
+from router.text.interface import Tokenizer, new_decoder
 
 
 class Detokenizer:
     """One per sequence. Every token is a fixed string of bytes, so text is a plain incremental UTF-8 decoding.
 
-    The pieces of `feed` and the one of `flush` joined are exactly the decoding of all bytes at once: a tail that may
-    still become a character is held back, and turns into U+FFFD only in `flush`.
+    A tail that may still become a character is held back, and at the end it is left out: a character that was only
+    cut is shown nowhere. Bytes that can't be a character become U+FFFD.
     """
 
     __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decoder = _new_decoder("replace")
-        self._special = tokenizer.facts.special_ids
+    def __init__(self, tokenizer: Tokenizer, *, shows_special: bool = False) -> None:
+        self._decoder = new_decoder("replace")
+        self._special = frozenset() if shows_special else tokenizer.facts.special_ids
         self._drops_space = tokenizer.facts.drops_first_space  # until the first token that shows
         self._token_bytes = tokenizer.token_bytes
 
@@ -32,7 +28,3 @@ class Detokenizer:
             self._drops_space = False
             shown = shown.removeprefix(b" ")
         return self._decoder.decode(shown)
-
-    def flush(self) -> str:
-        """The end of the sequence: what is still held back can't become a character any more."""
-        return self._decoder.decode(b"", True)

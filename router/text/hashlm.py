@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from router.text.interface import TextModel, VocabFacts
 from shared.core.errors import InvalidRequest
@@ -32,7 +32,7 @@ class HashTokenizer:
 class PlainTemplate:
     """`role: content` one after the other, for models that bring no template."""
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         turns = [f"{message['role']}: {message['content']}" for message in messages]
         return " ".join([*turns, "assistant: "])
 

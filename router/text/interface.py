@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Tokenizer(Protocol):
 
 
 class ChatTemplate(Protocol):
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text that ends where the assistant's answer begins."""
         ...
 
@@ -46,7 +49,9 @@ class TextModel:
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """All of a finished sequence as text; bytes that are no UTF-8 become U+FFFD. Special tokens show nothing."""
+    """Return all of a finished sequence as text. Bytes that are no UTF-8 become U+FFFD; a character that is cut at the
+    end is left out, as in a stream. Special tokens show nothing."""
     facts = tokenizer.facts
-    text = b"".join(tokenizer.token_bytes(i) for i in ids if i not in facts.special_ids).decode("utf-8", "replace")
+    data = b"".join(tokenizer.token_bytes(i) for i in ids if i not in facts.special_ids)
+    text = new_decoder("replace").decode(data)
     return text.removeprefix(" ") if facts.drops_first_space else text

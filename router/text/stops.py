@@ -14,9 +14,11 @@ class StopMatcher:
         fed:   ....visible....|held      held = longest end of the text that begins a stop string
     """
 
-    __slots__ = ("_held", "_longest", "_stops", "matched")
+    __slots__ = ("_held", "_keeps", "_longest", "_stops", "matched")
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
+        """`keeps`: the stop string that matched is shown too."""
+        self._keeps = keeps
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in self._stops), default=0)
         self._held = ""
@@ -33,7 +35,7 @@ class StopMatcher:
         found = self._find(text)
         if found is not None:
             start, self.matched = found
-            return text[:start]
+            return text[: start + len(self.matched) * self._keeps]
         keep = self._possible_prefix(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

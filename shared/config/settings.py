@@ -255,7 +255,7 @@ class NodeConfig:
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)
     silence_s: float = option(5.0, "a peer is lost after this silence; a mute host: a third", low=0.5, high=600.0)
-    lease_s: float = option(60.0, "a hand-off that stalls for so long is given up; alike on all nodes", low=1.0, high=3600.0)
+    lease_s: float = option(60.0, "a hand-off that stalls is given up; alike on all nodes", low=1.0, high=3600.0)
     drain_s: float = option(10.0, "seconds running requests get to finish after SIGTERM", low=0.0, high=3600.0)
     max_message_bytes: int = option(
         64 * MIB, "largest message taken from a peer", low=MIB, is_bytes=True, metavar="SIZE"
@@ -303,6 +303,7 @@ class RouterConfig:
     admin_key_file: str = option(
         "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
     )
+    strict_fields: bool = option(False, "refuse unknown fields of requests; else a response header names them")
     admin_without_key: bool = option(False, "let everybody who reaches the API drain nodes and change roles")
 
     def __post_init__(self) -> None:
@@ -342,9 +343,7 @@ class TimeoutsConfig:
     slow_reader_s: float = option(30.0, "a client that reads nothing for so long is cut off", low=1.0, high=3600.0)
     retry_after_s: int = option(2, "Retry-After of a 503 or 429", low=1, high=3600)
     max_attempts: int = option(3, "attempts at one request; 1: a lost node is an error for the client", low=1, high=8)
-    resume_wait_s: float = option(
-        10.0, "a stream whose node is gone waits so long for one that goes on with it", low=0.0, high=600.0
-    )
+    resume_wait_s: float = option(10.0, "a stream whose node is gone waits so long for another", low=0.0, high=600.0)
     move_after_s: float = option(
         30.0, "requests of a drained node get so long to finish before they are moved", low=0.0, high=3600.0
     )

@@ -47,10 +47,17 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter("baton_requests_total", "Requests by how they ended", ["outcome"], registry=registry)
+        self._ignored = Counter(
+            "baton_ignored_fields_total", "Fields of requests that had no effect", ["field"], registry=registry
+        )
         self._open = Gauge("baton_open_requests", "Requests that are not answered yet", registry=registry)
         self._ttft = latency(registry, "baton_ttft_seconds", "From a request's arrival to its first token")
         self._itl = latency(registry, "baton_itl_seconds", "Between two tokens of one request")
         self._e2e = latency(registry, "baton_e2e_seconds", "From a request's arrival to its end")
+
+    def ignored_field(self, field: str) -> None:
+        """`field`: from our own closed set, or "other"; never a client's text."""
+        self._ignored.labels(field).inc()
 
     def started(self) -> None:
         self._open.inc()

@@ -186,7 +186,7 @@ def test_models_health_and_ready(client: openai.OpenAI, http: httpx.Client) -> N
 def test_tokenize_and_back(http: httpx.Client) -> None:
     tokens = http.post("/tokenize", json={"prompt": "hi there"}).json()
     assert tokens == {"count": 8, "max_model_len": 4096, "tokens": char_ids("hi there")}
-    assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "hi there"}
+    assert http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == "hi there"
     chat = http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
     assert chat["count"] == len("user: hi assistant: ")
 
@@ -200,7 +200,9 @@ REFUSED = [
     ("post", "/v1/chat/completions", {"json": {"model": MODEL, "messages": []}}, 400, "messages", None),
     ("get", "/v1/completions", {}, 405, None, "method_not_allowed"),
     ("get", "/nowhere", {}, 404, None, "not_found"),
-    ("post", "/nowhere", {}, 405, None, None),
+    ("post", "/nowhere", {}, 404, None, "not_found"),
+    ("post", "/v1/embeddings", {"json": {"model": MODEL, "input": "x"}}, 404, None, "not_found"),
+    ("delete", "/v1/models", {}, 405, None, "method_not_allowed"),
     ("get", "/v1/models/nope", {}, 404, "model", "model_not_found"),
     ("post", "/detokenize", {"json": {"tokens": [1000]}}, 400, "tokens", None),
 ]
@@ -232,6 +234,67 @@ def test_the_sdk_sees_its_own_error_types(client: openai.OpenAI) -> None:
     assert error.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="gpt-4", prompt="x")
+
+
+def test_what_guidellm_asks_by_default(http: httpx.Client) -> None:
+    chunks = streamed(
+        http,
+        "/v1/chat/completions",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "say:hello there"}]}],
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+        max_completion_tokens=5,
+        stop=None,
+        ignore_eos=True,
+    )
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] < counts[-1] == 5
+    assert not chunks[-1]["choices"] and all(chunk["choices"] for chunk in chunks[:-1])
+
+
+def test_an_agent_s_history(client: openai.OpenAI) -> None:
+    call: Any = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[
+            {"role": "user", "content": "now?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+            {"role": "user", "content": "say:noon"},
+        ],
+        extra_body={"documents": None, "priority": 0, "surprise": 1},
+    )
+    assert answer.choices[0].message.content == "noon"
+
+
+def test_fields_without_effect_are_named_and_counted(http: httpx.Client, router: RouterProcess) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "user": "me", "surprise": 1, "nothing": None}
+    for _ in range(2):
+        response = http.post("/v1/completions", json=body)
+        assert response.status_code == 200 and response.headers["x-baton-ignored-fields"] == "user,surprise"
+    assert router.metric('baton_ignored_fields_total{field="user"}') == 2
+    assert router.metric('baton_ignored_fields_total{field="other"}') >= 2
+    plain = http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "max_tokens": 1})
+    assert "x-baton-ignored-fields" not in plain.headers
+
+
+def test_a_request_keeps_its_client_s_name(http: httpx.Client) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    for headers, more, expected in (
+        ({"x-request-id": "mine-7"}, {}, "mine-7"),
+        ({"x-request-id": "mine-7"}, {"request_id": "mine-8"}, "mine-8"),
+        ({"x-request-id": "mine-7"}, {"temperature": 9}, "mine-7"),  # refused
+    ):
+        assert http.post("/v1/completions", json=body | more, headers=headers).headers["x-request-id"] == expected
+    assert http.get("/health").headers["x-request-id"].startswith("req-")
+
+
+def test_token_forms_of_llama_server(http: httpx.Client) -> None:
+    pieces = http.post("/tokenize", json={"content": "hi", "with_pieces": True}).json()["tokens"]
+    assert [one["piece"] for one in pieces] == ["h", "i"]
+    ids = http.post("/tokenize", json={"prompt": "hi", "return_token_strs": True}).json()
+    assert ids["token_strs"] == ["h", "i"] and ids["tokens"] == [one["id"] for one in pieces]
+    back = http.post("/detokenize", json={"tokens": ids["tokens"]}).json()
+    assert back == {"prompt": "hi", "content": "hi"}
 
 
 def test_the_playground_loads_nothing_from_elsewhere(http: httpx.Client) -> None:

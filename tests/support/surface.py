@@ -21,6 +21,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Metric
 
 from deploy.cli import make_parser
+from router.api.handlers import APIS
 from shared.config.flags import concerns_of, fields_of
 from shared.config.load import all_concerns
 from shared.config.options import option_of
@@ -137,7 +138,8 @@ def last_name(node: ast.AST) -> str:
 
 
 def paths(trees: Trees) -> Iterator[str]:
-    """`Route(path, endpoint)`, where the endpoint is made in place or under a name in the same file."""
+    """`Route(path, endpoint)`, where the endpoint is made in place or under a name in the same file. A path that is no
+    text stands for those of all endpoints that generate."""
     for tree in trees:
         nodes = list(ast.walk(tree))
         named = {last_name(node.targets[0]): node.value for node in nodes if isinstance(node, ast.Assign)}
@@ -147,7 +149,8 @@ def paths(trees: Trees) -> Iterator[str]:
                 endpoint = named.get(last_name(endpoint), endpoint)
                 assert isinstance(endpoint, ast.Call), f"what is {ast.unparse(route)}?"
                 method = next(text for text in map(texts, endpoint.args) if text != UNKNOWN)
-                yield " ".join((*method, *texts(path), *map(ast.unparse, endpoint.keywords)))
+                shown = [api.table.path for api in APIS] if texts(path) == UNKNOWN else texts(path)
+                yield from (" ".join((*method, one, *map(ast.unparse, endpoint.keywords))) for one in shown)
 
 
 def texts(node: ast.expr) -> list[str]:

@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.api.chat import CHAT, Chat
+from router.api.completions import COMPLETIONS, Completions, CompletionShape
 from router.api.generation import Generation
-from router.api.generation_plan import GenerationPlan
+from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
-from router.api.schemas import ChatRequest, CompletionRequest, TokenizeRequest
-from router.api.shapes import CompletionShape
+from router.api.tokenization import TokenizeRequest, ids_of
 from router.dispatch import NewRequest
 from router.text.detokenizer import Detokenizer
 from router.text.folder_tokenizer import load_folder
@@ -50,8 +51,8 @@ def text(folder: Path) -> TextModel:
 
 
 def plan(text: TextModel, **fields: object) -> GenerationPlan:
-    body = BodyParser(CompletionRequest).parse(json.dumps({"model": "t5", **fields}).encode())
-    return Resolver("t5", text, LimitsConfig()).completion(body, CONTEXT)
+    body = BodyParser(COMPLETIONS).parse(json.dumps({"model": "t5", **fields}).encode()).body
+    return Completions().plan(body, Resolver("t5", text, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
 
 
 def sent(text: TextModel, plan: GenerationPlan) -> list[NewRequest]:
@@ -113,22 +114,22 @@ def test_echo_is_what_the_client_sent(text: TextModel) -> None:
 
 
 def test_tokens_of_a_text_are_those_without_the_start(text: TextModel) -> None:
-    ids = Resolver("t5", text, LimitsConfig()).tokenize(TokenizeRequest(prompt="moon"))
+    ids = ids_of(TokenizeRequest(prompt="moon"), Resolver("t5", text, LimitsConfig()))
     assert ids[-1] == EOS and PAD not in ids
 
 
 def test_chat_is_refused_by_name(text: TextModel) -> None:
-    body = BodyParser(ChatRequest).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "hi"}]}')
+    body = BodyParser(CHAT).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "hi"}]}').body
     with pytest.raises(InvalidRequest, match="no chat template: ask /v1/completions"):
-        Resolver("t5", text, LimitsConfig()).chat(body, CONTEXT, CONTEXT)
+        Chat().plan(body, Resolver("t5", text, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
 
 
 def test_a_template_of_its_own_is_taken(tmp_path: Path) -> None:
     write_tiny_t5(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}</s>")
     own = load_folder(tmp_path)
-    body = BodyParser(ChatRequest).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "moon"}]}')
-    made = Resolver("t5", own, LimitsConfig()).chat(body, CONTEXT, CONTEXT)
+    body = BodyParser(CHAT).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "moon"}]}').body
+    made = Chat().plan(body, Resolver("t5", own, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
     assert made.jobs[0].ids == own.tokenizer.encode("moon", add_special=True)
     assert made.sampling.max_tokens == CONTEXT - len(made.jobs[0].ids) - 1
 
@@ -138,14 +139,14 @@ def test_a_template_of_its_own_is_taken(tmp_path: Path) -> None:
 def test_answers_read_as_transformers_writes_them(folder: Path, text: TextModel, ids: list[int]) -> None:
     """The space that a first piece has is none: nothing is in front of it."""
     shown = Detokenizer(text.tokenizer)
-    streamed = "".join(map(shown.feed, ids)) + shown.flush()
+    streamed = "".join(map(shown.feed, ids))
     assert streamed == decode_ids(text.tokenizer, ids) == text_of(folder, ids)
 
 
 def test_a_first_piece_s_space_is_not_shown(text: TextModel) -> None:
     ids = text.tokenizer.encode("the moon", add_special=True)
     shown = Detokenizer(text.tokenizer)
-    assert "".join(map(shown.feed, [PAD, *ids])) + shown.flush() == "the moon"
+    assert "".join(map(shown.feed, [PAD, *ids])) == "the moon"
 
 
 # ---- weights

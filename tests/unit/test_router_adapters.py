@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from router.api.completions import CompletionRequest, Completions
+from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
-from router.api.schemas import CompletionRequest
 from router.dispatch import NewRequest
 from router.registry import RegisteredNode
 from router.text.hashlm import hash_text_model
@@ -71,12 +72,16 @@ def test_a_node_that_lacks_it_after_all_is_not_to_blame() -> None:
 def test_names() -> None:
     adapters: dict[str, str] = {}
     resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(), lambda: adapters)
+
+    def planned(model: str) -> GenerationPlan:
+        return Completions().plan(CompletionRequest(model=model, prompt="a"), resolver, Contexts(100, 100))
+
     with pytest.raises(ModelNotFound):
-        resolver.completion(CompletionRequest(model="tuned", prompt="a"), 100)
+        planned("tuned")
     adapters["tuned"] = "x"
-    plan = resolver.completion(CompletionRequest(model="tuned", prompt="a"), 100)
+    plan = planned("tuned")
     assert (plan.model, plan.adapter) == ("tuned", "x")
-    assert resolver.completion(CompletionRequest(model="hashlm", prompt="a"), 100).adapter == ""
+    assert planned("hashlm").adapter == ""
 
 
 def test_where_nodes_differ_most_of_them_decide() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.api.chat import ChatShape
 from router.api.choice_text import ChoiceText, Delta
-from router.api.generation_plan import ShowOptions
-from router.api.shapes import ChatShape, CompletionShape, token_text
+from router.api.completions import CompletionShape
+from router.api.generation_plan import ShowOptions, UsageShown
+from router.api.shapes import token_text
 from router.text.hashlm import HashTokenizer
 from router.text.interface import VocabFacts
 from shared.core.sampling_params import SamplingParams
@@ -28,8 +30,14 @@ class Bytes:
         return bytes((token_id,))
 
 
-def choice(stops: Sequence[str], *, min_tokens: int = 0, stop_ids: tuple[int, ...] = (0,)) -> ChoiceText:
-    show = ShowOptions(tuple(stops), stream=True, include_usage=False, return_token_ids=True, num_logprobs=0)
+def options(stops: Sequence[str] = (), **changes: bool) -> ShowOptions:
+    return ShowOptions(tuple(stops), True, UsageShown.NEVER, return_token_ids=True, num_logprobs=2, **changes)
+
+
+def choice(
+    stops: Sequence[str], *, min_tokens: int = 0, stop_ids: tuple[int, ...] = (0,), **changes: bool
+) -> ChoiceText:
+    show = options(stops, **changes)
     sampling = SamplingParams(100, min_tokens=min_tokens, stop_token_ids=stop_ids)
     return ChoiceText(Bytes(), sampling, show)
 
@@ -68,9 +76,32 @@ def test_messages_may_be_cut_anywhere(text: str, cuts: list[int], stops: list[st
     assert whole.finish_reason == ("stop" if any(stop in text for stop in stops) else "length")
 
 
-def test_half_a_character_at_the_end_may_complete_no_stop() -> None:
-    total, _ = run("é".encode()[:1], [], ["\ufffd"], "length")
-    assert (total.text, total.finish_reason) == ("", "stop")
+def test_a_character_that_is_cut_is_not_shown() -> None:
+    total, _ = run("aé".encode()[:2], [], ["\ufffd"], "length")
+    assert (total.text, total.finish_reason) == ("a", "length")
+
+
+@given(TEXT, TEXT.filter(bool), st.lists(st.integers(0, 100), max_size=4))
+def test_the_text_may_end_with_what_stopped_it(text: str, stop: str, cuts: list[int]) -> None:
+    mine, shown, ids = choice([stop], keeps_stop=True), "", text.encode()
+    edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
+    for first, last in zip(edges, edges[1:], strict=False):
+        if mine.finish_reason is None:
+            shown += mine.feed(ids[first:last], []).text
+    before, found, _ = text.partition(stop)
+    assert mine.finish_reason == ("stop" if found else None)
+    assert shown + ("" if found else mine.finish("length").text) == before + found
+
+
+def test_a_stop_token_that_is_kept_is_text() -> None:
+    assert choice([], stop_ids=(98,), keeps_stop=True).feed(list(b"ab"), []).text == "ab"
+    assert choice([], stop_ids=(0,), keeps_stop=True).feed(list(b"a\0"), []).text == "a", "special, and so not shown"
+    assert choice([], stop_ids=(0,), keeps_stop=True, shows_special=True).feed(list(b"a\0"), []).text == "a\0"
+
+
+def test_special_tokens_are_shown_when_asked_for() -> None:
+    assert choice([], stop_ids=(9,)).feed(list(b"a\0b"), []).text == "ab"
+    assert choice([], stop_ids=(9,), shows_special=True).feed(list(b"a\0b"), []).text == "a\0b"
 
 
 def test_no_stop_string_before_min_tokens() -> None:
@@ -89,7 +120,7 @@ def test_tokens_that_are_half_a_character_are_written_as_bytes() -> None:
 
 
 def test_both_shapes_show_the_same_logprobs() -> None:
-    show = ShowOptions((), stream=True, include_usage=False, return_token_ids=False, num_logprobs=2)
+    show = options()
     delta = Delta("ab", [65, 66], [TokenLogprob(-1.0, (65, 67), (-1.0, -2.0))] * 2, [0, 1])
     chat = ChatShape(HashTokenizer(), show).chunk(0, delta)
     completion = CompletionShape(HashTokenizer(), show).chunk(0, delta)
@@ -97,3 +128,14 @@ def test_both_shapes_show_the_same_logprobs() -> None:
     assert [entry.token for entry in chat.logprobs.content] == completion.logprobs.tokens == ["a", "b"]
     tops = [{top.token: top.logprob for top in entry.top_logprobs} for entry in chat.logprobs.content]
     assert tops == completion.logprobs.top_logprobs
+
+
+def test_tokens_may_be_named_by_their_ids() -> None:
+    show = options(names_tokens_by_id=True)
+    delta = Delta("a", [65], [TokenLogprob(-1.0, (65, 67), (-1.0, -2.0))], [0])
+    chat = ChatShape(HashTokenizer(), show).chunk(0, delta)
+    completion = CompletionShape(HashTokenizer(), show).chunk(0, delta)
+    assert chat.logprobs is not None and completion.logprobs is not None
+    assert [top.token for top in chat.logprobs.content[0].top_logprobs] == ["token_id:65", "token_id:67"]
+    assert completion.logprobs.tokens == [chat.logprobs.content[0].token] == ["token_id:65"]
+    assert completion.logprobs.top_logprobs == [{"token_id:65": -1.0, "token_id:67": -2.0}]

@@ -6,37 +6,41 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types import chat, completion_create_params
 
-from router.api.generation_plan import GenerationPlan
+from router.api.chat import CHAT, Chat
+from router.api.completions import COMPLETIONS, Completions
+from router.api.conversation import CalledFunction, ChatMessage, ContentPart, ToolCall
+from router.api.field_page import ALL_TABLES, field_page
+from router.api.fields import REFUSED_GENERATION, FieldTable, StreamOptions
+from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
+from router.api.ignored import names_in_header
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
-from router.api.schemas import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    StreamOptions,
-    TextPart,
-    TokenizeRequest,
-)
+from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 
+ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 1000
 RESOLVER = Resolver("hashlm", hash_text_model(), LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10))
-PARSERS = {kind: BodyParser(kind) for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)}
+Table = FieldTable[Any]
+TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
+PARSERS: dict[Table, BodyParser[Any]] = {table: BodyParser(table) for table in TABLES}
+STRICT: dict[Table, BodyParser[Any]] = {table: BodyParser(table, strict=True) for table in TABLES}
 USER = [{"role": "user", "content": "hi"}]
-BASES: dict[type, dict[str, Any]] = {
-    ChatRequest: {"model": "hashlm", "messages": USER},
-    CompletionRequest: {"model": "hashlm", "prompt": "hi"},
-    TokenizeRequest: {"prompt": "hi"},
-    DetokenizeRequest: {"tokens": [1]},
+BASES: dict[Table, dict[str, Any]] = {
+    CHAT: {"model": "hashlm", "messages": USER},
+    COMPLETIONS: {"model": "hashlm", "prompt": "hi"},
+    TOKENIZE: {"prompt": "hi"},
+    DETOKENIZE: {"tokens": [1]},
 }
-GENERATIONS = (ChatRequest, CompletionRequest)
+GENERATIONS = (CHAT, COMPLETIONS)
 Check = Callable[[GenerationPlan], object]
 
 
@@ -48,7 +52,7 @@ class Row:
     good: tuple[tuple[Any, Check], ...] = ()
     bad: tuple[Any, ...] = ()
     extra: tuple[tuple[str, Any], ...] = ()
-    kinds: tuple[type, ...] = GENERATIONS
+    kinds: tuple[Table, ...] = GENERATIONS
     param: str = ""
 
 
@@ -64,18 +68,25 @@ def show(name: str, value: Any) -> Check:
     return lambda plan: getattr(plan.show, name) == value
 
 
+def num_prompt(count: int) -> Check:
+    return lambda plan: len(plan.jobs[0].ids) == count
+
+
 def harmless(*values: Any) -> tuple[tuple[Any, Check], ...]:
     return tuple((value, always) for value in values)
 
 
-CHAT, COMPLETION = (ChatRequest,), (CompletionRequest,)
 BIG = 10**30
 SHARED = [
-    Row("model", (("hashlm", always),), ("gpt-4", "", None, 3, [])),
+    Row("model", harmless("hashlm", None), ("gpt-4", "", 3, [])),
     Row("stream", ((True, show("stream", True)), (None, show("stream", False))), ("yes", 1, {})),
     Row(
         "stream_options",
-        (({"include_usage": True}, show("include_usage", True)), ({}, show("include_usage", False))),
+        (
+            ({"include_usage": True}, show("usage", UsageShown.LAST)),
+            ({"include_usage": True, "continuous_usage_stats": True}, show("usage", UsageShown.ALWAYS)),
+            ({}, show("usage", UsageShown.NEVER)),
+        ),
         (True, "x", []),
         (("stream", True),),
     ),
@@ -126,45 +137,53 @@ SHARED = [
     Row("ignore_eos", ((True, sampling("stop_token_ids", ())), (False, sampling("stop_token_ids", (95,)))), ("x", 1)),
     Row("min_tokens", ((4, sampling("min_tokens", 4)),), (9, -1, "1", 1.5), (("max_tokens", 8),)),
     Row("return_token_ids", ((True, show("return_token_ids", True)),), ("x", 1)),
-    Row("user", harmless("somebody", None), (1, "x" * 513)),
-    Row("metadata", harmless({"a": "b"}, None), ("x", {"a": 1})),
-    Row("store", harmless(True, False, None), ("x", 1)),
+    Row("include_stop_str_in_output", ((True, show("keeps_stop", True)), (None, show("keeps_stop", False))), ("x", 1)),
+    Row("skip_special_tokens", ((False, show("shows_special", True)), (None, show("shows_special", False))), ("x", 0)),
+    Row("return_tokens_as_token_ids", ((True, show("names_tokens_by_id", True)),), ("x", 1)),
+    Row("request_id", harmless("mine", None), (1, "x" * 513)),
+    *(
+        Row(name, (), (7, "x", {"a": 1}))
+        for name in (*REFUSED_GENERATION.keys() - {"prompt_logprobs", "length_penalty", "response_format"},)
+    ),
+    Row("prompt_logprobs", harmless(None), (0, 3)),
+    Row("length_penalty", harmless(1, 1.0, None), (2, 0.5)),
+    Row("response_format", harmless(None, {"type": "text"}), ({"type": "json_object"}, "json")),
 ]
 CHAT_ROWS = [
     Row(
         "messages",
         ((USER, lambda plan: len(plan.jobs[0].ids) == len("user: hi assistant: ")),),
         ([], "hi", None, [{"role": "user", "content": "é"}], [{"role": "user", "content": "x" * 1000}]),
-        kinds=CHAT,
+        kinds=(CHAT,),
     ),
-    Row("max_completion_tokens", ((7, sampling("max_tokens", 7)),), (0, -1, CONTEXT, BIG, "x"), kinds=CHAT),
-    Row("max_completion_tokens", (), (8,), (("max_tokens", 7),), kinds=CHAT),
-    Row("logprobs", ((True, show("num_logprobs", 0)), (False, show("num_logprobs", -1))), (3, "x"), kinds=CHAT),
+    Row("max_completion_tokens", ((7, sampling("max_tokens", 7)),), (0, -1, CONTEXT, BIG, "x"), kinds=(CHAT,)),
+    Row("max_completion_tokens", (), (8,), (("max_tokens", 7),), kinds=(CHAT,)),
+    Row("logprobs", ((True, show("num_logprobs", 0)), (False, show("num_logprobs", -1))), (3, "x"), kinds=(CHAT,)),
     Row(
         "top_logprobs",
         ((3, show("num_logprobs", 3)), (3, sampling("num_logprobs", 3))),
         (21, -1, "x", 1.5),
         (("logprobs", True),),
-        kinds=CHAT,
+        kinds=(CHAT,),
     ),
-    Row("top_logprobs", (), (3,), (("logprobs", False),), kinds=CHAT),
-    Row("safety_identifier", harmless("x", None), (1,), kinds=CHAT),
-    Row("prompt_cache_key", harmless("x", None), (1,), kinds=CHAT),
-    Row("tools", harmless(None, []), ([{"type": "function"}], "x"), kinds=CHAT),
-    Row("tool_choice", harmless(None, "none", "auto"), ("required", {}), kinds=CHAT),
-    Row("parallel_tool_calls", harmless(None, True, False), ("x",), kinds=CHAT),
-    Row("functions", harmless(None, []), ([{"name": "f"}],), kinds=CHAT),
-    Row("function_call", harmless(None), ("auto", {"name": "f"}), kinds=CHAT),
-    Row("response_format", harmless(None, {"type": "text"}), ({"type": "json_object"}, "json"), kinds=CHAT),
-    Row("modalities", harmless(None, ["text"]), (["audio"], "x"), kinds=CHAT),
-    Row("audio", harmless(None), ({"voice": "x"},), kinds=CHAT),
-    Row("prediction", harmless(None), ({"type": "content"},), kinds=CHAT),
-    Row("reasoning_effort", harmless(None), ("high",), kinds=CHAT),
-    Row("verbosity", harmless(None), ("high",), kinds=CHAT),
-    Row("service_tier", harmless(None, "auto", "default"), ("priority",), kinds=CHAT),
-    Row("web_search_options", harmless(None, {}), ({"x": 1},), kinds=CHAT),
-    Row("chat_template", harmless(None), ("{{ x }}",), kinds=CHAT),
-    Row("chat_template_kwargs", harmless(None, {}), ({"x": 1},), kinds=CHAT),
+    Row("top_logprobs", (), (3,), (("logprobs", False),), kinds=(CHAT,)),
+    Row("truncate_prompt_tokens", ((4, num_prompt(4)), (-1, num_prompt(20))), (-2, "x", 1.5), kinds=(CHAT,)),
+    Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(CHAT,)),
+    Row("tools", harmless(None, []), ([{"type": "function"}], "x"), kinds=(CHAT,)),
+    Row("tool_choice", harmless(None, "none", "auto"), ("required", {"x": 1}), kinds=(CHAT,)),
+    Row("functions", harmless(None, []), ([{"name": "f"}],), kinds=(CHAT,)),
+    Row("function_call", harmless(None, "none"), ("auto", {"name": "f"}), kinds=(CHAT,)),
+    Row("modalities", harmless(None, ["text"]), (["audio"], "x"), kinds=(CHAT,)),
+    Row("audio", harmless(None), ({"voice": "x"},), kinds=(CHAT,)),
+    Row("moderation", harmless(None), ({"model": "x"},), kinds=(CHAT,)),
+    Row("reasoning_effort", harmless(None), ("high",), kinds=(CHAT,)),
+    Row("web_search_options", harmless(None, {}), ({"x": 1},), kinds=(CHAT,)),
+    Row("chat_template", harmless(None), ("{{ x }}",), kinds=(CHAT,)),
+    Row("chat_template_kwargs", harmless(None, {}), ({"x": 1},), kinds=(CHAT,)),
+    Row("add_generation_prompt", harmless(None, True), (False,), kinds=(CHAT,)),
+    Row("continue_final_message", harmless(None, False), (True,), kinds=(CHAT,)),
+    Row("echo", harmless(None, False), (True,), kinds=(CHAT,)),
+    Row("best_of", harmless(None, 1), (2,), kinds=(CHAT,)),
 ]
 COMPLETION_ROWS = [
     Row(
@@ -176,80 +195,115 @@ COMPLETION_ROWS = [
             ([[1], [2, 3]], lambda plan: [job.ids for job in plan.jobs] == [[1], [2, 3]]),
         ),
         ("", [], [""], [[]], None, 5, "é", [96], [-1], [1, "a"], ["a", 1], [[1, "a"]], "x" * 1000, ["a"] * 65, [1.5]),
-        kinds=COMPLETION,
+        kinds=(COMPLETIONS,),
     ),
     Row(
         "echo",
         ((True, lambda plan: plan.jobs[0].echo == "hi"), (False, lambda plan: plan.jobs[0].echo == "")),
         ("x", 1),
-        kinds=COMPLETION,
+        kinds=(COMPLETIONS,),
     ),
-    Row("echo", (), (True,), (("logprobs", 1),), kinds=COMPLETION),
+    Row("echo", (), (True,), (("logprobs", 1),), kinds=(COMPLETIONS,)),
     Row(
         "logprobs",
         ((4, show("num_logprobs", 4)), (0, show("num_logprobs", 0)), (None, show("num_logprobs", -1))),
         (21, -1, "x", True),
-        kinds=COMPLETION,
+        kinds=(COMPLETIONS,),
     ),
-    Row("best_of", harmless(None, 1), (2, 0, "x"), kinds=COMPLETION),
-    Row("best_of", harmless(3), (1,), (("n", 3),), kinds=COMPLETION),
-    Row("suffix", harmless(None, ""), ("x", 1), kinds=COMPLETION),
+    Row("best_of", harmless(None, 1), (2, 0, "x"), kinds=(COMPLETIONS,)),
+    Row("best_of", harmless(3), (1,), (("n", 3),), kinds=(COMPLETIONS,)),
+    Row("suffix", harmless(None, ""), ("x", 1), kinds=(COMPLETIONS,)),
+    Row(
+        "truncate_prompt_tokens",
+        ((1, lambda plan: plan.jobs[0].ids == [73]), (-1, num_prompt(2)), (5, num_prompt(2))),
+        (-2, "x", 1.5),
+        kinds=(COMPLETIONS,),
+    ),
+    Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(COMPLETIONS,)),
 ]
-TOKENIZE, DETOKENIZE = (TokenizeRequest,), (DetokenizeRequest,)
 OTHER_ROWS = [
-    Row("model", harmless("hashlm", None), ("x", 1), kinds=TOKENIZE + DETOKENIZE),
-    Row("prompt", harmless("hi", ""), (None, 1, ["x"], "é"), kinds=TOKENIZE),
-    Row("messages", (), ([], "x"), kinds=TOKENIZE),
-    Row("messages", (), (USER,), kinds=TOKENIZE, param="prompt"),  # both
-    Row("messages", harmless(USER), (), (("prompt", None),), kinds=TOKENIZE),
-    Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=TOKENIZE),
-    Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=DETOKENIZE),
+    Row("model", harmless("hashlm", None), ("x", 1), kinds=(TOKENIZE, DETOKENIZE)),
+    Row("prompt", harmless("hi", ""), (None, 1, ["x"], "é"), kinds=(TOKENIZE,)),
+    Row("messages", (), ([], "x"), kinds=(TOKENIZE,)),
+    Row("messages", (), (USER,), kinds=(TOKENIZE,), param="prompt"),  # both
+    Row("messages", harmless(USER), (), (("prompt", None),), kinds=(TOKENIZE,)),
+    Row("content", harmless("hi"), (1, ["x"], "é"), (("prompt", None),), kinds=(TOKENIZE,)),
+    Row("add_special", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
+    Row("with_pieces", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
+    Row("return_token_strs", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
+    Row("tools", harmless(None, []), ([{"type": "function"}],), kinds=(TOKENIZE,)),
+    Row("chat_template", harmless(None), ("{{ x }}",), kinds=(TOKENIZE,)),
+    Row("chat_template_kwargs", harmless(None, {}), ({"x": 1},), kinds=(TOKENIZE,)),
+    Row("add_generation_prompt", harmless(None, True), (False,), kinds=(TOKENIZE,)),
+    Row("continue_final_message", harmless(None, False), (True,), kinds=(TOKENIZE,)),
+    Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
+    Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
 ]
 ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS]
 
 # objects inside a body: field -> (good values, bad values)
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ANYTHING = ((None, 1, "x", {"a": 1}), ())
 MESSAGE_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "role": (("system", "developer", "user", "assistant"), ("tool", "", None, 1)),
-    "content": (("x", "", [], [{"type": "text", "text": "x"}]), (None, 1, [1])),
+    "role": (("system", "developer", "user", "assistant", "tool", "function"), ("god", "", 1)),
+    "content": (("x", "", [], ["x"], [{"type": "text", "text": "x"}], None), (1, [1])),
     "name": (("x", None), (1,)),
-    "refusal": ((None, ""), ("no",)),
-    "annotations": ((None, []), ([1],)),
+    "refusal": ((None, "", "no"), (1,)),
+    "reasoning": (("x", None), (1,)),
+    "reasoning_content": (("x", None), (1,)),
+    "tool_call_id": (("c", None), (1,)),
+    "tool_calls": ((None, [], [CALL]), ([{"id": "x"}], "x", [1])),
+    "function_call": ((None, CALL["function"]), ("f", {"arguments": ""})),
     "audio": ((None,), ({"id": "x"},)),
-    "function_call": ((None,), ({"name": "f"},)),
-    "tool_calls": ((None, []), ([{"id": "x"}],)),
+    **dict.fromkeys(("annotations", "reasoning_details", "provider_specific_fields", "cache_control"), ANYTHING),
 }
 PART_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "type": (("text",), ("image_url", None)),
-    "text": (("x", ""), (None, 1)),
+    "type": (("text", "input_text", "output_text"), ("image_url", "input_audio", "file", "video_url", 1)),
+    "text": (("x", ""), (1,)),
+    "refusal": (("x", None), (1,)),
+    "thinking": (("x", None), (1,)),
+    **dict.fromkeys(("signature", "cache_control", "annotations"), ANYTHING),
+}
+CALL_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "function": ((CALL["function"],), ("f",)),
+    "id": (("x", None), (1,)),
+    "type": (("function",), ("custom", 1)),
+    "index": ANYTHING,
+}
+FUNCTION_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "name": (("f",), (1,)),
+    "arguments": (("{}", {}, {"a": 1}), (1, [1])),
 }
 STREAM_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "include_usage": ((True, False, None), ("x", 1)),
+    "continuous_usage_stats": ((True, False, None), ("x", 1)),
     "include_obfuscation": ((True, False, None), ("x",)),
 }
 
 
-def run(kind: type, body: dict[str, Any]) -> GenerationPlan | None:
+def run(table: Table, body: dict[str, Any], parsers: dict[Table, BodyParser[Any]] = PARSERS) -> GenerationPlan | None:
     """What the server does with a body before any node hears of it."""
-    parsed: Any = PARSERS[kind].parse(json.dumps(body).encode())
-    if kind is ChatRequest:
-        return RESOLVER.chat(parsed, CONTEXT, CONTEXT)
-    if kind is CompletionRequest:
-        return RESOLVER.completion(parsed, CONTEXT)
-    RESOLVER.check_model(parsed.model)
-    if kind is DetokenizeRequest:
-        RESOLVER.check_ids(parsed.tokens, "tokens")
-        return None
-    return None if RESOLVER.tokenize(parsed) is not None else None
+    parsed: Any = parsers[table].parse(json.dumps(body).encode()).body
+    if table is CHAT:
+        return Chat().plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT))
+    if table is COMPLETIONS:
+        return Completions().plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT))
+    assert detokenized(parsed, RESOLVER) if table is DETOKENIZE else tokenized(parsed, RESOLVER, CONTEXT)
+    return None
+
+
+def ignored(table: Table, body: dict[str, Any]) -> tuple[str, ...]:
+    return PARSERS[table].parse(json.dumps({**BASES[table], **body}).encode()).ignored
 
 
 def test_an_answer_of_no_given_length_fits_every_node() -> None:
     """Nodes hold different lengths; who asks for none must not be tied to the largest."""
     said = {"model": "hashlm", "messages": [{"role": "user", "content": "hi"}]}
-    body: Any = PARSERS[ChatRequest].parse(json.dumps(said).encode())
-    plan = RESOLVER.chat(body, 2000, 1000)
+    body: Any = PARSERS[CHAT].parse(json.dumps(said).encode()).body
+    plan = Chat().plan(body, RESOLVER, Contexts(2000, 1000))
     (prompt,) = plan.jobs
     assert len(prompt.ids) + plan.sampling.max_tokens == 1000
-    assert len(prompt.ids) + RESOLVER.chat(body, 2000, len(prompt.ids)).sampling.max_tokens == 2000
+    assert len(prompt.ids) + Chat().plan(body, RESOLVER, Contexts(2000, len(prompt.ids))).sampling.max_tokens == 2000
 
 
 def short(value: Any) -> str:
@@ -258,24 +312,24 @@ def short(value: Any) -> str:
 
 
 GOOD = [
-    pytest.param(kind, row, value, check, id=f"{kind.__name__}-{row.field}-{short(value)}")
+    pytest.param(kind, row, value, check, id=f"{kind.path}-{row.field}-{short(value)}")
     for row in ROWS for kind in row.kinds for value, check in row.good
 ]  # fmt: skip
 BAD = [
-    pytest.param(kind, row, value, id=f"{kind.__name__}-{row.field}-{short(value)}")
+    pytest.param(kind, row, value, id=f"{kind.path}-{row.field}-{short(value)}")
     for row in ROWS for kind in row.kinds for value in row.bad
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "row", "value", "check"), GOOD)
-def test_a_field_does_what_it_says(kind: type, row: Row, value: Any, check: Check) -> None:
+def test_a_field_does_what_it_says(kind: Table, row: Row, value: Any, check: Check) -> None:
     plan = run(kind, {**BASES[kind], **dict(row.extra), row.field: value})
     assert plan is None or check(plan)
 
 
 @pytest.mark.rule("H36")
 @pytest.mark.parametrize(("kind", "row", "value"), BAD)
-def test_a_wrong_value_is_refused_by_name(kind: type, row: Row, value: Any) -> None:
+def test_a_wrong_value_is_refused_by_name(kind: Table, row: Row, value: Any) -> None:
     with pytest.raises(InvalidRequest) as error:
         run(kind, {**BASES[kind], **dict(row.extra), row.field: value})
     assert 400 <= error.value.status < 500
@@ -285,23 +339,67 @@ def test_a_wrong_value_is_refused_by_name(kind: type, row: Row, value: Any) -> N
     assert len(error.value.message) < 600
 
 
-@pytest.mark.parametrize("kind", PARSERS)
-def test_every_field_has_a_row(kind: type) -> None:
+PATHS = [pytest.param(table, id=table.path) for table in TABLES]
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_every_field_has_a_row(kind: Table) -> None:
     rows = {row.field for row in ROWS if kind in row.kinds and (row.good or row.bad)}
-    assert set(kind.__struct_fields__) == rows  # type: ignore[attr-defined]
+    assert {*kind.served.__struct_fields__, *kind.refused} == rows
 
 
-@pytest.mark.parametrize("kind", PARSERS)
-def test_unknown_fields_are_named(kind: type) -> None:
+@pytest.mark.parametrize("kind", PATHS)
+def test_a_field_without_effect_is_taken_and_named(kind: Table) -> None:
+    for name in kind.ignored:
+        for value in ("x", 1, True, {"a": None}, [1]):
+            assert ignored(kind, {name: value}) == (name,)
+            run(kind, {**BASES[kind], name: value}, STRICT)
+        assert ignored(kind, {name: None}) == ()
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_an_unknown_field_is_named_or_refused(kind: Table) -> None:
+    assert ignored(kind, {"surprise": 1, "nothing": None}) == ("surprise",)
+    run(kind, {**BASES[kind], "surprise": {"deep": [1]}})
     with pytest.raises(InvalidRequest) as error:
-        run(kind, {**BASES[kind], "surprise": 1})
+        run(kind, {**BASES[kind], "surprise": 1}, STRICT)
     assert error.value.param == "surprise"
 
 
-@pytest.mark.parametrize("kind", PARSERS)
-def test_missing_fields_are_named(kind: type) -> None:
-    required = set(BASES[kind])
-    for name in required:
+@pytest.mark.parametrize("kind", PATHS)
+def test_null_is_absent(kind: Table) -> None:
+    names = [*kind.served.__struct_fields__, *kind.ignored, *kind.refused, "surprise"]
+    nulls = {name: None for name in names if name not in BASES[kind]}
+    assert ignored(kind, nulls) == ()
+    for parsers in (PARSERS, STRICT):
+        run(kind, {**BASES[kind], **nulls}, parsers)
+
+
+def test_the_header_names_sixteen_and_nothing_odd() -> None:
+    names = [f"x{i}\r\nSet-Cookie: é" for i in range(20)]
+    header = names_in_header(ignored(CHAT, dict.fromkeys(names, 1)))
+    assert header.isascii() and header.count(b",") == 16 and header.endswith(b",...")
+    assert b"\n" not in header and b"\r" not in header and b" " not in header
+    assert names_in_header(["messages[0].x", "a-b_c"]) == b"messages[0].x,a-b_c"
+
+
+PARAMS = [(CHAT, chat.completion_create_params), (COMPLETIONS, completion_create_params)]
+
+
+@pytest.mark.parametrize(("kind", "params"), PARAMS)
+def test_every_parameter_of_the_openai_sdk_is_in_the_table(kind: Table, params: Any) -> None:
+    named = get_type_hints(params.CompletionCreateParamsStreaming)
+    assert not set(named) - {*kind.served.__struct_fields__, *kind.ignored, *kind.refused}
+
+
+def test_the_page_of_the_fields_is_up_to_date() -> None:
+    """To write it: python -m router.api.field_page > docs/http-api.md"""
+    assert (ROOT / "docs" / "http-api.md").read_text() == field_page(ALL_TABLES)
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_missing_fields_are_named(kind: Table) -> None:
+    for name in set(BASES[kind]) - {"model"}:
         with pytest.raises(InvalidRequest) as error:
             run(kind, {key: value for key, value in BASES[kind].items() if key != name})
         assert error.value.param == name
@@ -309,8 +407,12 @@ def test_missing_fields_are_named(kind: type) -> None:
 
 NESTED = [
     (ChatMessage, MESSAGE_FIELDS, "messages[0]", lambda obj: {"messages": [{"role": "user", "content": "x", **obj}]}),
-    (TextPart, PART_FIELDS, "messages[0].content[0]",
+    (ContentPart, PART_FIELDS, "messages[0].content[0]",
      lambda obj: {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", **obj}]}]}),
+    (ToolCall, CALL_FIELDS, "messages[0].tool_calls[0]",
+     lambda obj: {"messages": [{"role": "assistant", "tool_calls": [{**CALL, **obj}]}]}),
+    (CalledFunction, FUNCTION_FIELDS, "messages[0].function_call",
+     lambda obj: {"messages": [{"role": "assistant", "function_call": {"name": "f", **obj}}]}),
     (StreamOptions, STREAM_FIELDS, "stream_options", lambda obj: {"stream": True, "stream_options": obj}),
 ]  # fmt: skip
 
@@ -318,16 +420,18 @@ NESTED = [
 @pytest.mark.parametrize(("kind", "fields", "path", "wrap"), NESTED)
 def test_fields_of_inner_objects(kind: Any, fields: Any, path: str, wrap: Callable[[Any], dict[str, Any]]) -> None:
     assert set(kind.__struct_fields__) == set(fields)
-    base = BASES[ChatRequest]
+    base = BASES[CHAT]
     for name, (good, bad) in fields.items():
         for value in good:
-            run(ChatRequest, {**base, **wrap({name: value})})
+            run(CHAT, {**base, **wrap({name: value})}, STRICT)
         for value in bad:
             with pytest.raises(InvalidRequest) as error:
-                run(ChatRequest, {**base, **wrap({name: value})})
+                run(CHAT, {**base, **wrap({name: value})})
             assert (error.value.param or "").startswith(f"{path}.{name}")
+    assert ignored(CHAT, wrap({"surprise": 1})) == (f"{path}.surprise",)
+    assert ignored(CHAT, wrap({"surprise": None})) == ()
     with pytest.raises(InvalidRequest) as error:
-        run(ChatRequest, {**base, **wrap({"surprise": 1})})
+        run(CHAT, {**base, **wrap({"surprise": 1})}, STRICT)
     assert error.value.param == f"{path}.surprise"
 
 
@@ -336,8 +440,8 @@ BROKEN = [b"", b"{", b"[]", b"3", b'"x"', b"null", b'{"model":', b"\xff\xfe", b'
 
 
 @pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
-@pytest.mark.parametrize("kind", PARSERS)
-def test_broken_json_is_a_4xx(kind: type, raw: bytes) -> None:
+@pytest.mark.parametrize("kind", PATHS)
+def test_broken_json_is_a_4xx(kind: Table, raw: bytes) -> None:
     with pytest.raises(InvalidRequest) as error:
         PARSERS[kind].parse(raw)
     assert error.value.status == 400 and len(error.value.message) < 600
@@ -345,7 +449,7 @@ def test_broken_json_is_a_4xx(kind: type, raw: bytes) -> None:
 
 def test_roles_and_parts_reach_the_template() -> None:
     turns = [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, *USER]
-    plan = run(ChatRequest, {"model": "hashlm", "messages": turns})
+    plan = run(CHAT, {"model": "hashlm", "messages": turns})
     assert plan is not None
     assert "".join(chr(32 + i) for i in plan.jobs[0].ids) == "system: ab user: hi assistant: "
 
@@ -362,15 +466,15 @@ def test_defaults() -> None:
 
 
 def test_without_a_seed_each_prompt_draws_its_own() -> None:
-    drawn = run(CompletionRequest, {"model": "hashlm", "prompt": ["a", "b"]})
-    given = run(CompletionRequest, {"model": "hashlm", "prompt": ["a", "b"], "seed": 3})
+    drawn = run(COMPLETIONS, {"model": "hashlm", "prompt": ["a", "b"]})
+    given = run(COMPLETIONS, {"model": "hashlm", "prompt": ["a", "b"], "seed": 3})
     assert drawn is not None and given is not None
     assert drawn.jobs[0].seed != drawn.jobs[1].seed and given.jobs[0].seed == given.jobs[1].seed == 3
 
 
 def test_a_prompt_limit_below_the_context() -> None:
     resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(max_prompt_tokens=2))
-    parsed: Any = PARSERS[CompletionRequest].parse(b'{"model":"hashlm","prompt":"abc"}')
+    parsed: Any = PARSERS[COMPLETIONS].parse(b'{"model":"hashlm","prompt":"abc"}').body
     with pytest.raises(InvalidRequest) as error:
-        resolver.completion(parsed, CONTEXT)
+        Completions().plan(parsed, resolver, Contexts(CONTEXT, CONTEXT))
     assert error.value.param == "prompt"

@@ -1,0 +1,119 @@
+"""A chat's messages, as clients and agents send them, and the turns that a template renders.
+
+Agents send back whole histories: content that is null, parts, tool calls with their results, reasoning, vendors' marks.
+What is text reaches the template. Images, audio and files are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from router.api.fields import Body, ShortText
+from shared.core.errors import InvalidRequest
+
+Turn = dict[str, object]
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its field
+REASONING_PARTS = {"thinking": "thinking", "reasoning": "text"}
+ROLES = {"developer": "system", "function": "tool"}  # what templates call them
+
+
+class ContentPart(Body, frozen=True, kw_only=True):
+    """One part of a message's content. `type` says which of the other fields counts."""
+
+    type: str = "text"
+    text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
+    signature: Any = None
+    cache_control: Any = None
+    annotations: Any = None
+
+
+class CalledFunction(Body, frozen=True, kw_only=True):
+    """`arguments`: JSON text, or the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Body, frozen=True, kw_only=True):
+    function: CalledFunction
+    id: ShortText | None = None
+    type: Literal["function"] = "function"
+    index: Any = None
+
+
+class ChatMessage(Body, frozen=True, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[str | ContentPart] | None = None
+    name: ShortText | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: ShortText | None = None
+    function_call: CalledFunction | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    audio: Any = None
+    annotations: Any = None
+    reasoning_details: Any = None
+    provider_specific_fields: Any = None
+    cache_control: Any = None
+
+
+def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:
+    """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
+    return [turn_of(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def turn_of(message: ChatMessage, path: str) -> Turn:
+    if message.audio is not None:
+        raise InvalidRequest(f"{path}.audio is not supported: this model reads text only", param=f"{path}.audio")
+    text, reasoning = texts_of(message, f"{path}.content")
+    turn: Turn = {"role": ROLES.get(message.role, message.role), "content": text or message.refusal or ""}
+    reasoning = message.reasoning_content or message.reasoning or reasoning
+    if reasoning:
+        turn["reasoning_content"] = reasoning
+    if message.name is not None:
+        turn["name"] = message.name
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    calls = [call_of(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(call_of(ToolCall(function=message.function_call)))
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def call_of(call: ToolCall) -> dict[str, object]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id or "", "type": call.type, "function": function}
+
+
+def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
+    """Return (the text, the reasoning) of a message's content."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or "", ""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for index, part in enumerate(message.content):
+        if isinstance(part, str):
+            texts.append(part)
+        elif part.type in TEXT_PARTS:
+            texts.append(field_of(part, TEXT_PARTS[part.type], f"{path}[{index}]"))
+        elif part.type in REASONING_PARTS:
+            thoughts.append(field_of(part, REASONING_PARTS[part.type], f"{path}[{index}]"))
+        else:
+            raise InvalidRequest(
+                f"{path}[{index}].type {part.type[:40]!r} is not supported: this model reads text only",
+                param=f"{path}[{index}].type",
+            )
+    return "".join(texts), "".join(thoughts)
+
+
+def field_of(part: ContentPart, name: str, path: str) -> str:
+    text: str | None = getattr(part, name)
+    if text is None:
+        raise InvalidRequest(f"{path}.{name}: a part of type {part.type!r} needs it", param=f"{path}.{name}")
+    return text

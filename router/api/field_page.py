@@ -1,0 +1,47 @@
+"""The page that says what each endpoint does with each field: docs/http-api.md, made from the tables.
+
+python -m router.api.field_page > docs/http-api.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from router.api.fields import FieldTable
+from router.api.handlers import APIS
+from router.api.tokenization import DETOKENIZE, TOKENIZE
+
+ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), TOKENIZE, DETOKENIZE)
+INTRODUCTION = """# The HTTP API, field by field
+
+Made from the tables that the parser is made from (`python -m router.api.field_page`).
+
+- A field that is null is a field that is not there.
+- A field that is unknown, or has no effect, is ignored. The header `x-baton-ignored-fields` names the first sixteen,
+  and `baton_ignored_fields_total` counts them. With `--strict-fields` an unknown one is refused.
+- A field that would change the answer in a way we can't is refused with a 400 that names it, unless its value asks for
+  nothing (`false`, `0`, `""`, `[]`, `{}`).
+- `X-Request-Id` is returned as it came, or made, and stands in the router's log beside what failed. The field
+  `request_id` wins over it.
+- A stream whose prompt waits says `: waiting` every three seconds, a comment that clients pass over.
+"""
+
+
+def field_page(tables: Iterable[FieldTable[Any]]) -> str:
+    return "\n".join([INTRODUCTION, *(line for table in tables for line in section(table))])
+
+
+def section(table: FieldTable[Any]) -> Iterator[str]:
+    yield from (f"## POST {table.path}", "", "| field | |", "|---|---|")
+    for name in table.served.__struct_fields__:
+        yield f"| `{name}` | {table.about[name]} |"
+    for name in sorted(table.ignored):
+        yield f"| `{name}` | ignored: {table.ignored[name]} |"
+    for name in sorted(table.refused):
+        yield f"| `{name}` | refused: {table.refused[name].why} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    print(field_page(ALL_TABLES), end="")

@@ -1,0 +1,93 @@
+"""POST /tokenize and /detokenize, in vLLM's form and in llama-server's: their fields and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from router.api.conversation import ChatMessage
+from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused
+from router.api.resolve import Resolver
+from router.api.shapes import token_text
+from router.text.interface import decode_ids
+from shared.core.errors import InvalidRequest
+
+
+class TokenizeRequest(Body, frozen=True, kw_only=True):
+    """One of prompt (llama-server calls it content) and messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    content: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
+    return_token_strs: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Body, frozen=True, kw_only=True):
+    model: str | None = None
+    tokens: list[NotNegative]
+
+
+TOKENIZE = FieldTable(
+    "/tokenize",
+    TokenizeRequest,
+    about={
+        "model": "the served model or one of its adapters",
+        "prompt": "a text",
+        "content": "llama-server's name of prompt; without add_special no begin token is put before it",
+        "messages": "a conversation, rendered as for chat",
+        "add_special_tokens": "false: no begin token before a prompt",
+        "add_special": "llama-server's name of add_special_tokens",
+        "return_token_strs": "the tokens as text too, in token_strs",
+        "with_pieces": "llama-server's form: each token with its piece",
+    },
+    ignored={"parse_special": "control tokens in a prompt are always parsed"},
+    refused={
+        "tools": Refused(NOT_YET),
+        "chat_template": Refused("templates are taken from the model only"),
+        "chat_template_kwargs": Refused(NOT_YET),
+        "add_generation_prompt": Refused(NOT_YET, (None, True)),
+        "continue_final_message": Refused(NOT_YET),
+    },
+)
+DETOKENIZE = FieldTable(
+    "/detokenize",
+    DetokenizeRequest,
+    about={"model": "the served model or one of its adapters", "tokens": "token ids"},
+)
+
+
+def tokenized(body: TokenizeRequest, resolver: Resolver, max_context: int) -> dict[str, object]:
+    """Return the answer of /tokenize."""
+    ids = ids_of(body, resolver)
+    pieces = [token_text(resolver.text.tokenizer, i) for i in ids] if body.with_pieces or body.return_token_strs else []
+    answer: dict[str, object] = {"count": len(ids), "max_model_len": max_context, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = pieces
+    if body.with_pieces:
+        answer["tokens"] = [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]
+    return answer
+
+
+def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
+    resolver.check_model(body.model)
+    given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("send one of prompt and messages", param="prompt")
+    if body.messages is not None:
+        return resolver.chat_ids(body.messages, add_special=bool(body.add_special_tokens))
+    if body.content is not None:
+        return resolver.prompt_ids(body.content, add_special=bool(body.add_special), field="content")
+    return resolver.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)
+
+
+def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object]:
+    """Return the answer of /detokenize; llama-server calls the text content."""
+    resolver.check_model(body.model)
+    resolver.check_ids(body.tokens, "tokens")
+    text = decode_ids(resolver.text.tokenizer, body.tokens)
+    return {"prompt": text, "content": text}
