@@ -210,7 +210,7 @@ class KVManager:
         """free + cached + private == total, each page owned once; idle: no row, lock or page is out either."""
         raise_problems("KV manager", self.problems(idle))
 
-    def problems(self, idle: bool = False) -> list[str]:
+    def problems(self, idle: bool) -> list[str]:
         found = self.allocator.problems() + self.rows.problems() + self._row_problems() + self._page_problems()
         if idle:
             found += [f"row {row} of {record.owner!r} leaked" for row, record in self._records.items()]

@@ -77,7 +77,7 @@ AREAS = {
         wanted=20,
         files=_files("shared.engine", "future_map", "worker", "forward_batch", "lease", "engine"),
         quick=("engine_plan", "engine_future_map", "engine_armed", "engine_leaks", "engine_recover", "sched_prebuilt"),
-        slow=("hashlm_draft", "hazards"),
+        slow=("hashlm_draft", "hazards", "spec_metrics", "sample_stream"),
     ),
     "pools": Area(
         wanted=20,
@@ -158,8 +158,17 @@ AREAS = {
             *("codec", "messages", "errors", "fitting", "peers", "peer_gate"),
             *("connections", "dialling", "link", "link_options", "sockets", "wakeup"),
         ),
-        quick=("wire_codec", "wire_connections", "wire_dialling", "wire_errors", "wire_link", "wire_silence"),
-        slow=("wire_limits", "wire_keys"),
+        quick=(
+            "wire_codec",
+            "wire_connections",
+            "wire_dialling",
+            "wire_errors",
+            "wire_gate",
+            "wire_limits",
+            "wire_link",
+            "wire_silence",
+        ),
+        slow=("wire_keys",),
         simulations=WHOLE_CLUSTER,
     ),
 }

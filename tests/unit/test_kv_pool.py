@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -211,10 +212,11 @@ def test_the_same_size_with_another_layout_is_refused(shared_pool: KVPool) -> No
 
 @linux_only
 def test_a_file_that_could_be_truncated_or_is_no_file_is_refused(shared_pool: KVPool) -> None:
-    unsealed = os.memfd_create("other")
+    unsealed = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, os.fstat(shared_pool.fd).st_size)
+    fcntl.fcntl(unsealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)  # not against shrinking
     read_end, write_end = os.pipe()
     try:
-        os.ftruncate(unsealed, os.fstat(shared_pool.fd).st_size)
         with pytest.raises(HandoffFailed, match="truncated"):
             open_peer(shared_pool, fd=unsealed)
         with pytest.raises(HandoffFailed, match="not a memory file"):

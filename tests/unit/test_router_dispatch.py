@@ -57,6 +57,17 @@ def test_the_decode_node_may_be_faster(rig: RouterRig) -> None:
     rig.check_quiet()
 
 
+def test_an_end_may_overtake_tokens_before_it(rig: RouterRig) -> None:
+    """The prefill node's message with the first token is the last to come."""
+    prefill, decode = pair(rig)
+    key = rig.open()[0].key
+    assert not rig.run(decode, key, 1, [11]).news and not rig.end(decode, key, 2).news
+    (update,) = rig.run(prefill, key, 0, [10]).news
+    assert isinstance(update, Update) and list(update.ids) == [10, 11] and update.end is not None
+    assert not rig.end(decode, key, 2).news, "told once"
+    rig.check_quiet()
+
+
 def test_two_nodes_that_disagree_raise_an_alarm(rig: RouterRig) -> None:
     prefill, decode = pair(rig)
     key = rig.open()[0].key

@@ -15,7 +15,8 @@ from router.policy.round_robin import RoundRobin
 from router.registry import Registry
 from shared.core.errors import NoNodes
 from shared.wire.fitting import misfit
-from shared.wire.messages import Fingerprint, Heartbeat
+from shared.wire.messages import Drain, Fingerprint, Heartbeat
+from shared.wire.peers import peer_name
 from tests.support.router_rig import FINGERPRINT, RouterRig, hello, load
 
 
@@ -70,6 +71,14 @@ def test_silence_is_told_once_and_speech_ends_it() -> None:
     assert not rig.registry.usable(6.0) and rig.registry.max_context() is None
     rig.registry.heartbeat(Heartbeat("d", 1, load(), False), 7.0)
     assert rig.registry.usable(7.0) == [node] and rig.registry.newly_silent(8.0) == []
+
+
+def test_what_is_left_of_a_drain_ends_at_nothing() -> None:
+    node = Registry(5.0).hello(peer_name("d", 1), hello("decode", "d"), 0.0)[0]
+    assert node is not None
+    node.move_at = 3.0
+    left = [node.drain_now(Drain("d", "stop"), now).move_after_ms for now in (1.0, 2.999, 3.0, 9.0)]
+    assert left == [2000, 1, 0, 0]
 
 
 def test_a_draining_node_gets_nothing_new() -> None:
