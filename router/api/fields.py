@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -179,14 +179,3 @@ def generation_table(
         IGNORED_GENERATION | dict(ignored),
         REFUSED_GENERATION | dict(refused),
     )
-
-
-def body_type(table: FieldTable[B]) -> type[B]:
-    """Return the served struct with the table's other fields as values of any type."""
-    table.check()
-    names = [*table.ignored, *table.refused]
-    fields = [(name, Any, None) for name in names]
-    made = msgspec.defstruct(
-        table.served.__name__, fields, bases=(table.served,), frozen=True, kw_only=True, forbid_unknown_fields=True
-    )
-    return cast(type[B], made)

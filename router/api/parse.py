@@ -1,20 +1,19 @@
 """From the bytes of a body to a checked object, or an error that names the field.
 
-bytes -> strict decoder -> body                          nothing unknown: the way of nearly every request
-   '---> any JSON -> pruned (nulls, unknown fields) -> converted -> body, and what was ignored
+bytes -> strict decoder -> body                                   served fields only: the way of most requests
+   '---> any JSON -> pruned of nulls and other fields -> converted -> body, and what was ignored
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
 import msgspec
 from msgspec import inspect
 
-from router.api.fields import B, FieldTable, body_type
+from router.api.fields import B, FieldTable
 from shared.core.errors import InvalidRequest
 
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
@@ -37,47 +36,46 @@ class BodyParser(Generic[B]):
     def __init__(self, table: FieldTable[B], *, strict: bool = False) -> None:
         self._table = table
         self._strict = strict
-        self._type = body_type(table)
-        self._decoder = msgspec.json.Decoder(self._type)
-        self._shape = inspect.type_info(self._type)
+        table.check()
+        self._decoder = msgspec.json.Decoder(table.served)
+        self._shape = inspect.type_info(table.served)
 
     def parse(self, raw: bytes) -> Parsed[B]:
         """Raise InvalidRequest that names the first field at fault."""
-        unknown: list[str] = []
         try:
-            body = self._decoder.decode(raw)
+            return Parsed(self._decoder.decode(raw))
         except msgspec.ValidationError:
-            body = checked(lambda: self._lenient(raw, unknown))
+            return self._lenient(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error) from error
-        if unknown and self._strict:
-            raise InvalidRequest(f"{unknown[0]}: unknown field `{shorten(unknown[0])}`", param=unknown[0])
-        self._refuse(body)
-        without_effect = [name for name in self._table.ignored if getattr(body, name) is not None]
-        return Parsed(body, (*without_effect, *unknown))
 
-    def _lenient(self, raw: bytes, unknown: list[str]) -> B:
-        found = prune(msgspec.json.decode(raw), self._shape, "", unknown)
-        return msgspec.convert(found, self._type)
+    def _lenient(self, raw: bytes) -> Parsed[B]:
+        others: list[str] = []
+        try:
+            sent = msgspec.json.decode(raw)
+            body = msgspec.convert(prune(sent, self._shape, "", others), self._table.served)
+        except msgspec.ValidationError as error:
+            raise field_error(str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_json(error) from error
+        return Parsed(body, tuple(name for name in others if self._is_ignored(name, sent)))
 
-    def _refuse(self, body: B) -> None:
-        for name, refused in self._table.refused.items():
-            if not is_one_of(getattr(body, name), refused.harmless):
-                raise InvalidRequest(f"{name} is not supported: {refused.why}", param=name)
+    def _is_ignored(self, name: str, sent: dict[str, Any]) -> bool:
+        """Return whether the client should hear that a field had no effect. Raise InvalidRequest for one that would
+        have had one."""
+        refused = self._table.refused.get(name)
+        if refused is None:
+            if self._strict and name not in self._table.ignored:
+                raise InvalidRequest(f"{name}: unknown field `{name}`", param=name)
+            return True
+        if not is_one_of(sent[name], refused.harmless):
+            raise InvalidRequest(f"{name} is not supported: {refused.why}", param=name)
+        return False
 
 
 def is_one_of(value: object, others: tuple[object, ...]) -> bool:
     """Whether it equals one of them and has its type too: JSON's true is no 1."""
     return any(type(value) is type(other) and value == other for other in others)
-
-
-def checked(work: Callable[[], B]) -> B:
-    try:
-        return work()
-    except msgspec.ValidationError as error:
-        raise field_error(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise not_json(error) from error
 
 
 def not_json(error: Exception) -> InvalidRequest:

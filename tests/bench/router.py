@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import random
 import statistics
 import subprocess
@@ -25,11 +26,17 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from router.api.chat import CHAT, Chat, ChatRequest
+from router.api.generation_plan import Contexts
+from router.api.parse import BodyParser
+from router.api.resolve import Resolver
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from router.mailbox import Mailbox
 from router.placement import Placer
 from router.policy.least_load import LeastLoad
+from router.text.hashlm import hash_text_model
+from shared.config.settings import LimitsConfig
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import PageState, RowState
 from shared.observe.log import Logger
@@ -237,6 +244,25 @@ def opening(num_nodes: int) -> dict[str, float]:
     return {f"{name}_us": 1e6 * value / REPEATS for name, value in seconds.items()}
 
 
+def bodies() -> dict[str, float]:
+    """From a body to a plan, without sockets: with fields that are served only, and with others beside them."""
+    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig())
+    parser, contexts = BodyParser(CHAT), Contexts(CONTEXT, CONTEXT)
+    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there " * 5}]
+    served = {"model": "hashlm", "messages": turns, "max_tokens": 50, "temperature": 0.7, "stream": True}
+    more = served | {"user": "me", "tools": None, "surprise": {"a": [1, 2]}}
+    return {
+        "served_us": 1e6 * cpu_s(lambda: plans(parser, resolver, contexts, served)) / REPEATS,
+        "others_us": 1e6 * cpu_s(lambda: plans(parser, resolver, contexts, more)) / REPEATS,
+    }
+
+
+def plans(parser: BodyParser[ChatRequest], resolver: Resolver, contexts: Contexts, body: dict[str, object]) -> None:
+    raw = json.dumps(body).encode()
+    for _ in range(REPEATS):
+        Chat().plan(parser.parse(raw).body, resolver, contexts)
+
+
 def crowded() -> dict[str, float]:
     """A tick with 2,000 open requests on 100 nodes, and the loss of one of these nodes."""
     router = Router(StandIn())
@@ -259,6 +285,7 @@ def measure(node_counts: Sequence[int]) -> dict[str, object]:
         "token": tokens_without_sockets(),
         "token_with_sockets": uvloop.run(tokens_with_sockets()),
         "request": {f"nodes_{count}": opening(count) for count in (1, 10, 100)},
+        "body": bodies(),
         "crowded": crowded(),
         "hellos": {f"nodes_{count}_ms": all_hellos(count) for count in node_counts},
     }
