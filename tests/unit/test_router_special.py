@@ -1,0 +1,64 @@
+"""Begin tokens: which prompts get one, and which fields say so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.api.chat import CHAT, Chat
+from router.api.completions import COMPLETIONS, Completions
+from router.api.fields import FieldTable
+from router.api.generation_plan import Contexts
+from router.api.parse import BodyParser
+from router.api.resolve import Resolver
+from router.api.tokenization import TOKENIZE, ids_of
+from router.text.hashlm import HashTokenizer, hash_text_model
+from router.text.interface import TextModel
+from shared.config.settings import LimitsConfig
+
+BEGIN = 7
+
+
+class WithBegin(HashTokenizer):
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        return [BEGIN] * add_special + super().encode(text, add_special=add_special)
+
+
+RESOLVER = Resolver("hashlm", TextModel(WithBegin(), hash_text_model().template), LimitsConfig())
+CONTEXTS = Contexts(1000, 1000)
+USER = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def begins(table: FieldTable[Any], **body: Any) -> bool:
+    parsed = BodyParser(table).parse(json.dumps(body).encode()).body
+    if table is TOKENIZE:
+        return ids_of(parsed, RESOLVER)[0] == BEGIN
+    api: Any = Chat() if table is CHAT else Completions()
+    return api.plan(parsed, RESOLVER, CONTEXTS).jobs[0].ids[0] == BEGIN
+
+
+@pytest.mark.parametrize(
+    ("table", "base", "field", "default"),
+    [
+        (CHAT, USER, "add_special_tokens", False),  # the template writes its own
+        (COMPLETIONS, {"prompt": "hi"}, "add_special_tokens", True),
+        (TOKENIZE, {"prompt": "hi"}, "add_special_tokens", True),
+        (TOKENIZE, USER, "add_special_tokens", False),
+        (TOKENIZE, {"content": "hi"}, "add_special", False),  # as llama-server
+    ],
+)
+def test_who_gets_a_begin_token(table: FieldTable[Any], base: dict[str, Any], field: str, default: bool) -> None:
+    assert begins(table, **base) == default
+    assert begins(table, **base, **{field: True}) and not begins(table, **base, **{field: False})
+
+
+def test_ids_are_taken_as_they_are() -> None:
+    assert not begins(COMPLETIONS, prompt=[1, 2], add_special_tokens=True)
+
+
+def test_a_truncated_prompt_is_echoed_as_far_as_it_was_kept() -> None:
+    body = {"prompt": "hello", "echo": True, "truncate_prompt_tokens": 3}
+    plan = Completions().plan(BodyParser(COMPLETIONS).parse(json.dumps(body).encode()).body, RESOLVER, CONTEXTS)
+    assert plan.jobs[0].echo == "llo"
