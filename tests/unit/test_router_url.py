@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from deploy import cli
 from deploy.router_url import all_of, parse_url, the_only
+from deploy.tools.plan import profile as profiles
 from shared.core.errors import ConfigError
+from tests.support import plan_cases
+from tests.support.answering import answering
 
 NOBODY = "http://127.0.0.1:9"
 URL = "http://127.0.0.1:8001"
@@ -26,8 +28,18 @@ COMMANDS = {
     "doctor": ["doctor", "--interval", "0.1"],
     "load": ["load", "--requests", "1"],
     "prove": ["prove"],
+    "plan find": ["plan", "find", "--profile", "PROFILE"],
+    "generate": ["generate", "FILE"],
 }
 NAMES = pytest.mark.parametrize("name", COMMANDS)
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What some commands read before they ask."""
+    monkeypatch.chdir(tmp_path)
+    profiles.save(plan_cases.profile(), Path("PROFILE"))
+    Path("FILE").write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
 
 
 @pytest.mark.parametrize(
@@ -98,28 +110,10 @@ def test_comparing_two_loads_asks_no_server(capsys: pytest.CaptureFixture[str]) 
     assert "leave --url away" in capsys.readouterr().err
 
 
-class Handler(BaseHTTPRequestHandler):
-    """A router with one open request and no nodes."""
-
-    def do_GET(self) -> None:
-        data = json.dumps({"open_requests": 7, "nodes": []}).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def router() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with answering(json.dumps({"open_requests": 7, "nodes": []}).encode()) as url:
+        yield url
 
 
 @pytest.mark.parametrize("form", ["status URL", "status --url URL", "--url URL status"])
