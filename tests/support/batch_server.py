@@ -5,6 +5,7 @@ busy N: ...       429 to the first N tries, then answered; `down N: ...` 503
 drop N: ...       the connection is closed on the first N tries
 refuse 418: ...   this status, with an error in JSON
 html: ...         200 and no JSON
+last: ...         answered, and the connection is closed without a word
 hold: ...         answered when the test says so
 """
 
@@ -59,8 +60,10 @@ class BatchHandler(BaseHTTPRequestHandler):
             self.server.num_connections += 1
 
     def do_GET(self) -> None:
-        may_ask = not self.server.key or self.headers["authorization"] == f"Bearer {self.server.key}"
-        self.say(200 if may_ask else 401, b'{"data": [{"id": "m"}]}')
+        self.say(200 if self.may_ask() else 401, b'{"data": [{"id": "m"}]}')
+
+    def may_ask(self) -> bool:
+        return not self.server.key or self.headers["authorization"] == f"Bearer {self.server.key}"
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["content-length"]))
@@ -81,7 +84,9 @@ class BatchHandler(BaseHTTPRequestHandler):
 
     def do_as_told(self, prompt: str, tries: int) -> None:
         word, _, rest = prompt.partition(":")[0].partition(" ")
-        if word in BUSY and tries <= int(rest):
+        if not self.may_ask():
+            self.say(401, b'{"error": {"message": "key?"}}')
+        elif word in BUSY and tries <= int(rest):
             self.say(BUSY[word], b'{"error": {"message": "not now"}}', ("retry-after", "0"))
         elif word == "drop" and tries <= int(rest):
             self.close_connection = True
@@ -95,6 +100,7 @@ class BatchHandler(BaseHTTPRequestHandler):
                     self.server.num_held += 1
                 self.server.may_answer.wait(HANG_GUARD_S)
             self.say(200, whole_answer(prompt), ("x-request-id", f"r-{prompt}"))
+            self.close_connection = word == "last"
 
     def say(self, status: int, data: bytes, *headers: tuple[str, str]) -> None:
         self.send_response(status)

@@ -103,6 +103,12 @@ def test_what_may_pass_is_tried_again(server: BatchServer, tmp_path: Path, promp
     assert server.tries_of(prompt) == 4
 
 
+def test_a_kept_connection_that_the_server_closed_costs_no_try(server: BatchServer, tmp_path: Path) -> None:
+    file = write(tmp_path / "r.jsonl", *(request(f"a{i}", f"last: {i}") for i in range(5)))
+    assert cli.main(["generate", str(file), server.url, "--concurrency", "1", "--retries", "0"]) == 0
+    assert server.num_connections == 6  # one asked for the models
+
+
 def test_tries_are_bounded(server: BatchServer, tmp_path: Path) -> None:
     file = write(tmp_path / "r.jsonl", request("a", "busy 3: x"), request("b", "y"))
     assert cli.main(["generate", str(file), server.url, "--retries", "2"]) == 1
