@@ -187,5 +187,5 @@ def test_a_running_cluster_is_asked_and_compared(saved: Path, capsys: pytest.Cap
         assert find(saved, url, "--rate", "2", "--slo", "ttft<30s") == 0
     assert f"{url} runs 0 prefill and 3 decode nodes" in capsys.readouterr().out
     with answering(b"<html>") as url:
-        assert find(saved, *flag, url, "--rate", "2") == 2
+        assert find(saved, url, "--rate", "2") == 2
     assert "is it a router?" in capsys.readouterr().err
