@@ -16,6 +16,7 @@ from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.ray import command as on_ray
 from deploy.tools.doctor import command as doctor
+from deploy.tools.generate import command as generate
 from deploy.tools.head import command as head
 from deploy.tools.load import command as load_test
 from deploy.tools.plan import command as plan
@@ -115,6 +116,12 @@ TOOLS = {
         doctor.DESCRIPTION,
         doctor.add_arguments,
         doctor.run,
+    ),
+    "generate": Tool(
+        "answer a file of requests, offline, and go on after a stop",
+        generate.DESCRIPTION,
+        generate.add_arguments,
+        generate.run,
     ),
     "head": Tool("train, measure, import and export draft heads", head.DESCRIPTION, head.add_arguments, head.run),
     "keys": Tool("make, show, rotate and remove the keys of a cluster", keys.DESCRIPTION, keys.add_arguments, keys.run),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from deploy.router_url import Url
 from shared.core.errors import ConfigError
 
 HTTP_TIMEOUT_S = 10.0
@@ -16,39 +16,37 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 
 
 class RouterHttp:
-    """`base`: http://host:port, or https:// of a proxy before it, whose certificate is checked against `ca` (a file,
-    where the system's authorities do not know it)."""
+    """`url`: of a router, or of a proxy before it. `ca`: a file with the authorities that https is checked against,
+    where the system's do not know the certificate."""
 
-    def __init__(self, base: str, key: str, ca: Path | None = None, timeout_s: float = HTTP_TIMEOUT_S) -> None:
-        try:
-            parts = urllib.parse.urlsplit(base)
-            port = parts.port
-        except ValueError as error:
-            raise ConfigError(f"--url is {base!r}: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url is {base!r}; it must look like http://127.0.0.1:8000")
+    def __init__(self, url: Url, key: str, ca: Path | None = None, timeout_s: float = HTTP_TIMEOUT_S) -> None:
         if not key.isascii() or not key.isprintable():
-            raise ConfigError("the admin key is more than one line of plain letters: is it the right file?")
-        self.host = parts.hostname
-        self.port = port or (443 if parts.scheme == "https" else 80)
+            raise ConfigError("the key is more than one line of plain letters: is it the right file?")
+        self.url = url
         self._timeout_s = timeout_s
-        self._tls = make_tls(ca) if parts.scheme == "https" else None
+        self._tls = make_tls(ca) if url.scheme == "https" else None
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
         """(status, body of the answer); one of UNREACHABLE where there is none."""
-        connection = self._connection()
+        data = json.dumps(body).encode() if body else None
+        return self.send(method, path, data, self._timeout_s)
+
+    def send(self, method: str, path: str, data: bytes | None, timeout_s: float) -> tuple[int, bytes]:
+        """The same with a body that is JSON already."""
+        connection = self._connection(timeout_s)
+        kind = {"content-type": "application/json"} if data else {}
         try:
-            connection.request(method, path, json.dumps(body) if body else None, self._headers)
+            connection.request(method, self.url.prefix + path, data, self._headers | kind)
             answer = connection.getresponse()
             return answer.status, answer.read()
         finally:
             connection.close()
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._tls is None:
-            return http.client.HTTPConnection(self.host, self.port, timeout=self._timeout_s)
-        return http.client.HTTPSConnection(self.host, self.port, timeout=self._timeout_s, context=self._tls)
+            return http.client.HTTPConnection(self.url.host, self.url.port, timeout=timeout_s)
+        return http.client.HTTPSConnection(self.url.host, self.url.port, timeout=timeout_s, context=self._tls)
 
 
 def make_tls(ca: Path | None) -> ssl.SSLContext:
@@ -56,3 +54,11 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"--ca {ca}: {error}") from None
+
+
+def read_api_key(path: Path | None) -> str:
+    """The key in --api-key-file; none without the flag."""
+    try:
+        return path.read_text(encoding="ascii").strip() if path else ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--api-key-file {path}: {error}") from None

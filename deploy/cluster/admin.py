@@ -13,10 +13,10 @@ from typing import Any
 
 from deploy.cluster.admin_key import default_path
 from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_url import DEFAULT_URL, Url, add_url_flag, add_url_word, no_answer, parse_url, the_only
 from shared.core.errors import ConfigError
 from shared.core.states import NodeState, PageState
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 POLL_S = 0.2
 COLUMNS = ("node", "role", "state", "streams", "pages", "waiting", "epoch")
 
@@ -24,7 +24,8 @@ EXAMPLES = """\
 baton admin: look at the nodes of a running cluster, and move them. No request fails: what a leaving node does not
 finish in time goes on elsewhere, token for token.
 
-  baton admin status
+  baton admin status                    at http://127.0.0.1:8000
+  baton admin status URL                another router; or --url URL, ahead of the action or behind it
   baton admin drain decode-1            it takes nothing new, finishes, and stays down
   baton admin restart decode-1          the same, and it comes back: new settings, new code
   baton admin restart --all             one after another, each when the one before is back
@@ -44,18 +45,20 @@ class NodeStatus:
 
 
 class AdminClient:
-    """`base`: http(s)://host:port of the router; `ca`: authorities for https, where the system's do not know it."""
+    """`url`: of the router; `ca`: authorities for https, where the system's do not know it."""
 
-    def __init__(self, base: str, key: str, ca: Path | None = None) -> None:
-        self._http = RouterHttp(base, key, ca)
+    def __init__(self, url: Url, key: str, ca: Path | None = None) -> None:
+        self._http = RouterHttp(url, key, ca)
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer's JSON; ConfigError with the router's own words for everything else."""
         try:
             status, data = self._http.ask(method, path, body)
             found: dict[str, Any] = json.loads(data)
-        except (*UNREACHABLE, ValueError) as error:
-            raise ConfigError(f"no router at {self._http.host}:{self._http.port}: {error}") from None
+        except UNREACHABLE as error:
+            raise no_answer(self._http.url, error) from None
+        except ValueError:
+            raise ConfigError(f"what answers at {self._http.url} speaks no JSON: is it a router?") from None
         if status >= 400:
             raise ConfigError(str(found.get("error", {}).get("message", found)))
         return found
@@ -69,25 +72,33 @@ class AdminClient:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_url_flag(parser)
     add_router(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("status", help="every node: role, state, work")
+    add_place(actions.add_parser("status", help="every node: role, state, work"))
     for action, text in (("drain", "it finishes and stays down"), ("restart", "it finishes and comes back")):
         one = actions.add_parser(action, help=text)
         one.add_argument("node", nargs="?" if action == "restart" else None)
         if action == "restart":
             one.add_argument("--all", action="store_true", help="every node, one after another")
         add_common(one)
-    actions.add_parser("abort", help="end one answer").add_argument("id", help="as its client sees it")
+    abort = actions.add_parser("abort", help="end one answer")
+    abort.add_argument("id", help="as its client sees it")
+    add_place(abort)
     role = actions.add_parser("role", help="it finishes and comes back as the other kind")
     role.add_argument("node")
     role.add_argument("role", choices=("prefill", "decode"))
     add_common(role)
 
 
-def add_router(parser: argparse.ArgumentParser, default: str | None = DEFAULT_URL) -> None:
-    """Where the router is, and what it wants to see before it answers."""
-    parser.add_argument("--url", default=default, help=f"the router, or its TLS proxy (default: {DEFAULT_URL})")
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The router once more, behind the words of an action."""
+    add_url_word(parser)
+    add_url_flag(parser, dest="action_url")
+
+
+def add_router(parser: argparse.ArgumentParser) -> None:
+    """What the router wants to see before it answers."""
     parser.add_argument(
         "--admin-key-file", type=Path, metavar="FILE", help="the router's admin key (default: the one `baton up` made)"
     )
@@ -95,6 +106,7 @@ def add_router(parser: argparse.ArgumentParser, default: str | None = DEFAULT_UR
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
     parser.add_argument(
         "--move-after", type=float, metavar="S", help="seconds its requests get to finish there (default: the router's)"
     )
@@ -104,7 +116,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    client = AdminClient(args.url, read_key(args.admin_key_file), args.ca)
+    take_url_from_node(args)
+    url = the_only(args.url, args.address, args.action_url) or parse_url(DEFAULT_URL)
+    client = AdminClient(url, read_key(args.admin_key_file), args.ca)
     if args.action == "status":
         print(table(client.status()))
         return 0
@@ -115,6 +129,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("restart: name a node, or --all")
     names = sorted(client.nodes()) if getattr(args, "all", False) else [args.node]
     return 0 if all(move(client, name, args) for name in names) else 1
+
+
+def take_url_from_node(args: argparse.Namespace) -> None:
+    """`restart --all URL` names no node, so that its only word is the URL."""
+    if args.action == "restart" and args.all and ":" in (args.node or "") and args.address is None:
+        args.node, args.address = None, args.node
 
 
 def read_key(path: Path | None) -> str:

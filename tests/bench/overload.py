@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deploy.tools.prove.own_cluster import own_cluster
+from deploy.cluster.own_cluster import own_cluster
 from tests.bench.report import report
 from tests.bench.sse_client import Refused, Stream, stream_completion
 from tests.support.metrics_page import Metrics, read_metrics

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from deploy.tools.prove.own_cluster import own_cluster
+from deploy.cluster.own_cluster import own_cluster
 from tests.bench.sse_client import percentile
 
 POLL_S = 0.01

@@ -79,7 +79,7 @@ def test_without_a_home_admin_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("words", "message"),
     [
         (["--url", "ftp://x", "status"], "--url"),
-        (["--url", "http://127.0.0.1:9", "status"], "no router"),
+        (["--url", "http://127.0.0.1:9", "status"], "no answer"),
         (["restart"], "name a node, or --all"),
         (["restart", "d", "--all"], "name a node, or --all"),
         (["--admin-key-file", "/nowhere/key", "status"], "--admin-key-file"),

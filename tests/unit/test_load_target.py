@@ -1,4 +1,4 @@
-"""Addresses, what is asked of a server and how; golden answers in both APIs' forms; nodes that come back."""
+"""What is asked of a server and how; golden answers in both APIs' forms; nodes that come back."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ import math
 
 import pytest
 
+from deploy.router_url import parse_url
 from deploy.tools.load import drills
 from deploy.tools.load.drills import Planned, ready_nodes, take_away
 from deploy.tools.load.golden_run import ask, margin, margins_of
 from deploy.tools.load.request_builder import RequestBuilder
-from deploy.tools.load.target import Target, look_at, parse_url, resolve
+from deploy.tools.load.target import Target, look_at, resolve
 from deploy.tools.load.workload import Session, Turn
 from shared.core.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("text", "shown", "prefix"),
-    [
-        ("http://127.0.0.1:8000", "http://127.0.0.1:8000", ""),
-        ("localhost:9", "http://localhost:9", ""),
-        ("https://api.example.org/v1/", "https://api.example.org:443", ""),
-        ("http://h/openai/v1", "http://h:80/openai", "/openai"),
-        ("http://[::1]:8000", "http://[::1]:8000", ""),
-    ],
-)
-def test_addresses(text, shown, prefix):
-    url = parse_url(text)
-    assert (str(url), url.prefix) == (shown, prefix)
-
-
-@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "http://h:x", "http://h:99999"])
-def test_what_is_no_address(text):
-    with pytest.raises(ConfigError, match="no address"):
-        parse_url(text)
 
 
 def test_names_are_resolved_once_and_https_brings_tls():

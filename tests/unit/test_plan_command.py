@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy import cli
+from deploy.router_url import parse_url
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.plan import profile as profiles
 from deploy.tools.plan import search
@@ -17,9 +18,11 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import PathProfile, Profile
 from deploy.tools.plan.router_load import load_plan_of
 from deploy.tools.plan.run import verdict
+from deploy.tools.plan.running import RunningCluster, changes
 from deploy.tools.plan.simulate import Forecast, forecast
 from shared.core.errors import ConfigError
 from tests.support import plan_cases as made
+from tests.support.answering import answering
 
 
 @pytest.fixture
@@ -154,3 +157,35 @@ def test_a_profile_without_its_paths_is_damaged(saved: Path) -> None:
 def test_a_node_size_that_was_not_measured_is_named() -> None:
     with pytest.raises(ConfigError, match=r"1, 2 cores, none of 3"):
         made.profile().node(3)
+
+
+def layout(prefill: int, decode: int) -> ClusterLayout:
+    return ClusterLayout(prefill, decode, 1, 2, 256, 64, 32)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lines"),
+    [
+        ((1, 2), ["http://r:1 runs 1 prefill and 2 decode nodes, which is what this layout wants."]),
+        ((2, 1), ["  baton admin role d1 prefill http://r:1"]),
+        ((0, 3), ["  baton admin role p0 decode http://r:1"]),
+        ((0, 2), ["  baton admin drain p0 http://r:1"]),
+        ((0, 1), ["  baton admin drain p0 http://r:1", "  baton admin drain d1 http://r:1"]),
+        ((3, 1), ["  baton admin role d1 prefill http://r:1", "  start 1 more: baton prefill --router ..."]),
+        ((2, 4), ["  start 1 more: baton prefill --router ...", "  start 2 more: baton decode --router ..."]),
+    ],
+)
+def test_what_would_have_to_change_in_a_running_cluster(wanted: tuple[int, int], lines: list[str]) -> None:
+    said = list(changes(RunningCluster(parse_url("r:1"), ("p0",), ("d0", "d1")), layout(*wanted)))
+    assert said[-len(lines) :] == lines
+    assert len(said) == 1 or said[0].endswith("to get there:")
+
+
+def test_a_running_cluster_is_asked_and_compared(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"ready": True, "nodes": [{"node": name, "role": "decode", "ready": True} for name in ("d0", "d1", "d2")]}
+    with answering(json.dumps(body).encode()) as url:
+        assert find(saved, url, "--rate", "2", "--slo", "ttft<30s") == 0
+    assert f"{url} runs 0 prefill and 3 decode nodes" in capsys.readouterr().out
+    with answering(b"<html>") as url:
+        assert find(saved, url, "--rate", "2") == 2
+    assert "is it a router?" in capsys.readouterr().err

@@ -26,6 +26,6 @@ def examine_cluster(facts: Facts) -> list[Finding]:
     cluster = facts.cluster
     if cluster is None:
         level = BROKEN if facts.must_answer else LOOK
-        return [Finding("router", facts.url, level, facts.no_cluster, "start one, or name it with --url")]
+        return [Finding("router", facts.url, level, facts.no_cluster, "start one, or name its URL")]
     clocks = check_clocks(cluster.status) if cluster.status is not None else []
     return [*check_nodes(cluster), *check_pages(cluster), *check_links(cluster), *clocks]

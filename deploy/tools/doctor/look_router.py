@@ -10,6 +10,7 @@ import msgspec
 
 from deploy.metrics_page import Page, parse_page
 from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_url import no_answer
 from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, SeenPair, Status
 from shared.wire.messages import Hello
 
@@ -74,7 +75,7 @@ def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
     try:
         return http.ask("GET", path)
     except UNREACHABLE as error:
-        raise NoRouterError(f"no router answers: {error}") from None
+        raise NoRouterError(no_answer(http.url, error).message) from None
 
 
 def ask_page(http: RouterHttp) -> Page:

@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from deploy.cluster.admin import add_router
+from deploy.router_url import add_url
 
 DESCRIPTION = """\
 baton doctor: what is wrong with a cluster, and with the machine that this runs on.
 
   baton doctor                                  the cluster of `baton up`, and this machine
-  baton doctor --url URL --admin-key-file FILE  another router; without its admin key nodes can't be compared
+  baton doctor URL --admin-key-file FILE        another router; without its admin key nodes can't be compared
   baton doctor --dial tcp://10.0.0.1:7001       on a node's machine: does the router's port answer from here?
   baton doctor --keys DIR                       whether nodes would take this keys folder: those of the user whose
                                                 daemons use it; before there are any, yours, or for root its owner's
@@ -27,7 +28,8 @@ Exit status: 0, or 1 when something is broken, 2 when a flag makes no sense.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_router(parser, default=None)  # whether it was named matters
+    add_url(parser)
+    add_router(parser)
     parser.add_argument(
         "--keys", type=Path, metavar="DIR", help="keys folder (default: those of daemons that run here)"
     )

@@ -7,8 +7,9 @@ import os
 import time
 from pathlib import Path
 
-from deploy.cluster.admin import DEFAULT_URL, read_key
+from deploy.cluster.admin import read_key
 from deploy.router_http import RouterHttp
+from deploy.router_url import DEFAULT_URL, parse_url, url_of
 from deploy.tools.doctor.examine import examine
 from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, worst
@@ -38,27 +39,28 @@ def check(args: argparse.Namespace) -> None:
 
 
 def gather(args: argparse.Namespace) -> Facts:
-    url = args.url or DEFAULT_URL
+    named = url_of(args)
+    url = named or parse_url(DEFAULT_URL)
     http = RouterHttp(url, read_key(args.admin_key_file), args.ca)
     before = take_pulse()
-    cluster, no_cluster = look_at_cluster(http, url, args.interval)
+    cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:
         time.sleep(args.interval)  # the machine is looked at twice all the same
     machine = look_at_machine(before, take_pulse())
     return Facts(
-        url=url,
+        url=str(url),
         cluster=cluster,
         no_cluster=no_cluster,
-        must_answer=args.url is not None,
-        dials=tuple(dial_all(cluster, http.host, args.dial)),
+        must_answer=named is not None,
+        dials=tuple(dial_all(cluster, url.host, args.dial)),
         machine=machine,
         keys=tuple(look_at_keys(folder, uid) for folder, uid in key_folders(args.keys, machine)),
     )
 
 
-def look_at_cluster(http: RouterHttp, url: str, interval_s: float) -> tuple[Cluster | None, str]:
+def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None, str]:
     try:
-        return look_at_router(http, url, interval_s, time.sleep), ""
+        return look_at_router(http, str(http.url), interval_s, time.sleep), ""
     except NoRouterError as error:
         return None, str(error)
 

@@ -13,16 +13,17 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy.cluster.admin import read_key as read_admin_key
+from deploy.router_http import read_api_key
+from deploy.router_url import DEFAULT_URL, Url, parse_url, the_only
 from deploy.tools.load import compare, files, table
 from deploy.tools.load.check import Check
 from deploy.tools.load.golden import Golden
 from deploy.tools.load.load_plan import LoadPlan, plan_of
 from deploy.tools.load.one_run import Outcome, RunContext, golden_answers, run_load
-from deploy.tools.load.options import DEFAULT_URL
 from deploy.tools.load.outcome import LoadReport, SweepPoint, read_report, row_of, series_of
 from deploy.tools.load.request_builder import RequestBuilder
 from deploy.tools.load.sweep import Sweep
-from deploy.tools.load.target import Server, look_at, parse_url
+from deploy.tools.load.target import Server, look_at
 from shared.core.errors import ConfigError
 
 EXIT_UNTRUE = 1
@@ -32,16 +33,19 @@ ALWAYS_TRUE = ("tokens", "leaks")  # under any load
 
 def run(args: argparse.Namespace) -> int:
     if args.words[:1] == ["compare"]:
+        if args.url is not None:
+            raise ConfigError("compare reads what --out wrote and asks no server: leave --url away")
         return run_compare(args.words[1:])
     if len(args.words) > 1:
         raise ConfigError(f"one server at a time, not {', '.join(args.words)}; or: baton load compare A B")
+    url = the_only(*args.words, args.url) or parse_url(DEFAULT_URL)
 
     plan = plan_of(args)
     if args.out is not None:
         files.prepare(args.out)
     raise_descriptor_limit()
     console = make_console()
-    context = context_of(args, plan, console)
+    context = context_of(args, url, plan, console)
     report = run_sweep(plan, context, args) if args.sweep else run_once(plan, context)
     return finish(report, args.out, console)
 
@@ -63,20 +67,13 @@ def run_compare(words: list[str]) -> int:
     return 0
 
 
-def context_of(args: argparse.Namespace, plan: LoadPlan, console: Console) -> RunContext:
-    api_key = read_key(args.api_key_file)
-    server = Server(parse_url(args.words[0] if args.words else DEFAULT_URL), api_key)
+def context_of(args: argparse.Namespace, url: Url, plan: LoadPlan, console: Console) -> RunContext:
+    api_key = read_api_key(args.api_key_file)
+    server = Server(url, api_key)
     target = look_at(server, args.model)
     admin_key = read_admin_key(args.admin_key_file) if plan.drill else ""
     builder = RequestBuilder(target, args.api, api_key, args.temperature, plan.extra)
     return RunContext(server, builder, console, args.quiet, admin_key)
-
-
-def read_key(path: Path | None) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip() if path else ""
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
 
 
 def raise_descriptor_limit() -> None:

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deploy.router_url import DEFAULT_URL, add_url_flag
 from deploy.tools.load.arrivals import SHAPES
 from deploy.tools.load.lengths import FORMS
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 DESCRIPTION = """\
 baton load: put load on a server that speaks OpenAI's API, see what its users would see, and check that it is true.
 
@@ -48,6 +48,7 @@ truth checks, at the end of every run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("words", nargs="*", metavar="URL", help=f"the server (default: {DEFAULT_URL}); or: compare A B")
+    add_url_flag(parser)
     add_load(parser.add_argument_group("load"))
     add_prompts(parser.add_argument_group("what is asked"))
     add_server(parser.add_argument_group("the server"))

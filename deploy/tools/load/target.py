@@ -3,14 +3,14 @@ during one. Knows nothing of load."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import ssl
-import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
+from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_url import Url, no_answer
 from deploy.tools.load.connection import Address
 from shared.core.errors import ConfigError
 
@@ -20,38 +20,12 @@ MAX_SHOWN = 300
 OURS = "baton"  # what our router says of its models
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
-    scheme: str
-    host: str
-    port: int
-    prefix: str  # of the path, without /v1
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.prefix}"
-
-
-def parse_url(text: str) -> Url:
-    parts = urllib.parse.urlsplit(text if "//" in text else f"http://{text}")
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        port = 0
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-        raise ConfigError(f"{text!r} is no address of a server; it must look like http://127.0.0.1:8000")
-    return Url(parts.scheme, parts.hostname, port, parts.path.rstrip("/").removesuffix("/v1"))
-
-
 class Server:
     """Plain questions to it, one connection each."""
 
     def __init__(self, url: Url, api_key: str = "") -> None:
         self.url, self.api_key = url, api_key
+        self._http = RouterHttp(url, api_key)
 
     def get(self, path: str) -> tuple[int, bytes]:
         return self._call("GET", path, None, TIMEOUT_S)
@@ -61,19 +35,10 @@ class Server:
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
         """(status, body); ConfigError when nobody answers."""
-        kind = http.client.HTTPSConnection if self.url.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.url.host, self.url.port, timeout=timeout_s)
-        headers = {"content-type": "application/json"}
-        if self.api_key:
-            headers["authorization"] = f"Bearer {self.api_key}"
         try:
-            connection.request(method, self.url.prefix + path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"no answer from {self.url}: {error}; is a server running there?") from None
-        finally:
-            connection.close()
+            return self._http.send(method, path, body, timeout_s)
+        except UNREACHABLE as error:
+            raise no_answer(self.url, error) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deploy.router_url import add_url
 from deploy.tools.load import options as load_options
 from shared.config.flags import add_flags
 from shared.config.processes import NodeProcessConfig
@@ -20,6 +21,7 @@ any size with the scheduler and the placement that serve.
   baton plan find --rate 400 --machines 200                                    on two hundred
   baton plan find --machines 200 --trace mooncake.jsonl                        a trace has times of its own
   baton plan find --rate 400 --fewest --slo 'ttft<1s,tpot<50ms'                how many does it take?
+  baton plan find http://127.0.0.1:8000 --rate 4                               what to change in a running cluster
 
 The load is described as for `baton load`, and judged as it judges; the answer names flags for `baton up`.
 Exit status: 0 an answer ("does not meet" is one), 2 a flag or the profile makes no sense.
@@ -56,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(measure, NodeProcessConfig, NODE_FLAGS_HIDDEN)
     find = add_word(words, "find", "which layout meets an SLO under a load")
     find.epilog = FIND_EPILOG
+    add_url(find, "default: no cluster is asked; with one: what would have to change there")
     add_find(find.add_argument_group("plan"))
     load_options.add_load(find.add_argument_group("load"))
     load_options.add_prompts(find.add_argument_group("what is asked"))

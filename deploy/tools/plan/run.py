@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.router_url import url_of
 from deploy.tools.load.collector import no_collector
 from deploy.tools.load.load_plan import LoadPlan
 from deploy.tools.load.table import ms, with_interval
@@ -22,6 +23,7 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import AT_ONCE, Profile, ProfiledCosts, StepShape
 from deploy.tools.plan.progress import watching
 from deploy.tools.plan.router_load import load_plan_of
+from deploy.tools.plan.running import changes, look_at_cluster
 from deploy.tools.plan.search import SearchResult, find, find_fewest
 from deploy.tools.plan.simulate import Forecast, forecast
 from deploy.tools.plan.tokens import SimTokens
@@ -104,8 +106,10 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
         raise ConfigError("--machines and --most-machines must be 1 or more")
     if args.json is not None:
         require_writable("--json", args.json)
+    url = url_of(args)
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
+    cluster = look_at_cluster(url) if url is not None else None
     tokens = SimTokens(load_text_model(profile.model))
     machines: int | None = args.machines
     with watching(console) as watch, no_collector():
@@ -122,6 +126,8 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
             finding = find(profile, plan, args.machines, forecaster)
     for line in verdict(finding, plan, args, machines, profile):
         console.print(line, highlight=False)
+    for line in changes(cluster, finding.best.layout) if cluster is not None else ():
+        console.print(line, markup=False, highlight=False)
     console.print(table_of(finding))
     if args.json is not None:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(finding), indent=1))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.parse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_url import Url, no_answer
 from deploy.tools.prove.cases import Case
 from deploy.tools.prove.compare import Answer, AnswerChoice
 from shared.core.errors import ConfigError
@@ -20,22 +20,16 @@ MAX_SHOWN = 500
 
 
 class ProveClient:
-    """`base`: http://host:port. Without a key where none is asked for."""
+    """Without a key where none is asked for."""
 
-    def __init__(self, base: str, max_tokens: int, api_key: str = "") -> None:
-        parts = urllib.parse.urlsplit(base)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"{base!r} is no address of a router; it must look like http://127.0.0.1:8000")
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._headers = {"content-type": "application/json"}
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+    def __init__(self, url: Url, max_tokens: int, api_key: str = "") -> None:
+        self._http = RouterHttp(url, api_key, timeout_s=TIMEOUT_S)
         self._max_tokens = max_tokens
         self.cached_tokens = 0  # of all prompts so far
         try:
             self.model = str(json.loads(self._call("GET", "/v1/models"))["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
-            raise ConfigError(f"what answers at {base} names no model: is it a router?") from None
+            raise ConfigError(f"what answers at {url} names no model: is it a router?") from None
 
     def one_by_one(self, cases: Sequence[Case]) -> list[Answer]:
         return [self.ask(case) for case in cases]
@@ -60,17 +54,12 @@ class ProveClient:
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith("baton_handoffs_total{"))
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, path, json.dumps(body) if body else None, self._headers)
-            answer = connection.getresponse()
-            data = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"no answer from {self._host}:{self._port}: {error}") from None
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise ConfigError(f"{path}: {answer.status} {data[:MAX_SHOWN].decode(errors='replace')}")
+            status, data = self._http.ask(method, path, body)
+        except UNREACHABLE as error:
+            raise no_answer(self._http.url, error) from None
+        if status != 200:
+            raise ConfigError(f"{path}: {status} {data[:MAX_SHOWN].decode(errors='replace')}")
         return data
 
 

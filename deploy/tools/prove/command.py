@@ -13,11 +13,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from deploy.cluster.own_cluster import own_cluster
+from deploy.router_http import read_api_key
+from deploy.router_url import all_of, parse_url
 from deploy.tools.prove.cases import CASES
 from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
-from deploy.tools.prove.own_cluster import own_cluster
 from shared.config import core_plan
 from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
@@ -43,7 +45,8 @@ streams and sockets are not replayed: where no layer differs, look there. Agains
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("urls", nargs="*", metavar="URL", help="running routers; none: clusters of its own")
+    parser.add_argument("words", nargs="*", metavar="URL", help="running routers (default: clusters of its own)")
+    parser.add_argument("--url", action="append", default=[], metavar="URL", help="the same as URL; twice for two")
     parser.add_argument("--model", default="smollm2", help="model of its own clusters (default: %(default)s)")
     parser.add_argument(
         "--dtype",
@@ -60,14 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 1 <= args.max_tokens <= 1024:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
-    cells = url_cells(args.urls) if args.urls else chosen_cells(args.cells)
+    urls = all_of(args.words, args.url)
+    cells = [Cell(str(one), "as it runs", ()) for one in urls] or chosen_cells(args.cells)
     reference: Answers = ()
     rows: list[ComparedRow] = []
     found: list[tuple[str, str, Difference]] = []
     for cell in cells:
         print(f"{cell.name}: {cell.about} ...", flush=True)
-        with address_of(cell, args) as base:
-            client = ProveClient(base, args.max_tokens, read_key(args.api_key_file))
+        with address_of(cell, args, is_running=bool(urls)) as base:
+            client = ProveClient(parse_url(base), args.max_tokens, read_api_key(args.api_key_file))
             passes = [client.one_by_one(CASES), client.one_by_one(CASES), client.together(CASES)]
             handed_over = client.handed_over()
         reference = reference or passes[0]
@@ -105,13 +109,6 @@ def shares(reference: Answers, different: Mapping[str, Sequence[Difference]]) ->
     return tuple(f"{total - len(different[name])}/{total}" for name in PASSES)
 
 
-def read_key(path: Path | None) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip() if path else ""
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from None
-
-
 def report(found: Sequence[tuple[str, str, Difference]], num_cells: int) -> int:
     if not found:
         print(f"\nAll tokens are equal in {num_cells * len(PASSES)} runs of {len(CASES)} requests.")
@@ -121,13 +118,9 @@ def report(found: Sequence[tuple[str, str, Difference]], num_cells: int) -> int:
     return EXIT_DIFFERENT
 
 
-def url_cells(urls: Sequence[str]) -> list[Cell]:
-    return [Cell(one, "as it runs", ()) for one in urls]
-
-
 @contextlib.contextmanager
-def address_of(cell: Cell, args: argparse.Namespace) -> Iterator[str]:
-    if args.urls:
+def address_of(cell: Cell, args: argparse.Namespace, *, is_running: bool) -> Iterator[str]:
+    if is_running:
         yield cell.name
         return
     with tempfile.TemporaryDirectory(prefix="baton-prove-") as folder:

@@ -1,4 +1,4 @@
-"""A cluster of one's own for the time of a comparison: `baton up` as a child, its log in a file."""
+"""A cluster of a command's own, for as long as the command needs it: `baton up` as a child, its log in a file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ SHOWN_LOG_CHARS = 2000
 
 @contextlib.contextmanager
 def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
-    """Gives its address once all its nodes are there. Ends with it, and with this process, whatever happens."""
+    """Yield its address once all its nodes are there. It ends with the body, and with this process, however that ends.
+
+    Ctrl-C is for the command alone, which stops the cluster when it has put its own things away.
+    """
     port = free_port(HOST)
     own = ("--port", str(port), "--admin-without-key", f"--parent-pid={os.getpid()}")
     command = [sys.executable, "-P", "-m", "deploy.cli", "up", *own, *flags]
     with log.open("wb") as sink:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         wait_ready(process, port, num_nodes(flags), log)
         yield url(HOST, port)
@@ -38,7 +43,8 @@ def own_cluster(flags: Sequence[str], log: Path) -> Iterator[str]:
 
 def num_nodes(flags: Sequence[str]) -> int:
     """What --prefill and --decode add up to; one each where not said."""
-    pairs = dict(zip(flags, flags[1:], strict=False))
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    pairs = dict(zip(words, words[1:], strict=False))
     return int(pairs.get("--prefill", "1")) + int(pairs.get("--decode", "1"))
 
 

@@ -1,0 +1,105 @@
+"""Gets one line its answer, however often it has to be asked for. Writes nothing and counts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from deploy.router_url import Url, no_answer
+from deploy.tools.generate.backoff import RETRYABLE, Backoff, retry_after_s
+from deploy.tools.generate.http_client import HttpAnswer, HttpClient
+from deploy.tools.generate.line_file import BatchStopped, ErrorPart, OutputLine, ResponsePart
+from deploy.tools.generate.lines import BadLine, BatchRequest
+
+OK = 200
+Sleep = Callable[[float], Awaitable[None]]
+MAX_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a line is asked for."""
+
+    retries: int
+    timeout_s: float
+    backoff: Backoff = Backoff()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A try without an HTTP answer."""
+
+    code: str
+    message: str
+    may_retry: bool
+
+
+class Asker:
+    """Shared by all requests of a run. `num_answers` counts HTTP answers of any kind: signs of life."""
+
+    def __init__(self, client: HttpClient, url: Url, patience: Patience, sleep: Sleep = asyncio.sleep) -> None:
+        self.num_answers = 0
+        self._client, self._url, self._patience, self._sleep = client, url, patience, sleep
+        self._random = random.Random()
+
+    async def answer(self, request: BatchRequest) -> OutputLine:
+        """BatchStopped when the server is gone: none of the tries was answered, nor anybody else's meanwhile."""
+        answers_before = self.num_answers
+        attempt = 0
+        while True:
+            tried = await self._try(request)
+            may_retry = tried.may_retry if isinstance(tried, Failure) else tried.status in RETRYABLE
+            if not may_retry or attempt == self._patience.retries:
+                break
+            await self._sleep(self._wait_s(tried, attempt))
+            attempt += 1
+        if isinstance(tried, HttpAnswer):
+            return line_of(request, tried)
+        if tried.may_retry and self.num_answers == answers_before:
+            raise BatchStopped(no_answer(self._url, OSError(tried.message)).message)
+        return OutputLine(request.id, request.custom_id, None, ErrorPart(tried.code, tried.message))
+
+    async def _try(self, request: BatchRequest) -> HttpAnswer | Failure:
+        limit_s = self._patience.timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await self._client.post(request.url, request.body)
+        except TimeoutError:
+            return Failure("timeout", f"no answer within {limit_s:g} s", may_retry=False)
+        except OSError as error:
+            return Failure("no_answer", str(error), may_retry=True)
+        self.num_answers += 1
+        return answer
+
+    def _wait_s(self, tried: HttpAnswer | Failure, attempt: int) -> float:
+        header = tried.headers.get("retry-after", "") if isinstance(tried, HttpAnswer) else ""
+        asked_for_s = retry_after_s(header, time.time())
+        return self._patience.backoff.wait_s(attempt, asked_for_s, self._random.random())
+
+
+def line_of(request: BatchRequest, answer: HttpAnswer) -> OutputLine:
+    """Where the body is no JSON, a refusal keeps its status and first words, and an answer is none."""
+    try:
+        body: Any = msgspec.json.decode(bytes(answer.body))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        text = bytes(answer.body[:MAX_SHOWN]).decode("utf-8", "replace")
+        if answer.status == OK:
+            return OutputLine(request.id, request.custom_id, None, ErrorPart("no_json", f"the answer is: {text}"))
+        body = {"error": {"message": text}}
+    request_id = answer.headers.get("x-request-id") or id_in(body)
+    return OutputLine(request.id, request.custom_id, ResponsePart(answer.status, request_id, body), None)
+
+
+def id_in(body: Any) -> str:
+    found = body.get("id") if isinstance(body, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def line_of_bad(line: BadLine) -> OutputLine:
+    return OutputLine(line.id, line.custom_id, None, ErrorPart("invalid_line", line.message))

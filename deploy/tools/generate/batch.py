@@ -1,0 +1,191 @@
+"""One run from the flags to the exit status: files, a router or a cluster of its own, all lines, a last sentence."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.cluster.own_cluster import own_cluster
+from deploy.router_http import UNREACHABLE, RouterHttp, read_api_key
+from deploy.router_url import Url, no_answer, parse_url, url_of
+from deploy.tools.generate.asker import Asker, Patience
+from deploy.tools.generate.http_client import HttpClient
+from deploy.tools.generate.line_file import BatchStopped, LineFile, answered_in
+from deploy.tools.generate.lines import is_answered, read_lines, survey
+from deploy.tools.generate.options import DEFAULT_MODEL
+from deploy.tools.generate.progress import shown
+from deploy.tools.generate.runner import Results, run_all
+from deploy.tools.generate.stop_signals import StopSignals
+from deploy.tools.generate.tally import Tally, summary_text
+from shared.core.errors import ConfigError
+
+EXIT_FAILED = 1
+SIGNAL_STATUS = 128  # plus the signal's number, as shells count
+UNAUTHORIZED = 401
+MAX_CONCURRENCY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPaths:
+    requests: Path
+    answers: Path
+    errors: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: Url
+    api_key: str
+    ca: Path | None
+
+
+def run(args: argparse.Namespace) -> int:
+    paths = paths_of(args)
+    check(args)
+    with contextlib.closing(LineFile(paths.answers)) as answers, errors_file(paths.errors) as errors:
+        answered = answered_in(answers)
+        if answers.drop_torn_line():
+            print(f"{paths.answers}: its last line was torn by a crash, and is asked again", file=sys.stderr)
+        found = survey(paths.requests, answered)
+        errors.clear()
+        results = Results(answers, errors, Tally(found.num_lines, found.num_answered))
+        with StopSignals() as stop:
+            try:
+                seconds = answer_all(args, paths, answered, results, stop)
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                tell_stopped(paths, results.tally, "stopped")
+                return SIGNAL_STATUS + stop.number
+            except BatchStopped as error:
+                tell_stopped(paths, results.tally, error.message)
+                return EXIT_FAILED
+        return finish(args, paths, results.tally, seconds)
+
+
+def paths_of(args: argparse.Namespace) -> BatchPaths:
+    """requests.jsonl -> requests.out.jsonl, requests.errors.jsonl; answers.jsonl -> answers.errors.jsonl."""
+    requests: Path = args.file
+    answers = args.out or requests.with_name(f"{requests.stem}.out.jsonl")
+    errors = args.errors or answers.with_name(f"{answers.stem.removesuffix('.out')}.errors.jsonl")
+    if not requests.is_file():
+        raise ConfigError(f"{requests}: there is no such file")
+    if len({one.resolve() for one in (requests, answers, errors)}) < 3:
+        raise ConfigError("requests, --out and --errors must be three different files")
+    return BatchPaths(requests, answers, errors)
+
+
+def check(args: argparse.Namespace) -> None:
+    if not 1 <= args.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency is {args.concurrency}; it must be from 1 to {MAX_CONCURRENCY}")
+    if args.retries < 0:
+        raise ConfigError(f"--retries is {args.retries}; it must be 0 or more")
+    if not args.timeout > 0:
+        raise ConfigError(f"--timeout is {args.timeout:g}; it must be above 0")
+    if url_of(args) is not None and (args.model or args.up):
+        raise ConfigError("--model and --up are for a cluster of its own: leave them away, or the URL")
+
+
+@contextlib.contextmanager
+def errors_file(path: Path) -> Iterator[LineFile]:
+    """Gone again where no line failed."""
+    file = LineFile(path)
+    try:
+        for _ in file.lines():  # somebody else's file is refused before it could be cleared
+            pass
+        yield file
+    finally:
+        file.close(keep_empty=False)
+
+
+def answer_all(
+    args: argparse.Namespace, paths: BatchPaths, answered: dict[bytes, str], results: Results, stop: StopSignals
+) -> float:
+    """Return the seconds that asking took. Starts nothing where nothing is left to be asked."""
+    if not results.tally.num_left:
+        return 0.0
+    lines = (line for line in read_lines(paths.requests) if not is_answered(line, answered))
+    with server_of(args) as server:
+        patience = Patience(args.retries, args.timeout)
+
+        async def ask_all() -> None:
+            stop.watch_current_task()
+            client = HttpClient(server.url, server.api_key, server.ca)
+            try:
+                async with shown(results.tally, Console(stderr=True), quiet=args.quiet):
+                    workers = min(args.concurrency, results.tally.num_left)
+                    await run_all(lines, Asker(client, server.url, patience), results, workers)
+            finally:
+                stop.unwatch()
+                await client.close()
+
+        begun = time.monotonic()
+        asyncio.run(ask_all())
+        return time.monotonic() - begun
+
+
+@contextlib.contextmanager
+def server_of(args: argparse.Namespace) -> Iterator[Server]:
+    """The router that was named, once it answers, or a cluster of its own for the time of the body."""
+    url = url_of(args)
+    if url is not None:
+        server = Server(url, read_api_key(args.api_key_file), args.ca)
+        require_answer(server)
+        yield server
+        return
+    model = args.model or DEFAULT_MODEL
+    if not args.quiet:
+        print(f"starting {model} on this machine ...", file=sys.stderr, flush=True)
+    flags = ("--model", model, *up_flags(args.up))
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-generate-") as folder,
+        own_cluster(flags, Path(folder) / "up.log") as base,
+    ):
+        yield Server(parse_url(base), "", None)
+
+
+def up_flags(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--up: {error}") from None
+
+
+def require_answer(server: Server) -> None:
+    """Said once, ahead of all lines."""
+    try:
+        status, _ = RouterHttp(server.url, server.api_key, server.ca).ask("GET", "/v1/models")
+    except UNREACHABLE as error:
+        raise no_answer(server.url, error) from None
+    if status == UNAUTHORIZED:
+        raise ConfigError(f"{server.url} takes no request without its key: --api-key-file")
+
+
+def tell_stopped(paths: BatchPaths, tally: Tally, why: str) -> None:
+    done = tally.num_before + tally.num_ok
+    print(
+        f"\n{why}: {done:,} of {tally.num_lines:,} lines have an answer in {paths.answers}. "
+        "The same command goes on from there.",
+        file=sys.stderr,
+    )
+
+
+def finish(args: argparse.Namespace, paths: BatchPaths, tally: Tally, seconds: float) -> int:
+    if not args.quiet:
+        print(f"{paths.answers}: {summary_text(tally, seconds)}")
+    if not tally.num_failed:
+        return 0
+    lines = "line has" if tally.num_failed == 1 else "lines have"
+    print(
+        f"{tally.num_failed:,} {lines} no answer, and {paths.errors} says why; the same command tries them again",
+        file=sys.stderr,
+    )
+    return EXIT_FAILED

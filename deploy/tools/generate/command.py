@@ -1,0 +1,15 @@
+"""The command's face. What it runs is loaded when it runs: `baton` itself does without asyncio and rich."""
+
+from __future__ import annotations
+
+import argparse
+
+from deploy.tools.generate.options import DESCRIPTION, add_arguments
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    from deploy.tools.generate import batch
+
+    return batch.run(args)

@@ -1,0 +1,51 @@
+"""Ctrl-C and its like as one tidy end: what runs is cancelled, and nothing is interrupted halfway."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """Between `with` and its end a signal raises KeyboardInterrupt, or cancels the task while one is watched.
+
+    A signal that is ignored stays so: nohup and background jobs of a shell mean it.
+    """
+
+    def __init__(self) -> None:
+        self.number = int(signal.SIGINT)
+        self._before: dict[int, Any] = {}
+        self._watched: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._on_signal) for number in heard}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def watch_current_task(self) -> None:
+        """From now on a signal cancels this task, once it waits."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watched = (asyncio.get_running_loop(), task)
+
+    def unwatch(self) -> None:
+        self._watched = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        if self._watched is None:
+            raise KeyboardInterrupt
+        loop, task = self._watched
+        loop.call_soon_threadsafe(task.cancel)

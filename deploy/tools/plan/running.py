@@ -1,0 +1,65 @@
+"""The cluster that runs already, beside the layout that was found: what would have to change. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from deploy.router_http import UNREACHABLE, RouterHttp
+from deploy.router_url import Url, no_answer
+from deploy.tools.plan.layout import ClusterLayout
+from shared.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCluster:
+    """Names of its nodes by role, sorted."""
+
+    url: Url
+    prefill: tuple[str, ...]
+    decode: tuple[str, ...]
+
+
+class ReadyNode(msgspec.Struct, frozen=True):
+    node: str
+    role: str
+
+
+class ReadyNodes(msgspec.Struct, frozen=True):
+    nodes: list[ReadyNode]
+
+
+def look_at_cluster(url: Url) -> RunningCluster:
+    """Ask the router which nodes it has. ConfigError when nobody answers, or something else does."""
+    try:
+        _, body = RouterHttp(url, "").ask("GET", "/ready")
+    except UNREACHABLE as error:
+        raise no_answer(url, error) from None
+    try:
+        nodes = msgspec.json.decode(body, type=ReadyNodes).nodes
+    except msgspec.MsgspecError:
+        raise ConfigError(f"what answers at {url} names no nodes: is it a router?") from None
+    prefill, decode = (tuple(sorted(one.node for one in nodes if one.role == role)) for role in ("prefill", "decode"))
+    return RunningCluster(url, prefill, decode)
+
+
+def changes(cluster: RunningCluster, layout: ClusterLayout) -> Iterator[str]:
+    """Lines for a person. Nodes change their role before others are started or taken away."""
+    runs = f"{cluster.url} runs {len(cluster.prefill)} prefill and {len(cluster.decode)} decode nodes"
+    too_few = {"prefill": layout.prefill - len(cluster.prefill), "decode": layout.decode - len(cluster.decode)}
+    if not any(too_few.values()):
+        yield f"{runs}, which is what this layout wants."
+        return
+    yield f"{runs}; to get there:"
+    names = {"prefill": list(cluster.prefill), "decode": list(cluster.decode)}
+    for role, other in (("prefill", "decode"), ("decode", "prefill")):
+        while too_few[role] > 0 and too_few[other] < 0:
+            yield f"  baton admin role {names[other].pop()} {role} {cluster.url}"
+            too_few[role], too_few[other] = too_few[role] - 1, too_few[other] + 1
+    for role, number in too_few.items():
+        for _ in range(-number):
+            yield f"  baton admin drain {names[role].pop()} {cluster.url}"
+        if number > 0:
+            yield f"  start {number} more: baton {role} --router ..."
