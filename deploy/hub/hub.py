@@ -76,6 +76,8 @@ def hub_of_environment(offline: bool) -> Hub:
     except ModuleNotFoundError:  # a router's list of packages lacks it
         line = extras.pip_line(REQUIREMENT)
         raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
+    if not constants.ENDPOINT.startswith(("http://", "https://")):
+        raise ConfigError(f"HF_ENDPOINT is {constants.ENDPOINT!r}; write a URL, or unset it for huggingface.co")
     cache = Path(constants.HF_HUB_CACHE).expanduser()
     return Hub(constants.ENDPOINT, cache, offline or constants.is_offline_mode())
 

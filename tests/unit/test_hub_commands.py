@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -17,14 +18,34 @@ from deploy.cluster import local
 from deploy.hub import hub as hubs
 from deploy.hub.local_model import local_path, with_local_model, with_local_text, with_pinned_model
 from deploy.tools.head import work as head_work
+from deploy.tools.plan import measure as plan_measure
+from deploy.tools.plan import profile as profiles
 from deploy.tools.prove import command as prove
 from shared.config.hub_settings import HubConfig
-from shared.config.processes import ClusterConfig, NodeParts, RouterProcessConfig
+from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import ModelConfig
+from tests.support import plan_cases
 from tests.support.hub_rig import NAME, WEIGHTS, HubRig, hub_rig, tiny_repo
 
 ROOT = Path(__file__).parents[2]
 NODES = NodeParts(model=ModelConfig(model=NAME, dtype="float32"))
+RAY_UP = """
+import sys
+from dataclasses import replace
+from deploy.ray import session
+from shared.config.processes import RayClusterConfig
+from shared.config.ray_settings import RayConfig
+
+def fetching(how):
+    return lambda nodes: replace(nodes, model=replace(nodes.model, model=how))
+
+def reach(config):
+    print(config.nodes.model.model)
+    sys.exit()
+
+session.with_local_model, session.with_pinned_model, session.reach = fetching("local"), fetching("pinned"), reach
+session.up(RayClusterConfig(ray=RayConfig(address=sys.argv[1])))
+"""
 LOADED = """
 import sys
 from deploy import cli
@@ -110,6 +131,30 @@ def test_prove_gives_its_clusters_the_path(rig: HubRig, monkeypatch: pytest.Monk
     args = cli.make_parser().parse_args(["prove", "--model", NAME])
     prove.run(args)
     assert args.model == local_path(NAME)
+
+
+def test_plan_measures_the_path_and_its_profile_keeps_the_name(
+    rig: HubRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+
+    def measure(config: NodeProcessConfig, *args: object) -> profiles.Profile:
+        seen.append(config.parts.model.model)
+        return replace(plan_cases.profile(), model=config.parts.model.model)
+
+    monkeypatch.setattr(plan_measure, "measure", measure)
+    out = tmp_path / "profile.json"
+    assert cli.main(["plan", "measure", "--model", NAME, "--out", str(out)]) == 0
+    assert seen == [local_path(NAME)]
+    assert profiles.read(out).model == NAME
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.parametrize(("address", "fetched"), [("", "local"), ("10.0.0.1:6379", "pinned")])
+def test_ray_fetches_on_one_machine_and_pins_on_several(address: str, fetched: str) -> None:
+    """Ray is imported in another process: it puts its own copies of other packages on sys.path."""
+    done = subprocess.run([sys.executable, "-c", RAY_UP, address], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == fetched + "\n", done.stderr
 
 
 def test_head_works_on_the_path(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> None:

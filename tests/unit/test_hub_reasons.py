@@ -12,6 +12,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import file_download
 
+from deploy.hub.hub import hub_of_environment
+from shared.core.errors import ConfigError
 from tests.support.hub_rig import NAME, HubRig, hub_rig
 from tests.support.hub_server import FORBIDDEN, GATED, PRIVATE, TOKEN
 
@@ -114,12 +116,16 @@ def test_offline_and_not_in_the_cache(rig: HubRig) -> None:
 
 
 def test_offline_by_the_variable_of_the_library(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deploy.hub.hub import hub_of_environment
-
     assert not hub_of_environment(False).offline
     assert hub_of_environment(True).offline
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert hub_of_environment(False).offline
+
+
+def test_an_endpoint_that_is_no_url(rig: HubRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "")
+    with pytest.raises(ConfigError, match="^HF_ENDPOINT is ''; write a URL"):
+        hub_of_environment(False)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
