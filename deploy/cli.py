@@ -7,13 +7,14 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.cluster import admin, keys, local
 from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
+from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
 from deploy.tools.doctor import command as doctor
 from deploy.tools.generate import command as generate
@@ -37,6 +38,7 @@ Serves a language model with prefill and decode on separate nodes, over an OpenA
   baton up                 a router, a prefill and a decode node on this machine; ready when it says so
   baton up --decode 2      two decode nodes
   baton up --model FILE    another model: a .gguf file or a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3)
+  baton up --model org/name                a model of the Hugging Face hub, fetched once
 """
 
 AFTERWARDS = """\
@@ -214,8 +216,12 @@ def run_daemon(command: Command, config: RouterProcessConfig | NodeProcessConfig
         raise ConfigError(
             "--router is missing: where does the router wait for nodes? e.g. --router tcp://127.0.0.1:7001"
         )
-    model = config.parts.model if isinstance(config, NodeProcessConfig) else config.model
-    resolve_model(model.model)
+    if isinstance(config, NodeProcessConfig):
+        config = replace(config, parts=with_local_model(config.parts))
+        resolve_model(config.parts.model.model)
+    else:
+        config = with_local_text(config)
+        resolve_model(config.model.model, with_weights=False)
     core_plan.apply(config.cores)
     return int(importlib.import_module(command.app).run(config))
 

@@ -16,6 +16,7 @@ from typing import TextIO
 from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.child import ChildSpec
 from deploy.cluster.supervisor import Readiness, Supervisor
+from deploy.hub.local_model import with_local_model
 from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
@@ -34,14 +35,15 @@ MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
     """Serves until SIGINT or SIGTERM; `parent_pid` is this process, which its children must not outlive."""
-    resolve_model(config.nodes.model.model)
-    config = with_name(config)
+    asked, config = config.nodes.model.model, with_name(config)
     check_keys(config)
+    config = replace(config, nodes=with_local_model(config.nodes))  # router and nodes get the path
+    resolve_model(config.nodes.model.model)
     log = Logger("up", sys.stderr, level=config.nodes.log.log_level, color=config.nodes.log.log_color)
     config = with_admin_key(with_ports(config), log)
     specs = child_specs(config, usable_cores(), parent_pid)
     names = ", ".join(spec.name for spec in specs)
-    log.info(f"starting {names}", model=config.nodes.model.model, transport=config.nodes.node.transport)
+    log.info(f"starting {names}", model=asked, transport=config.nodes.node.transport)
     host, port, num_nodes = config.router.host, config.router.port, len(specs) - 1
     supervisor = Supervisor(
         specs,

@@ -11,6 +11,7 @@ import pkgutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deploy.cluster import local
+from deploy.hub.local_model import with_local_model, with_pinned_model
 from deploy.ray import launch_plan as plan
 from deploy.ray import own_ray as head
 from deploy.ray.actors import BASE_GROUP, find, find_group, names_here
@@ -66,7 +68,7 @@ def connected(address: str, cluster: str, working_dir: str = "") -> Iterator[Non
 
 def left_out(checkout: Path) -> list[str]:
     """Everything in a checkout but our packages: environments, tests, models that lie about. The default model comes
-    with its own package, any other lies on the machines."""
+    with its own package, any other lies on the machines or is fetched there."""
     if not (checkout / "deploy" / "ray").is_dir():
         raise ConfigError(f"[ray] working_dir is {str(checkout)!r}: that is no checkout of Baton")
     return [f"/{entry.name}" for entry in sorted(checkout.iterdir()) if entry.name not in OURS] + ["__pycache__"]
@@ -77,6 +79,8 @@ def left_out(checkout: Path) -> list[str]:
 
 def up(config: RayClusterConfig) -> int:
     plan.check(config)
+    fetched = with_pinned_model if config.ray.address else with_local_model
+    config = replace(config, nodes=fetched(config.nodes))
     record = reach(config)
     try:
         with connected(record.address, record.cluster, config.ray.working_dir):

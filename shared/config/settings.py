@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.config.endpoints import check_bind_host, check_endpoint, check_http_host
+from shared.config.model_path import MODEL_CHOICES
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
@@ -21,11 +22,7 @@ MAX_PORT = 65535
 class ModelConfig:
     """Which model, and under which name it is served."""
 
-    model: str = option(
-        "smollm2",
-        "smollm2 (comes with the installation), hashlm (integer test model), a .gguf file, or a Hugging Face folder",
-        metavar="MODEL",
-    )
+    model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
     dtype: str = option("bfloat16", "number format of weights and KV", choices=("bfloat16", "float32"))
     kv_dtype: str = option(
         "auto",
@@ -50,7 +47,7 @@ class ModelConfig:
         if self.public_name in self.adapters:
             raise ConfigError(f"--lora {self.public_name}=...: that is the model's own name")
         if not self.model:
-            raise ConfigError("--model is empty; write smollm2, hashlm, a .gguf file or a Hugging Face folder")
+            raise ConfigError("--model is empty; write smollm2, hashlm, a .gguf file, a folder or org/name")
 
     @property
     def adapters(self) -> dict[str, str]:

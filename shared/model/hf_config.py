@@ -99,7 +99,7 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     rope, local_rope = ropes_by_layer(folder, raw) if family == "gemma3" else (rope_from_hf(folder, raw), None)
     return LlamaConfig(
-        name=folder.resolve().name,
+        name=_name(folder),
         family=family,
         vocab_size=int(raw["vocab_size"]),
         hidden_size=hidden,
@@ -120,6 +120,14 @@ def _from_hf(folder: Path, raw: Mapping[str, Any], family: str) -> LlamaConfig:
         style=_gemma_style(raw, hidden) if family == "gemma3" else LayerStyle(),
         biases=_biases(raw, family),
     )
+
+
+def _name(folder: Path) -> str:
+    """Return the folder's name; in the hub's cache, where folders are named by commit, the model's: org/name. Nodes
+    with the same weights pair then, whatever commit they have; other weights have another hash."""
+    path = folder.resolve()
+    repository = path.parents[1].name if path.parent.name == "snapshots" else ""
+    return repository.removeprefix("models--").replace("--", "/") or path.name
 
 
 def _biases(raw: Mapping[str, Any], family: str) -> tuple[str, ...]:

@@ -97,8 +97,9 @@ class TensorFiles:
         return tensor
 
     def content_hash(self) -> str:
-        """Of config.json too."""
-        return hash_files((self.path / "config.json", *self._files))
+        """Of config.json too, and of generation_config.json, which may say which tokens end an answer."""
+        described = (self.path / name for name in ("config.json", "generation_config.json"))
+        return hash_files((*filter(Path.is_file, described), *self._files))
 
 
 class SafetensorsFolder:

@@ -42,10 +42,11 @@ def test_a_folder_needs_config_and_safetensors(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="safetensors"):
         resolve_model(str(tmp_path))
+    assert resolve_model(str(tmp_path), with_weights=False).path == tmp_path  # a router reads none
     (tmp_path / "model.safetensors").touch()
     assert resolve_model(str(tmp_path)).kind is ModelKind.HF_FOLDER
 
 
 def test_what_is_not_there_is_named_with_the_choices(tmp_path):
-    with pytest.raises(ConfigError, match="no such file or folder.*nothing.*smollm2, hashlm"):
+    with pytest.raises(ConfigError, match="no such file or folder.*nothing.*smollm2.*hashlm.*org/name"):
         resolve_model(str(tmp_path / "nothing"))

@@ -33,6 +33,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 ROUTER_LIST = ROOT / "deploy" / "router-requirements.txt"
 ROUTER_PARTS = ("router", "shared.core", "shared.config", "shared.observe", "shared.wire", "deploy.tools.doctor")
+ROUTER_PARTS += ("deploy.hub",)  # ready to say what a model by name needs
 RUN = "from deploy import cli; sys.exit(cli.main(sys.argv[1:]))"
 # Imports every module of these packages; prints those that lack something, and what.
 IMPORT_ALL = """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from deploy.hub.local_model import local_path
 from deploy.tools.head.settings import AnswersConfig, EvaluateConfig, ExportConfig, ImportConfig, TrainConfig
 from shared.config.flags import add_flags, given_values
 from shared.config.load import load
@@ -51,5 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from deploy.tools.head.work import RUNNERS  # loads torch: not before it is asked for
 
     config: Any = load(WORDS[args.word].config, given_values(args))
-    RUNNERS[args.word](config)
+    machine = config.machine
+    local = replace(machine, model=local_path(machine.model, machine.offline))
+    RUNNERS[args.word](replace(config, machine=local))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.config.hub_settings import OFFLINE_HELP
 from shared.config.options import check_fields, option
 from shared.core.errors import ConfigError
 
@@ -50,7 +51,10 @@ class RunSettings:
 class TrainingMachine:
     """what it runs on"""
 
-    model: str = option("smollm2", "the target: smollm2, a .gguf file or a Hugging Face folder", metavar="MODEL")
+    model: str = option(
+        "smollm2", "the target: smollm2, a .gguf file, a Hugging Face folder, or the hub's org/name", metavar="MODEL"
+    )
+    offline: bool = option(False, OFFLINE_HELP)
     device: str = option("cpu", "torch device; other ones than cpu have not been run yet", metavar="NAME")
     threads: int = option(1, "of torch's products", low=1)
     dtype: str = option("bfloat16", "of weights in products", choices=("float32", "bfloat16"))

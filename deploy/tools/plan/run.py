@@ -7,6 +7,7 @@ import gc
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.hub.local_model import local_path, with_local_model
 from deploy.router_url import url_of
 from deploy.tools.load.collector import no_collector
 from deploy.tools.load.load_plan import LoadPlan
@@ -58,7 +60,9 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
     shares = shares_of(args.cores_per_node, len(cores))
     require_writable("--out", args.out)
     console.print(f"measuring on {len(cores)} cores; anything else that runs here falsifies it", highlight=False)
-    profile = measure(config, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
+    here = replace(config, parts=with_local_model(config.parts))
+    measured = measure(here, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
+    profile = replace(measured, model=config.parts.model.model)
     profiles.save(profile, args.out)
     show_profile(profile, console)
     console.print(f"\nwritten: {args.out}; next: baton plan find --profile {args.out} --rate 4", highlight=False)
@@ -110,7 +114,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
     cluster = look_at_cluster(url) if url is not None else None
-    tokens = SimTokens(load_text_model(profile.model))
+    tokens = SimTokens(load_text_model(local_path(profile.model, with_weights=False)))
     machines: int | None = args.machines
     with watching(console) as watch, no_collector():
 

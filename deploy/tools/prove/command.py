@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.cluster.own_cluster import own_cluster
+from deploy.hub.local_model import local_path
 from deploy.router_http import read_api_key
 from deploy.router_url import all_of, parse_url
 from deploy.tools.prove.cases import CASES
@@ -21,6 +22,7 @@ from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
 from shared.config import core_plan
+from shared.config.hub_settings import OFFLINE_HELP
 from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 
@@ -31,7 +33,7 @@ baton prove: the tokens of a request depend on model, prompt, sampling and seed 
 model and your machine: the same requests in every way the nodes can run them.
 
   baton prove                          the default model, a cluster of its own for each way
-  baton prove --model FILE             your model
+  baton prove --model FILE             your model: a file, a folder or org/name
   baton prove --cells handoff,zmq      only these, against the plainest way
   baton prove http://127.0.0.1:8000    a running cluster against itself: fresh, cached, in company
   baton prove URL URL                  two clusters against each other
@@ -48,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="URL", help="running routers (default: clusters of its own)")
     parser.add_argument("--url", action="append", default=[], metavar="URL", help="the same as URL; twice for two")
     parser.add_argument("--model", default="smollm2", help="model of its own clusters (default: %(default)s)")
+    parser.add_argument("--offline", action="store_true", help=OFFLINE_HELP)
     parser.add_argument(
         "--dtype",
         default="float32",
@@ -64,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.max_tokens <= 1024:
         raise ConfigError(f"--max-tokens is {args.max_tokens}; it must be from 1 to 1024")
     urls = all_of(args.words, args.url)
+    if args.layers or not urls:
+        args.model = local_path(args.model, args.offline)
     cells = [Cell(str(one), "as it runs", ()) for one in urls] or chosen_cells(args.cells)
     reference: Answers = ()
     rows: list[ComparedRow] = []

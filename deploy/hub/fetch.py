@@ -1,0 +1,118 @@
+"""From a name on the hub to a local folder or GGUF file. What can't be served is refused while it is still cheap.
+
+ask the hub (or the cache) -> files and sizes -> config.json -> is it served? -> is there room? -> weights
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.hub.files import DESCRIPTION, TEXT, check_listing, matching, num_missing_bytes, weight_files
+from deploy.hub.hub import Hub, Repository, ask, describe, download, recall
+from deploy.hub.name import HubName
+from deploy.hub.reasons import explained, unreachable
+from shared.config.encoder_decoder import has_encoder
+from shared.config.json_file import read_json_if_there
+from shared.core.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+def fetch(name: HubName, hub: Hub, say: Say, *, with_weights: bool) -> Path:
+    """Return where the model lies. A router does without its weights, unless they and the tokenizer are one file."""
+    with explained(name, hub):
+        repository = find(name, hub, say)
+        check_listing(name, repository.sizes)
+        if name.file:
+            check_gguf_architecture(repository)
+            complete(repository, [name.file], say)
+            return repository.folder / name.file
+        describe(repository, matching(DESCRIPTION, repository.sizes))
+        if with_weights:
+            check_served(name, repository.folder)
+        complete(repository, wanted_files(repository, with_weights), say)
+        return repository.folder
+
+
+def commit_of(name: HubName, hub: Hub, say: Say) -> str:
+    """Return the commit that a name stands for. Machines that are given it agree, however late they start."""
+    with explained(name, hub):
+        return find(name, hub, say).commit
+
+
+def find(name: HubName, hub: Hub, say: Say) -> Repository:
+    """Ask the hub. Where it can't be reached, the cache will do: nodes start again while a hub is down."""
+    if hub.offline:
+        return recall(name, hub)
+    try:
+        return ask(name, hub)
+    except Exception as error:
+        reason = unreachable(error)
+        if not reason:
+            raise
+        found = cached_or_none(name, hub)
+        if found is None:
+            raise
+        say(f"can't reach {hub.endpoint} ({reason}): taking {name} from the cache")
+        return found
+
+
+def cached_or_none(name: HubName, hub: Hub) -> Repository | None:
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        found = recall(name, hub)
+    except RevisionResolutionError:
+        return None
+    return found if found.folder.is_dir() else None
+
+
+def wanted_files(repository: Repository, with_weights: bool) -> list[str]:
+    sizes = repository.sizes
+    weights = weight_files(repository.name, sizes, repository.folder) if with_weights else []
+    return [*matching(TEXT, sizes), *weights]
+
+
+def check_served(name: HubName, folder: Path) -> None:
+    """Raise ConfigError for a model that no node could load, by its config.json alone."""
+    from shared.model.hf_config import config_from_hf
+
+    if has_encoder(read_json_if_there(folder / "config.json")):
+        return
+    try:
+        config_from_hf(folder)
+    except ConfigError as error:
+        told = error.message.replace(str(folder / "config.json"), "config.json").removeprefix(f"{folder}: ")
+        raise ConfigError(f"--model {name}: {told}") from None
+
+
+def check_gguf_architecture(repository: Repository) -> None:
+    """The hub reads GGUF headers. Where it says nothing, the file's own header is checked once it is here."""
+    from shared.model.config import GGUF_ARCHITECTURES
+
+    told = repository.architecture
+    if told and told not in GGUF_ARCHITECTURES:
+        raise ConfigError(
+            f"--model {repository.name}: GGUF architecture {told!r} is not supported, "
+            f"only {', '.join(GGUF_ARCHITECTURES)}"
+        )
+
+
+def complete(repository: Repository, files: list[str], say: Say) -> None:
+    """Fetch what is missing, if there is room for it."""
+    need = num_missing_bytes(files, repository.sizes, repository.folder)
+    if need and not repository.hub.offline:
+        check_room(repository, need)
+        say(f"fetching {repository.name} (commit {repository.commit[:12]}), {need / 1e6:,.1f} MB")
+    download(repository, files)
+
+
+def check_room(repository: Repository, need: int) -> None:
+    hub = repository.hub
+    free = hub.free_bytes(hub.cache)
+    if need > free:
+        raise ConfigError(
+            f"--model {repository.name}: the download needs {need / 1e9:.2f} GB and {free / 1e9:.2f} GB are free "
+            f"in {hub.cache}; free some, or set HF_HOME to a larger disk"
+        )

@@ -1,0 +1,105 @@
+"""Which files of a repository are fetched. An allow-list: no pickles, no code. Knows no network.
+
+Only files of the top folder are taken, beside chat templates and a GGUF that was named: names that a server makes up
+never leave the model's folder.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from deploy.hub.name import HubName
+from shared.core.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+WHOLE_WEIGHTS = "model.safetensors"
+DESCRIPTION = ("config.json", "generation_config.json", INDEX)  # fetched first: they say whether the rest is of use
+TEXT = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+SHOWN_FILES = 5
+_PART_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$")
+Sizes = Mapping[str, int]  # a repository's files, in bytes
+
+
+def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Return the names that match, each pattern within its own folder."""
+    patterns = tuple(patterns)
+    return sorted(
+        name
+        for name in names
+        for pattern in patterns
+        if name.count("/") == pattern.count("/") and ".." not in name and fnmatch.fnmatchcase(name, pattern)
+    )
+
+
+def check_listing(name: HubName, sizes: Sizes) -> None:
+    """Raise ConfigError where the repository can't hold what was asked for."""
+    if name.file:
+        _check_gguf(name, sizes)
+        return
+    if not matching(("*.safetensors",), sizes):
+        raise ConfigError(f"--model {name}: {_without_safetensors(name, sizes)}")
+    for needed in ("config.json", "tokenizer.json"):
+        if needed not in sizes:
+            raise ConfigError(f"--model {name}: the repository has no {needed}, so Baton can't serve it")
+
+
+def _check_gguf(name: HubName, sizes: Sizes) -> None:
+    if name.file not in sizes:
+        there = _shown(file for file in sizes if file.endswith(".gguf"))
+        raise ConfigError(f"--model {name}: the repository has no file {name.file}; its GGUF files: {there}")
+
+    if _PART_OF_SEVERAL.search(name.file):
+        raise ConfigError(f"--model {name}: that file is one part of several; Baton reads a GGUF model from one file")
+
+
+def _without_safetensors(name: HubName, sizes: Sizes) -> str:
+    ggufs = [file for file in sizes if file.endswith(".gguf")]
+    if ggufs:
+        return f"the repository holds GGUF files: name one, as {name.repo}:{min(ggufs)} ({_shown(ggufs)})"
+    if matching(PICKLES, sizes):
+        return "its weights are pickles only, which can run code when they are read; Baton reads *.safetensors"
+    return "the repository has no *.safetensors file (other weight formats are not read)"
+
+
+def _shown(files: Iterable[str]) -> str:
+    names = sorted(files)
+    more = f" and {len(names) - SHOWN_FILES} more" if len(names) > SHOWN_FILES else ""
+    return ", ".join(names[:SHOWN_FILES]) + more or "none"
+
+
+def weight_files(name: HubName, sizes: Sizes, folder: Path) -> list[str]:
+    """Return the shards of the index where there is one. Some repositories hold the same weights twice."""
+    if INDEX in sizes:
+        return _shards(name, sizes, folder / INDEX)
+    return [WHOLE_WEIGHTS] if WHOLE_WEIGHTS in sizes else matching(("*.safetensors",), sizes)
+
+
+def _shards(name: HubName, sizes: Sizes, index: Path) -> list[str]:
+    try:
+        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        known = set(matching(("*.safetensors",), sizes))
+        strange = sorted(map(str, shards - known))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--model {name}: can't read its {INDEX}: {error!r}") from None
+    if strange or not shards:
+        raise ConfigError(f"--model {name}: {INDEX} names {_shown(strange)}, which the repository lacks")
+    return sorted(shards)
+
+
+def num_missing_bytes(files: Iterable[str], sizes: Sizes, folder: Path) -> int:
+    return sum(sizes[file] for file in files if not (folder / file).is_file())

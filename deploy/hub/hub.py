@@ -1,0 +1,173 @@
+"""A hub as huggingface_hub speaks to it: where it is, where its cache is, what it says about a repository.
+
+huggingface_hub loads in these functions only: a local model costs nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deploy.hub.files import Sizes
+from deploy.hub.name import HubName
+from shared.core import extras
+from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ResolvedRevision
+
+INFO_TIMEOUT_S = 15.0
+LIBRARY = "baton"
+REQUIREMENT = "huggingface-hub>=2.4"
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the disk that the folder is or will be on."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """Where models come from and where they stay."""
+
+    endpoint: str
+    cache: Path
+    offline: bool = False
+    free_bytes: Callable[[Path], int] = free_bytes
+
+    @property
+    def api(self) -> HfApi:
+        from huggingface_hub import HfApi
+
+        return HfApi(endpoint=self.endpoint, library_name=LIBRARY)
+
+    @property
+    def has_token(self) -> bool:
+        from huggingface_hub import get_token
+
+        return get_token() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A model at one commit. `sizes` are those of all its files, fetched or not."""
+
+    name: HubName
+    hub: Hub
+    revision: ResolvedRevision
+    folder: Path
+    sizes: Sizes
+    architecture: str  # of its GGUF files, "" where the hub does not say
+
+    @property
+    def commit(self) -> str:
+        return self.revision.resolved
+
+
+def hub_of_environment(offline: bool) -> Hub:
+    """Read HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE, as huggingface_hub does."""
+    try:
+        from huggingface_hub import constants
+    except ModuleNotFoundError:  # a router's list of packages lacks it
+        line = extras.pip_line(REQUIREMENT)
+        raise ConfigError(f"--model org/name needs the package huggingface_hub; to install it, type: {line}") from None
+    if not constants.ENDPOINT.startswith(("http://", "https://")):
+        raise ConfigError(f"HF_ENDPOINT is {constants.ENDPOINT!r}; write a URL, or unset it for huggingface.co")
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    return Hub(constants.ENDPOINT, cache, offline or constants.is_offline_mode())
+
+
+def ask(name: HubName, hub: Hub) -> Repository:
+    """Ask the hub for a repository's commit and files. Raise what huggingface_hub raises."""
+    asked = name.revision or None
+    info = hub.api.model_info(name.repo, revision=asked, files_metadata=True, timeout=INFO_TIMEOUT_S)
+    revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache)  # remembered for offline
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return Repository(name, hub, revision, folder_of(name, hub, revision), sizes, architecture_of(info.gguf))
+
+
+def architecture_of(gguf: Any) -> str:
+    told = gguf.get("architecture") if isinstance(gguf, dict) else None
+    return told if isinstance(told, str) else ""
+
+
+def recall(name: HubName, hub: Hub) -> Repository:
+    """Find a repository in the cache. Raise what huggingface_hub raises where it is not there."""
+    hub = replace(hub, offline=True)
+    asked = name.revision or None
+    revision = hub.api.resolve_revision(name.repo, revision=asked, cache_dir=hub.cache, local_files_only=True)
+    folder = folder_of(name, hub, revision)
+    return Repository(name, hub, revision, folder, cached_sizes(name, hub, revision, folder), "")
+
+
+def cached_sizes(name: HubName, hub: Hub, revision: ResolvedRevision, folder: Path) -> Sizes:
+    """The listing that was kept with the download; what lies there, where another program made it and kept none."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        tree = get_cached_repo_tree(name.repo, revision=revision, cache_dir=hub.cache)
+        return {file.path: file.size for file in tree}
+    except CachedRepoTreeNotFoundError:
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def folder_of(name: HubName, hub: Hub, revision: ResolvedRevision) -> Path:
+    return hub.cache / f"models--{name.repo.replace('/', '--')}" / "snapshots" / revision.resolved
+
+
+def describe(repository: Repository, files: Sequence[str]) -> None:
+    """Fetch a few small files, and with them the repository's listing, which tells offline what is missing."""
+    from huggingface_hub import snapshot_download
+
+    hub = repository.hub
+    with without_bars():
+        snapshot_download(
+            repository.name.repo,
+            revision=repository.revision,
+            cache_dir=hub.cache,
+            endpoint=hub.endpoint,
+            library_name=LIBRARY,
+            local_files_only=hub.offline,
+            allow_patterns=[glob.escape(file) for file in files],
+        )
+
+
+def download(repository: Repository, files: Sequence[str]) -> None:
+    """Fetch files one after another, on this thread: Ctrl-C ends it at once and leaves no half file behind. A file that
+    is there costs no request. Offline, raise for one that is not."""
+    from huggingface_hub import hf_hub_download
+
+    hub = repository.hub
+    for file in files:
+        hf_hub_download(
+            repository.name.repo,
+            file,
+            revision=repository.commit,
+            cache_dir=hub.cache,
+            endpoint=hub.endpoint,
+            library_name=LIBRARY,
+            local_files_only=hub.offline,
+        )
+
+
+@contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """HF_HUB_DISABLE_PROGRESS_BARS says what it says: the library warns where code goes against it."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

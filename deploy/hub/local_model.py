@@ -1,0 +1,59 @@
+"""The one step from what --model says to what is on this disk. Commands take it first; all else sees local paths."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from deploy.hub.name import HubName, parse_hub_name
+from shared.config.processes import NodeParts, RouterProcessConfig
+from shared.config.settings import ModelConfig
+
+
+def with_local_model(nodes: NodeParts) -> NodeParts:
+    """Return the same settings with the model's local path. ConfigError."""
+    name = parse_hub_name(nodes.model.model)
+    return nodes if name is None else replace(nodes, model=renamed(nodes.model, name, fetched(name, nodes.hub.offline)))
+
+
+def with_pinned_model(nodes: NodeParts) -> NodeParts:
+    """Return them with the commit that the name stands for now: machines that fetch it by themselves agree on it."""
+    name = parse_hub_name(nodes.model.model)
+    if name is None:
+        return nodes
+    from deploy.hub.fetch import commit_of
+    from deploy.hub.hub import hub_of_environment
+
+    pinned = replace(name, revision=commit_of(name, hub_of_environment(nodes.hub.offline), say))
+    return replace(nodes, model=renamed(nodes.model, name, str(pinned)))
+
+
+def with_local_text(router: RouterProcessConfig) -> RouterProcessConfig:
+    """Return the same settings with the path of the model's tokenizer and templates: a router reads no weights."""
+    name = parse_hub_name(router.model.model)
+    if name is None:
+        return router
+    path = fetched(name, router.hub.offline, with_weights=False)
+    return replace(router, model=renamed(router.model, name, path))
+
+
+def renamed(model: ModelConfig, name: HubName, path: str) -> ModelConfig:
+    """Clients go on calling it org/name, unless it is served as another."""
+    return replace(model, model=path, served_model_name=model.served_model_name or name.repo)
+
+
+def local_path(model: str, offline: bool = False, *, with_weights: bool = True) -> str:
+    """Return what --model says; for a name on the hub, the path that it was fetched to. ConfigError."""
+    name = parse_hub_name(model)
+    return model if name is None else fetched(name, offline, with_weights=with_weights)
+
+
+def fetched(name: HubName, offline: bool, *, with_weights: bool = True) -> str:
+    from deploy.hub.fetch import fetch
+    from deploy.hub.hub import hub_of_environment
+
+    return str(fetch(name, hub_of_environment(offline), say, with_weights=with_weights))
+
+
+def say(line: str) -> None:
+    print(f"baton: {line}", file=sys.stderr, flush=True)
