@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions
 from router.api.schemas import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
+from router.text.chat_prompt import chat_ids
+from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
@@ -80,7 +82,7 @@ class Resolver:
 
     def chat_ids(self, messages: Sequence[ChatMessage]) -> list[int]:
         turns = [{"role": _role(message), "content": _content(message)} for message in messages]
-        return self._encode(self.text.template.render(turns), "messages", add_special=False)
+        return chat_ids(self.text, Conversation(turns))
 
     def prompt_ids(self, text: str, *, add_special: bool) -> list[int]:
         return self._encode(text, "prompt", add_special=add_special)

@@ -1,0 +1,49 @@
+"""Finds the chat templates and the special tokens of a Hugging Face model folder. Knows nothing of Jinja."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from router.text.chat_template import DEFAULT
+from shared.core.errors import ConfigError
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
+    """Return template texts by name; files go before tokenizer_config.json, which is `own`. Empty: there is none."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (folder / "chat_template.jinja").is_file():
+        files[DEFAULT] = folder / "chat_template.jinja"
+    return _described(own.get("chat_template")) | {name: _read(path) for name, path in files.items()}
+
+
+def template_tokens(own: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tokens that templates may write, by name. What the model has not is left out, as undefined."""
+    extra = own.get("extra_special_tokens")
+    named = {name: own.get(name) for name in TOKEN_NAMES} | (extra if isinstance(extra, dict) else {})
+    return {name: token_content(token) for name, token in named.items() if token is not None}
+
+
+def token_content(token: object) -> str:
+    """A token in tokenizer_config.json: a string, or an object with its content."""
+    if isinstance(token, dict):
+        return str(token.get("content", ""))
+    return str(token or "")
+
+
+def _described(given: object) -> dict[str, str]:
+    """One template, or several as a list of {name, template}."""
+    if isinstance(given, list):
+        named = [entry for entry in given if isinstance(entry, dict) and entry.get("template")]
+        return {str(entry.get("name")): str(entry["template"]) for entry in named}
+    return {DEFAULT: str(given)} if given else {}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
