@@ -27,9 +27,6 @@ class FastTokenizer:
         self._bos_id = bos_id
         self._bytes = self._byte_table(entry_bytes, frozenset(added))
         self._guarded = GuardedEncoder(inner)
-        special = [token for token in inner.get_added_tokens_decoder().values() if token.special]
-        # other spellings may become a control token by normalizing, and nobody has hidden those
-        self._always_guards = inner.normalizer is not None and any(token.normalized for token in special)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         # ids come as a list in one go, without the library's per-token objects
@@ -39,7 +36,7 @@ class FastTokenizer:
         return ids
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
-        if len(pieces) == 1 and not self._always_guards:
+        if len(pieces) == 1 and not self._guarded.always_needed:
             return self.encode(pieces[0], add_special=False)
         return self._guarded.encode(pieces)
 

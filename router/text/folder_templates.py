@@ -7,24 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from router.text.chat_template import DEFAULT
+from shared.config.json_file import read_json_if_there
 from shared.core.errors import ConfigError
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
-    """Return template texts by name; files go before tokenizer_config.json, which is `own`. Empty: there is none."""
+    """Return template texts by name, {} where there is none. Files go before tokenizer_config.json, which is `own`."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files[DEFAULT] = folder / "chat_template.jinja"
-    return _described(own.get("chat_template")) | {name: _read(path) for name, path in files.items()}
+    return {name: _read(path) for name, path in files.items()} or _described(own.get("chat_template"))
 
 
-def template_tokens(own: Mapping[str, Any]) -> dict[str, str]:
+def template_tokens(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
     """Return the tokens that templates may write, by name. What the model has not is left out, as undefined."""
-    extra = own.get("extra_special_tokens")
-    named = {name: own.get(name) for name in TOKEN_NAMES} | (extra if isinstance(extra, dict) else {})
-    return {name: token_content(token) for name, token in named.items() if token is not None}
+    older = {} if "added_tokens_decoder" in own else read_json_if_there(folder / "special_tokens_map.json")
+    described = {**own, **older}
+    tokens = {name: token for name, token in own.items() if name.endswith("_token") and isinstance(token, str)}
+    tokens |= {name: described[name] for name in TOKEN_NAMES if described.get(name) is not None}
+    extra = described.get("extra_special_tokens")
+    tokens |= extra if isinstance(extra, dict) else {}
+    return {name: token_content(token) for name, token in tokens.items()}
 
 
 def token_content(token: object) -> str:

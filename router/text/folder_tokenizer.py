@@ -81,4 +81,4 @@ def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scala
     sources = template_sources(folder, own)
     if not sources:
         return PlainTemplate() if continues else NoTemplate()
-    return JinjaTemplate(sources, template_tokens(own), defaults)
+    return JinjaTemplate(sources, template_tokens(folder, own), defaults)
