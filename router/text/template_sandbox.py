@@ -79,13 +79,16 @@ class _Instrumented(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, COUNTED, [], [], None, None).set_lineno(node.lineno)
+        node.iter = _filtered(node.iter, COUNTED)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        parts = nodes.List(node.nodes).set_lineno(node.lineno)
-        return nodes.Filter(parts, JOINED, [], [], None, None).set_lineno(node.lineno)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), JOINED)
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -116,7 +119,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
+    def call(__self: TemplateSandbox, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
         __context.parent[BUDGET].step()
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
             kwargs.pop("_loop_vars", None)  # what Jinja adds for functions that take the context
