@@ -15,6 +15,7 @@ DEFAULT = "default"
 TOOL_USE = "tool_use"  # the template that chats with tools get, where a model has one
 CPU_LIMIT_S = 2.0  # of one rendering
 MAX_REASON_CHARS = 300
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # these would change what is rendered, and how
 
@@ -50,7 +51,7 @@ class JinjaTemplate:
         self._templates = {name: _compiled(sandbox, name, source) for name, source in sources.items()}
         self._tokens = dict(tokens)
         self._cpu_limit_s = cpu_limit_s
-        self._taken = OWN_NAMES | TEMPLATE_TEXT | set(self._tokens) | set(sandbox.globals)
+        self._taken = OWN_NAMES | TEMPLATE_TEXT | {*TOKEN_NAMES, *self._tokens, *sandbox.globals}
         try:
             self._defaults = self._checked(defaults)
         except InvalidRequest as error:

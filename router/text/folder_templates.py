@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from router.text.chat_template import DEFAULT
+from router.text.chat_template import DEFAULT, TOKEN_NAMES
 from shared.config.json_file import read_json_if_there
 from shared.core.errors import ConfigError
-
-TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def template_sources(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:

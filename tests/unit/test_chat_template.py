@@ -22,7 +22,9 @@ USER = {"role": "user", "content": "hi"}
 
 def made(source: str | Mapping[str, str], defaults: Mapping[str, Scalar] | None = None, **more: Any) -> TextModel:
     sources = {"default": source} if isinstance(source, str) else source
-    return TextModel(HashTokenizer(), JinjaTemplate(sources, {"bos_token": "<s>"}, defaults or {}, **more))
+    return TextModel(
+        HashTokenizer(), JinjaTemplate(sources, {"bos_token": "<s>", "image_token": "<i>"}, defaults or {}, **more)
+    )
 
 
 def text(source: str | Mapping[str, str], *messages: Mapping[str, object], **more: Any) -> str:
@@ -116,6 +118,8 @@ def test_kwargs_of_the_request_go_before_those_of_the_server() -> None:
         "tools",
         "documents",
         "bos_token",
+        "pad_token",
+        "image_token",
         "add_generation_prompt",
         "continue_final_message",
         "chat_template",
