@@ -11,6 +11,8 @@ JsonObject = Mapping[str, object]
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is the reasoning
 
+PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})  # nothing of these is changed but null
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -33,6 +35,8 @@ def normalized(conversation: Conversation) -> Conversation:
 
 
 def _normalized(message: JsonObject) -> JsonObject:
+    if message.keys() <= PLAIN_FIELDS and None not in message.values():
+        return message
     given = {name: value for name, value in message.items() if value is not None}
     reasoning = next((given[name] for name in REASONING_FIELDS if name in given), None)
     if reasoning is not None:

@@ -1,9 +1,9 @@
 """The Jinja environment of chat templates: what Hugging Face's has, in a sandbox, and bounded.
 
-What is bounded: the CPU time of one rendering, checked every few turns of loops and calls, and the length of what `+`,
-`~` and `*` build. What is not: one operation that is long by itself, as a format of enormous width, padding, or a
-filter over a huge list. A template is code of the model's author. One that was written to do harm can still use up
-memory and time in such an operation. It can't loop for ever, and it can't reach files or other objects.
+What is bounded: the CPU time of one rendering, checked every few turns of loops and calls, and the length of what
+operators, calls and blocks build. What is not: one operation that is long by itself, as a format of enormous width,
+padding, or a filter over a huge list. A template is code of the model's author. One that was written to do harm can
+still use up memory and time in such an operation. It can't loop for ever, and it can't reach files or other objects.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_TEXT = 64 << 20  # characters of one string, entries of one list
+MAX_TEXT = 16 << 20  # characters of one string, entries of one list
 MAX_EXPONENT = 1 << 10
 MAX_NUMBER = 1 << 1024
 STEPS_BETWEEN_LOOKS = 64
 BUDGET = "%budget"  # names that no template can write
 COUNTED = "%counted"
-JOINED = "%joined"
+SIZED = "%sized"
 DICT_NAMES = frozenset(dir(dict))
 PLAIN_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
 
@@ -75,30 +75,50 @@ class GenerationBlocks(Extension):
 
 
 class _Instrumented(NodeTransformer):
-    """Lets every loop count its turns, and every `~` look at its length."""
+    """Lets every loop count its turns, and looks at the length of what `+`, `~` and a block build.
+
+    Of nested `+` the outermost is enough: one expression has no more operands than its text.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, COUNTED)
         return node
 
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, SIZED, node.lineno)
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), JOINED)
+        return _filtered(node, SIZED)
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Filter:
+        self._visit_operands(node)
+        return _filtered(node, SIZED)
+
+    def _visit_operands(self, node: nodes.Add) -> None:
+        for side in ("left", "right"):
+            operand = getattr(node, side)
+            if isinstance(operand, nodes.Add):
+                self._visit_operands(operand)
+            else:
+                setattr(node, side, self.visit(operand))
 
 
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node | None, name: str, line: int = 0) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno if node is not None else line)
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Compiles templates. Each rendering brings its own budget in its context, so threads may share one."""
 
-    intercepted_binops = frozenset({"+", "*", "**"})
+    intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, "jinja2.ext.loopcontrols"])
-        self.filters |= {"tojson": _to_json, COUNTED: _counted, JOINED: _joined}
+        self.filters |= {"tojson": _to_json, COUNTED: _counted, SIZED: _sized}
         self.globals |= {
             "raise_exception": _refuse,
             "strftime_now": _strftime_now,
@@ -124,14 +144,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str:
             kwargs.pop("_loop_vars", None)  # what Jinja adds for functions that take the context
             kwargs.pop("_block_vars", None)
-            return __obj(*args, **kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+            return _sized(__obj(*args, **kwargs))
+        return _sized(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator != "+":
-            _check_factors(operator, left, right)
-        elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-            _check_length(len(left) + len(right))
+        limit = MAX_EXPONENT if operator == "**" else MAX_NUMBER
+        if max(abs(_number(left)), abs(_number(right))) > limit:
+            raise TemplateTooLong("a number is too large")
+        _check_length(max(_length(left) * _number(right), _length(right) * _number(left)))
         return self.binop_table[operator](left, right)
 
 
@@ -143,18 +163,10 @@ def _counted(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
-@jinja2.pass_context
-def _joined(context: Context, parts: list[Any]) -> str:
-    text = "".join(map(str, parts))
-    _check_length(len(text))
-    return text
-
-
-def _check_factors(operator: str, left: Any, right: Any) -> None:
-    limit = MAX_EXPONENT if operator == "**" else MAX_NUMBER
-    if max(abs(_number(left)), abs(_number(right))) > limit:
-        raise TemplateTooLong("a number is too large")
-    _check_length(max(_length(left) * _number(right), _length(right) * _number(left)))
+def _sized(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        _check_length(len(value))
+    return value
 
 
 def _length(value: Any) -> int:

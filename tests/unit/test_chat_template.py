@@ -211,6 +211,21 @@ def test_a_text_without_end_is_stopped(grow: str, monkeypatch: pytest.MonkeyPatc
     assert "grows above 1000" in refused(source).message
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}",
+        "{% macro f(x, n) %}{{ f(x + x, n - 1) if n }}{% endmacro %}{{ f('x', 99) }}",
+        "{% macro f(n) %}{% if n %}{% set x = f(n - 1) %}{{ x }}{{ x }}{% else %}x{% endif %}{% endmacro %}{{ f(99) }}",
+        "{% for x in ['x'] recursive %}{{ loop([x + x]) if loop.depth < 99 }}{% endfor %}",
+        "{{ 'xxxxxxxxxxx'.replace('', 'x' * 500) }}",
+    ],
+)
+def test_a_text_without_end_is_stopped_however_it_grows(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_TEXT", 1000)
+    assert "grows above 1000" in refused(source).message
+
+
 def test_each_rendering_has_its_own_time() -> None:
     """Threads share a template; one that is stopped stops no other."""
     model = made("{% for a in range(limit) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done", cpu_limit_s=0.05)
