@@ -64,7 +64,7 @@ def run(config: RouterProcessConfig) -> int:
     try:
         link = open_link(config, ring)
         try:
-            text = load_text_model(config.model.model)
+            text = load_text_model(config.model.model, config.text)
             gc.freeze()  # the vocabulary never changes: no collection should walk over it
             return uvloop.run(serve_all(config, listener, link, text, log, keys))
         finally:

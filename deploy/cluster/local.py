@@ -132,6 +132,7 @@ def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) ->
         router=config.router,
         limits=config.limits,
         timeouts=config.timeouts,
+        text=config.text,
         cores=plan.router,
         security=config.nodes.security,
         log=config.nodes.log,

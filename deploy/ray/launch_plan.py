@@ -135,6 +135,7 @@ def router_config(config: RayClusterConfig, name: str, place: Place, cores: Core
         ),
         limits=config.limits,
         timeouts=config.timeouts,
+        text=config.text,
         cores=cores,
         security=config.nodes.security,
         log=config.nodes.log,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -18,19 +18,21 @@ from router.api.answers import (
     TopLogprob,
 )
 from router.api.choice_text import Delta
-from router.api.conversation import ChatMessage
+from router.api.conversation import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.fields import (
     NOT_YET,
     NOTHING,
     GenerationFields,
     Positive,
     Refused,
+    ShortText,
     TopLogprobs,
     generation_table,
 )
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import TokenNames, shown_ids
+from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
@@ -40,7 +42,12 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    documents: list[dict[str, Any]] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: ShortText | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 CHAT = generation_table(
@@ -51,8 +58,8 @@ CHAT = generation_table(
         "max_completion_tokens": "longest answer; the new name of max_tokens",
         "logprobs": "the log-probability of every token",
         "top_logprobs": "and of so many likeliest ones",
-        "add_special_tokens": "put the model's begin token before the rendered template",
-    },
+    }
+    | ABOUT_TEMPLATE,
     ignored={
         "parallel_tool_calls": "no tools are called",
         "prediction": "it could only make the answer faster",
@@ -68,10 +75,7 @@ CHAT = generation_table(
         "moderation": Refused(NOT_YET),
         "web_search_options": Refused("this server never asks others"),
         "chat_template": Refused("templates are taken from the model only"),
-        "chat_template_kwargs": Refused(NOT_YET),
-        "reasoning_effort": Refused(NOT_YET),
-        "add_generation_prompt": Refused(NOT_YET, (None, True)),
-        "continue_final_message": Refused(NOT_YET),
+        "add_special_tokens": Refused("a template writes its own begin token"),
         "echo": Refused("ask /v1/completions"),
         "best_of": Refused("ask for n", (None, 1)),
     },
@@ -92,7 +96,7 @@ class Chat:
         resolver.check_shared(body)
         wanted = body.max_completion_tokens or body.max_tokens
         field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        ids = resolver.chat_ids(body.messages, add_special=bool(body.add_special_tokens))
+        ids = resolver.chat_ids(conversation_of(body.messages, body))
         ids = resolver.truncated(ids, body.truncate_prompt_tokens, wanted or 1, contexts.largest)
         resolver.check_length(ids, "messages", contexts.largest)
         size = resolver.size(ids)

@@ -1,4 +1,4 @@
-"""A chat's messages, as clients and agents send them, and the turns that a template renders.
+"""A chat as clients and agents send it, and the conversation that a template renders.
 
 Agents send back whole histories: content that is null, parts, tool calls with their results, reasoning, vendors' marks.
 What is text reaches the template. Images, audio and files are refused by name.
@@ -7,9 +7,10 @@ What is text reaches the template. Images, audio and files are refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from router.api.fields import Body, ShortText
+from router.text.conversation import Conversation, Scalar
 from shared.core.errors import InvalidRequest
 
 Turn = dict[str, object]
@@ -59,6 +60,51 @@ class ChatMessage(Body, frozen=True, kw_only=True):
     reasoning_details: Any = None
     provider_specific_fields: Any = None
     cache_control: Any = None
+
+
+class TemplateFields(Protocol):
+    """What clients may say to a template, in the body of any endpoint that renders one. Its text is the model's."""
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Scalar] | None: ...
+    @property
+    def documents(self) -> list[dict[str, Any]] | None: ...
+    @property
+    def enable_thinking(self) -> bool | None: ...
+    @property
+    def reasoning_effort(self) -> str | None: ...
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+    @property
+    def continue_final_message(self) -> bool | None: ...
+
+
+ABOUT_TEMPLATE = {
+    "chat_template_kwargs": "variables of the model's template: texts, numbers, true and false",
+    "documents": "for templates that take documents",
+    "enable_thinking": "the variable of that name, as Qwen3's template has it",
+    "reasoning_effort": "the variable of that name; `none` also says that thinking is off",
+    "add_generation_prompt": "false: the prompt ends behind the last message",
+    "continue_final_message": "the answer goes on with the last message; needs add_generation_prompt false",
+}
+
+
+def conversation_of(messages: Sequence[ChatMessage], fields: TemplateFields) -> Conversation:
+    """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
+    kwargs: dict[str, Scalar] = {}
+    if fields.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = fields.reasoning_effort
+        if fields.reasoning_effort == "none":
+            kwargs["enable_thinking"] = False
+    if fields.enable_thinking is not None:
+        kwargs["enable_thinking"] = fields.enable_thinking
+    return Conversation(
+        turns_of(messages),
+        documents=fields.documents,
+        kwargs=kwargs | (fields.chat_template_kwargs or {}),
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
+    )
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:

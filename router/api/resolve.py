@@ -10,9 +10,10 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.api.conversation import ChatMessage, turns_of
 from router.api.fields import GenerationFields
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.text.chat_prompt import chat_ids
+from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
@@ -57,8 +58,8 @@ class Resolver:
 
     # ---- prompts
 
-    def chat_ids(self, messages: Sequence[ChatMessage], *, add_special: bool = False) -> list[int]:
-        return self._encode(self.text.template.render(turns_of(messages)), "messages", add_special=add_special)
+    def chat_ids(self, conversation: Conversation) -> list[int]:
+        return chat_ids(self.text, conversation)
 
     def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
         return self._encode(text, field, add_special=add_special)

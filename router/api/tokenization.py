@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from router.api.conversation import ChatMessage
-from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused
+from router.api.conversation import ABOUT_TEMPLATE, ChatMessage, conversation_of
+from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text
+from router.text.conversation import Scalar
 from router.text.interface import decode_ids
 from shared.core.errors import InvalidRequest
 
@@ -25,6 +26,12 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     add_special: bool | None = None
     return_token_strs: bool | None = None
     with_pieces: bool | None = None
+    chat_template_kwargs: dict[str, Scalar] | None = None
+    documents: list[dict[str, Any]] | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: ShortText | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Body, frozen=True, kw_only=True):
@@ -44,14 +51,12 @@ TOKENIZE = FieldTable(
         "add_special": "llama-server's name of add_special_tokens",
         "return_token_strs": "the tokens as text too, in token_strs",
         "with_pieces": "llama-server's form: each token with its piece",
-    },
+    }
+    | ABOUT_TEMPLATE,
     ignored={"parse_special": "control tokens in a prompt are always parsed"},
     refused={
         "tools": Refused(NOT_YET),
         "chat_template": Refused("templates are taken from the model only"),
-        "chat_template_kwargs": Refused(NOT_YET),
-        "add_generation_prompt": Refused(NOT_YET, (None, True)),
-        "continue_final_message": Refused(NOT_YET),
     },
 )
 DETOKENIZE = FieldTable(
@@ -79,7 +84,7 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
     if len(given) != 1:
         raise InvalidRequest("send one of prompt and messages", param="prompt")
     if body.messages is not None:
-        return resolver.chat_ids(body.messages, add_special=bool(body.add_special_tokens))
+        return resolver.chat_ids(conversation_of(body.messages, body))
     if body.content is not None:
         return resolver.prompt_ids(body.content, add_special=bool(body.add_special), field="content")
     return resolver.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)

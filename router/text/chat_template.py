@@ -1,55 +1,118 @@
-"""Renders the model's own chat template in a sandbox. Templates never come from requests."""
+"""Renders the model's own chat templates as Hugging Face does. Templates never come from requests."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import NoReturn
+from types import TracebackType
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.text.conversation import Conversation, Scalar
+from router.text.template_sandbox import BUDGET, Budget, TemplateRefusal, TemplateSandbox
 from shared.core.errors import ConfigError, InvalidRequest
 
-
-def _reject(message: str) -> NoReturn:
-    """`raise_exception` of a template: it does not take these messages."""
-    raise InvalidRequest(f"the model's chat template refuses these messages: {message}", param="messages")
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+DEFAULT = "default"
+TOOL_USE = "tool_use"  # the template that chats with tools get, where a model has one
+CPU_LIMIT_S = 2.0  # of one rendering
+MAX_REASON_CHARS = 300
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+OWN_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # these would change what is rendered, and how
 
 
 class NoTemplate:
     """Of a model that brings none and does not go on with what it reads: it could not tell turns from a text."""
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+    sources: Sequence[str] = ()
+
+    def render(self, conversation: Conversation) -> str:
         raise InvalidRequest("this model has an encoder and no chat template: ask /v1/completions", param="messages")
 
 
 class JinjaTemplate:
-    """A template from GGUF or Hugging Face metadata, compiled once."""
+    """A model's named templates from GGUF or Hugging Face metadata, compiled once.
 
-    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(raise_exception=_reject, strftime_now=_strftime_now)
-        self._names = {"bos_token": bos_token, "eos_token": eos_token, "add_generation_prompt": True}
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"the model's chat template can't be read: {error}") from error
+    `tokens` are the special tokens a template may write, as `bos_token`. `defaults` are the kwargs of a request that
+    names none.
+    """
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        tokens: Mapping[str, str],
+        defaults: Mapping[str, Scalar],
+        *,
+        cpu_limit_s: float = CPU_LIMIT_S,
+    ) -> None:
+        if DEFAULT not in sources:
+            raise ConfigError(f"the model has chat templates, but none is called {DEFAULT!r}: {sorted(sources)}")
+        self.sources = tuple(sources.values())
+        sandbox = TemplateSandbox()
+        self._templates = {name: _compiled(sandbox, name, source) for name, source in sources.items()}
+        self._tokens = dict(tokens)
+        self._cpu_limit_s = cpu_limit_s
+        self._taken = OWN_NAMES | TEMPLATE_TEXT | {*TOKEN_NAMES, *self._tokens, *sandbox.globals}
         try:
-            return self._template.render(messages=list(messages), **self._names)
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the chat template fails on these messages: {error}", param="messages") from error
+            self._defaults = self._checked(defaults)
+        except InvalidRequest as error:
+            raise ConfigError(f"--chat-template-kwargs: {error.message}") from error
+
+    def render(self, conversation: Conversation) -> str:
+        name = TOOL_USE if conversation.tools is not None and TOOL_USE in self._templates else DEFAULT
+        template = self._templates[name]
+        values = {
+            **self._tokens,
+            **self._defaults,
+            **self._checked(conversation.kwargs),
+            "messages": list(conversation.messages),
+            "tools": conversation.tools,
+            "documents": conversation.documents,
+            "add_generation_prompt": conversation.add_generation_prompt,
+            BUDGET: Budget(self._cpu_limit_s),
+        }
+        try:
+            return "".join(template.root_render_func(template.new_context(values)))
+        except Exception as error:  # templates are programs: any error may come out of them
+            raise InvalidRequest(_reason(template, error), param="messages") from error
+
+    def _checked(self, kwargs: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        for name, value in kwargs.items():
+            if name in self._taken or not name.isidentifier():
+                raise InvalidRequest(f"chat_template_kwargs can't set {name[:100]!r}", param="chat_template_kwargs")
+            if not isinstance(value, str | int | float | bool | None):
+                raise InvalidRequest(
+                    f"chat_template_kwargs: {name[:100]!r} must be text, a number, true, false or null",
+                    param="chat_template_kwargs",
+                )
+        return kwargs
+
+
+def _compiled(sandbox: TemplateSandbox, name: str, source: str) -> jinja2.Template:
+    try:
+        return sandbox.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the model's chat template {name!r} can't be read: line {error.lineno}: {error.message}"
+        ) from error
+    except Exception as error:  # as a template that nests too deep for Python
+        raise ConfigError(
+            f"the model's chat template {name!r} can't be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _reason(template: jinja2.Template, error: Exception) -> str:
+    where = f"(its line {_line(template, error.__traceback__)})"
+    told = str(error)[:MAX_REASON_CHARS]
+    if isinstance(error, TemplateRefusal):
+        return f"the model's chat template refuses these messages: {told} {where}"
+    return f"the model's chat template fails on these messages: {type(error).__name__}: {told} {where}"
+
+
+def _line(template: jinja2.Template, trace: TracebackType | None) -> int:
+    """The innermost line of the template that was being rendered."""
+    line = 0
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__jinja_template__") is template:
+            line = template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return line

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
+from router.text.guarded_encoder import GuardedEncoder
 from router.text.interface import VocabFacts
 
 
@@ -25,6 +26,7 @@ class FastTokenizer:
         self._inner = inner
         self._bos_id = bos_id
         self._bytes = self._byte_table(entry_bytes, frozenset(added))
+        self._guarded = GuardedEncoder(inner)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
         # ids come as a list in one go, without the library's per-token objects
@@ -32,6 +34,11 @@ class FastTokenizer:
         if add_special and self._bos_id is not None and (not ids or ids[0] != self._bos_id):
             ids.insert(0, self._bos_id)
         return ids
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        if len(pieces) == 1 and not self._guarded.always_needed:
+            return self.encode(pieces[0], add_special=False)
+        return self._guarded.encode(pieces)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id]

@@ -10,18 +10,22 @@ from typing import Any
 import tokenizers
 
 from router.text.chat_template import JinjaTemplate, NoTemplate
+from router.text.control_tokens import guarded
+from router.text.conversation import Scalar
 from router.text.fast_tokenizer import FastTokenizer
+from router.text.folder_templates import template_sources, template_tokens, token_content
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.encoder_decoder import decoder_start_id, has_encoder
 from shared.config.json_file import read_json_if_there
+from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError
 
 ANY_LENGTH = 1 << 20  # where positions are relative nodes alone say how much they hold
 
 
-def load_folder(folder: Path) -> TextModel:
+def load_folder(folder: Path, options: TextConfig) -> TextModel:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"{folder} has no tokenizer.json, which the router needs")
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -29,6 +33,7 @@ def load_folder(folder: Path) -> TextModel:
     config = read_json_if_there(folder / "config.json")
     own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
+    special = {index: token for index, token in added.items() if token.get("special")}
     is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
     start_ids = (decoder_start_id(folder, config),) if has_encoder(config) else ()
     tokenizer = FastTokenizer(
@@ -38,14 +43,18 @@ def load_folder(folder: Path) -> TextModel:
         facts=VocabFacts(
             vocab_size=int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True)),
             eos_ids=_eos_ids(folder, config, own, inner),
-            special_ids=frozenset(index for index, token in added.items() if token.get("special")),
+            special_ids=frozenset(special),
             context_length=ANY_LENGTH if start_ids else _context_length(folder, config),
             start_ids=start_ids,
             drops_first_space=bool(start_ids) and not is_byte_level,
         ),
         bos_id=None,  # the file's post-processor adds it
     )
-    return TextModel(tokenizer=tokenizer, template=_template(folder, own, plain=not start_ids))
+    return TextModel(
+        tokenizer=tokenizer,
+        template=_template(folder, own, options.template_kwargs, continues=not start_ids),
+        control_tokens=guarded(options, [token["content"] for token in special.values()]),
+    )
 
 
 def _eos_ids(
@@ -56,7 +65,7 @@ def _eos_ids(
         ids = source.get("eos_token_id")
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    index = inner.token_to_id(_content(own.get("eos_token")))
+    index = inner.token_to_id(token_content(own.get("eos_token")))
     return () if index is None else (index,)
 
 
@@ -67,20 +76,9 @@ def _context_length(folder: Path, config: Mapping[str, Any]) -> int:
     return length
 
 
-def _template(folder: Path, own: Mapping[str, Any], plain: bool) -> ChatTemplate:
-    """`plain`: whether turns one after the other do where the folder brings no template."""
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else own.get("chat_template")
-    if isinstance(source, list):  # several named templates; the one for plain chat is called default
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    if not source:
-        return PlainTemplate() if plain else NoTemplate()
-    tokens = {name: _content(own.get(name)) for name in ("bos_token", "eos_token")}
-    return JinjaTemplate(str(source), bos_token=tokens["bos_token"], eos_token=tokens["eos_token"])
-
-
-def _content(token: object) -> str:
-    """A token in tokenizer_config.json: a string, or an object with its content."""
-    if isinstance(token, dict):
-        return str(token.get("content", ""))
-    return str(token or "")
+def _template(folder: Path, own: Mapping[str, Any], defaults: Mapping[str, Scalar], *, continues: bool) -> ChatTemplate:
+    """`continues`: whether the model goes on with what it reads, so that turns do where there is no template."""
+    sources = template_sources(folder, own)
+    if not sources:
+        return PlainTemplate() if continues else NoTemplate()
+    return JinjaTemplate(sources, template_tokens(folder, own), defaults)

@@ -9,16 +9,29 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from router.text.chat_template import JinjaTemplate
+from router.text.chat_template import DEFAULT, JinjaTemplate
+from router.text.control_tokens import guarded
+from router.text.conversation import Scalar
 from router.text.fast_tokenizer import FastTokenizer
 from router.text.gguf_metadata import read_pairs
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
 from router.text.vocab_bytes import byte_level_decoder
+from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError
 
 CONTROL_TYPE = 3
 USER_DEFINED_TYPE = 4
+TEMPLATE_KEY = "tokenizer.chat_template"  # and this with .NAME for further ones
+TOKEN_KEYS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "sep_token": "seperator",  # so it is spelled there
+    "pad_token": "padding",
+    "cls_token": "cls",
+    "mask_token": "mask",
+}
 
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,7 +78,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     return inner
 
 
-def load_gguf(path: Path) -> TextModel:
+def load_gguf(path: Path, options: TextConfig) -> TextModel:
     metadata = read_metadata(path)
     entries: list[str] = metadata["tokenizer.ggml.tokens"]
     special = _of_type(metadata, CONTROL_TYPE)
@@ -83,7 +96,11 @@ def load_gguf(path: Path) -> TextModel:
         ),
         bos_id=bos_id if metadata.get("tokenizer.ggml.add_bos_token", False) else None,
     )
-    return TextModel(tokenizer=tokenizer, template=_template(metadata, entries))
+    return TextModel(
+        tokenizer=tokenizer,
+        template=_template(metadata, entries, options.template_kwargs),
+        control_tokens=guarded(options, special),
+    )
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
@@ -108,13 +125,12 @@ def _context_length(metadata: Mapping[str, Any]) -> int:
     return lengths[0]
 
 
-def _template(metadata: Mapping[str, Any], entries: list[str]) -> ChatTemplate:
-    source = metadata.get("tokenizer.chat_template")
-    if not source:
+def _template(metadata: Mapping[str, Any], entries: list[str], defaults: Mapping[str, Scalar]) -> ChatTemplate:
+    prefix = f"{TEMPLATE_KEY}."
+    sources = {key.removeprefix(prefix): str(text) for key, text in metadata.items() if key.startswith(prefix)}
+    if metadata.get(TEMPLATE_KEY):
+        sources[DEFAULT] = str(metadata[TEMPLATE_KEY])
+    if not sources:
         return PlainTemplate()
-
-    def entry(name: str) -> str:
-        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return "" if index is None else entries[int(index)]
-
-    return JinjaTemplate(str(source), bos_token=entry("bos"), eos_token=entry("eos"))
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()}
+    return JinjaTemplate(sources, {name: entries[int(i)] for name, i in ids.items() if i is not None}, defaults)

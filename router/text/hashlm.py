@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from router.text.conversation import Conversation
 from router.text.interface import TextModel, VocabFacts
 from shared.core.errors import InvalidRequest
 
@@ -25,6 +26,9 @@ class HashTokenizer:
             raise InvalidRequest("model hashlm knows printable ASCII characters only (codes 32 to 126)")
         return ids
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        return self.encode("".join(pieces), add_special=False)
+
     def token_bytes(self, token_id: int) -> bytes:
         return b"<eos>" if token_id == EOS_ID else bytes((token_id + FIRST_CHAR,))
 
@@ -32,9 +36,17 @@ class HashTokenizer:
 class PlainTemplate:
     """`role: content` one after the other, for models that bring no template."""
 
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
-        turns = [f"{message['role']}: {message['content']}" for message in messages]
-        return " ".join([*turns, "assistant: "])
+    sources: Sequence[str] = ()
+
+    def render(self, conversation: Conversation) -> str:
+        turns = [f"{message.get('role')}: {_text(message.get('content'))}" for message in conversation.messages]
+        return " ".join([*turns, "assistant: "] if conversation.add_generation_prompt else turns)
+
+
+def _text(content: object) -> str:
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def hash_text_model() -> TextModel:

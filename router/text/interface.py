@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from router.text.control_tokens import ControlTokens
+from router.text.conversation import Conversation
 
 new_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -29,14 +32,23 @@ class Tokenizer(Protocol):
         """add_special: put the model's begin token in front where it wants one (chat templates write their own)."""
         ...
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Encode a rendered chat, whose odd pieces are plain text even where they spell a control token."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for, special tokens included; a character may be split over tokens."""
         ...
 
 
 class ChatTemplate(Protocol):
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
-        """The prompt text that ends where the assistant's answer begins."""
+    @property
+    def sources(self) -> Sequence[str]:
+        """The texts of the template."""
+        ...
+
+    def render(self, conversation: Conversation) -> str:
+        """Return the prompt's text of a normalized conversation. Raises InvalidRequest for what it does not take."""
         ...
 
 
@@ -46,6 +58,7 @@ class TextModel:
 
     tokenizer: Tokenizer
     template: ChatTemplate
+    control_tokens: ControlTokens | None = None  # those that are text in a chat; None: they act as such there, too
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

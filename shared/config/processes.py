@@ -22,6 +22,7 @@ from shared.config.settings import (
     SpecConfig,
     TimeoutsConfig,
 )
+from shared.config.text_settings import TextConfig
 from shared.config.transfer_settings import TransferConfig
 from shared.core.errors import ConfigError
 
@@ -59,6 +60,7 @@ class RouterProcessConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    text: TextConfig = field(default_factory=TextConfig)
     cores: CorePlan = field(default_factory=CorePlan)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -107,6 +109,7 @@ class ClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    text: TextConfig = field(default_factory=TextConfig)
 
     def __post_init__(self) -> None:
         self.router.check_addresses(has_keys=self.nodes.security.has_keys)
@@ -123,6 +126,7 @@ class RayClusterConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    text: TextConfig = field(default_factory=TextConfig)
 
     def __post_init__(self) -> None:
         self.router.check_addresses(has_keys=self.nodes.security.has_keys)

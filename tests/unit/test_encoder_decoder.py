@@ -24,6 +24,7 @@ from router.text.detokenizer import Detokenizer
 from router.text.folder_tokenizer import load_folder
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig, SpecConfig
+from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 from shared.model.kernels import Formats
 from shared.model.load import load_model
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def text(folder: Path) -> TextModel:
-    return load_folder(folder)
+    return load_folder(folder, TextConfig())
 
 
 def plan(text: TextModel, **fields: object) -> GenerationPlan:
@@ -75,17 +76,17 @@ def test_prompts_end_with_the_encoder_s_end_and_the_decoder_s_start(text: TextMo
 def test_the_start_token_is_its_config_s(tmp_path: Path) -> None:
     """generation_config.json says it, else config.json, else it is the padding."""
     write_tiny_t5(tmp_path, decoder_start_token_id=9)
-    assert load_folder(tmp_path).tokenizer.facts.start_ids == (9,)
+    assert load_folder(tmp_path, TextConfig()).tokenizer.facts.start_ids == (9,)
     config, generation = tmp_path / "config.json", tmp_path / "generation_config.json"
     raw = json.loads(config.read_text())
     generation.write_text(json.dumps({"decoder_start_token_id": 8}))
-    assert load_folder(tmp_path).tokenizer.facts.start_ids == (8,)
+    assert load_folder(tmp_path, TextConfig()).tokenizer.facts.start_ids == (8,)
     generation.unlink()
-    assert load_folder(tmp_path).tokenizer.facts.start_ids == (9,)
+    assert load_folder(tmp_path, TextConfig()).tokenizer.facts.start_ids == (9,)
     config.write_text(json.dumps(raw | {"decoder_start_token_id": None, "pad_token_id": 3}))
-    assert load_folder(tmp_path).tokenizer.facts.start_ids == (3,)
+    assert load_folder(tmp_path, TextConfig()).tokenizer.facts.start_ids == (3,)
     config.write_text(json.dumps(raw | {"decoder_start_token_id": None, "pad_token_id": None}))
-    for load in (load_folder, lambda folder: load_model(str(folder))):
+    for load in (lambda folder: load_folder(folder, TextConfig()), lambda folder: load_model(str(folder))):
         with pytest.raises(ConfigError, match="decoder_start_token_id is None"):
             load(tmp_path)
 
@@ -127,7 +128,7 @@ def test_chat_is_refused_by_name(text: TextModel) -> None:
 def test_a_template_of_its_own_is_taken(tmp_path: Path) -> None:
     write_tiny_t5(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}</s>")
-    own = load_folder(tmp_path)
+    own = load_folder(tmp_path, TextConfig())
     body = BodyParser(CHAT).parse(b'{"model": "t5", "messages": [{"role": "user", "content": "moon"}]}').body
     made = Chat().plan(body, Resolver("t5", own, LimitsConfig()), Contexts(CONTEXT, CONTEXT))
     assert made.jobs[0].ids == own.tokenizer.encode("moon", add_special=True)
@@ -201,7 +202,7 @@ def test_ranks_stages_and_draft_heads_are_refused_by_name(folder: Path) -> None:
 def test_the_fixture_s_answers_differ_by_their_prompts(tmp_path: Path) -> None:
     """Else nothing here or in the tests of nodes would show what they are for."""
     network = write_tiny_t5(tmp_path)
-    encode = load_folder(tmp_path).tokenizer.encode
+    encode = load_folder(tmp_path, TextConfig()).tokenizer.encode
     answers = [greedy(network, encode(prompt, add_special=True), 30) for prompt in (PROMPT, PROMPT[:-1], "moon")]
     assert len({tuple(answer) for answer in answers}) == 3
     assert max(len(set(answer)) for answer in answers) > 4

@@ -168,7 +168,23 @@ CHAT_ROWS = [
     ),
     Row("top_logprobs", (), (3,), (("logprobs", False),), kinds=(CHAT,)),
     Row("truncate_prompt_tokens", ((4, num_prompt(4)), (-1, num_prompt(20))), (-2, "x", 1.5), kinds=(CHAT,)),
-    Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(CHAT,)),
+    Row("add_special_tokens", harmless(False, None), (True, "x"), kinds=(CHAT,)),
+    *(
+        Row(name, good, bad, kinds=kinds)
+        for kinds in ((CHAT,), (TOKENIZE,))
+        for name, good, bad in (
+            (
+                "chat_template_kwargs",
+                harmless({"x": 1, "y": "z", "w": True}, {}, None),
+                ("x", [1], {"x": [1]}, {"x": {}}),
+            ),
+            ("documents", harmless([], [{"text": "x"}], None), ("x", [1])),
+            ("enable_thinking", harmless(True, False, None), ("x", 1)),
+            ("reasoning_effort", harmless("none", "high", None), (1, "x" * 513)),
+            ("add_generation_prompt", harmless(True, False, None), ("x", 1)),
+            ("continue_final_message", harmless(False, None), ("x", 1)),
+        )
+    ),
     Row("tools", harmless(None, []), ([{"type": "function"}], "x"), kinds=(CHAT,)),
     Row("tool_choice", harmless(None, "none", "auto"), ("required", {"x": 1}), kinds=(CHAT,)),
     Row("functions", harmless(None, []), ([{"name": "f"}],), kinds=(CHAT,)),
@@ -176,12 +192,8 @@ CHAT_ROWS = [
     Row("modalities", harmless(None, ["text"]), (["audio"], "x"), kinds=(CHAT,)),
     Row("audio", harmless(None), ({"voice": "x"},), kinds=(CHAT,)),
     Row("moderation", harmless(None), ({"model": "x"},), kinds=(CHAT,)),
-    Row("reasoning_effort", harmless(None), ("high",), kinds=(CHAT,)),
     Row("web_search_options", harmless(None, {}), ({"x": 1},), kinds=(CHAT,)),
     Row("chat_template", harmless(None), ("{{ x }}",), kinds=(CHAT,)),
-    Row("chat_template_kwargs", harmless(None, {}), ({"x": 1},), kinds=(CHAT,)),
-    Row("add_generation_prompt", harmless(None, True), (False,), kinds=(CHAT,)),
-    Row("continue_final_message", harmless(None, False), (True,), kinds=(CHAT,)),
     Row("echo", harmless(None, False), (True,), kinds=(CHAT,)),
     Row("best_of", harmless(None, 1), (2,), kinds=(CHAT,)),
 ]
@@ -233,9 +245,6 @@ OTHER_ROWS = [
     Row("return_token_strs", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("tools", harmless(None, []), ([{"type": "function"}],), kinds=(TOKENIZE,)),
     Row("chat_template", harmless(None), ("{{ x }}",), kinds=(TOKENIZE,)),
-    Row("chat_template_kwargs", harmless(None, {}), ({"x": 1},), kinds=(TOKENIZE,)),
-    Row("add_generation_prompt", harmless(None, True), (False,), kinds=(TOKENIZE,)),
-    Row("continue_final_message", harmless(None, False), (True,), kinds=(TOKENIZE,)),
     Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
 ]

@@ -42,16 +42,18 @@ def begins(table: FieldTable[Any], **body: Any) -> bool:
 @pytest.mark.parametrize(
     ("table", "base", "field", "default"),
     [
-        (CHAT, USER, "add_special_tokens", False),  # the template writes its own
         (COMPLETIONS, {"prompt": "hi"}, "add_special_tokens", True),
         (TOKENIZE, {"prompt": "hi"}, "add_special_tokens", True),
-        (TOKENIZE, USER, "add_special_tokens", False),
         (TOKENIZE, {"content": "hi"}, "add_special", False),  # as llama-server
     ],
 )
 def test_who_gets_a_begin_token(table: FieldTable[Any], base: dict[str, Any], field: str, default: bool) -> None:
     assert begins(table, **base) == default
     assert begins(table, **base, **{field: True}) and not begins(table, **base, **{field: False})
+
+
+def test_templates_write_their_own() -> None:
+    assert not begins(CHAT, **USER) and not begins(TOKENIZE, **USER, add_special_tokens=True)
 
 
 def test_ids_are_taken_as_they_are() -> None:

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.text.chat_prompt import chat_text
+from router.text.conversation import Conversation
 from router.text.detokenizer import Detokenizer
 from router.text.hashlm import HashTokenizer, hash_text_model
 from router.text.interface import VocabFacts, decode_ids
@@ -127,4 +129,4 @@ def test_hashlm_text_is_printable_ascii() -> None:
 
 def test_a_model_without_template_gets_plain_turns() -> None:
     turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
-    assert hash_text_model().template.render(turns) == "system: be brief user: hi assistant: "
+    assert chat_text(hash_text_model(), Conversation(turns)) == "system: be brief user: hi assistant: "

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from router.text import gguf_tokenizer
+from router.text.chat_prompt import chat_text
+from router.text.conversation import Conversation
 from router.text.folder_tokenizer import load_folder
 from router.text.gguf_metadata import read_pairs
 from router.text.interface import TextModel, decode_ids
 from router.text.load import load_text_model
 from router.text.vocab_bytes import byte_level_alphabet
 from shared.config.model_path import bundled_gguf
+from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 
 SAMPLES = [
@@ -86,7 +89,7 @@ def test_facts_of_the_default_model(smollm2: TextModel) -> None:
 
 
 def test_the_default_models_chat_template(smollm2: TextModel) -> None:
-    text = smollm2.template.render([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}])
+    text = chat_text(smollm2, Conversation([{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]))
     assert text == "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
     assert smollm2.tokenizer.encode(text, add_special=False)[0] == 1
 
@@ -157,11 +160,11 @@ def test_each_way_to_cut_words(pre: str) -> None:
 def test_begin_token_where_the_model_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = as_metadata(byte_level(None), "gpt-2", **{"tokenizer.ggml.add_bos_token": True})
     monkeypatch.setattr(gguf_tokenizer, "read_metadata", lambda path: metadata)
-    model = gguf_tokenizer.load_gguf(Path("made-up.gguf"))
+    model = gguf_tokenizer.load_gguf(Path("made-up.gguf"), TextConfig())
     assert model.tokenizer.encode("the", add_special=True)[0] == 0
     assert model.tokenizer.encode("<s>the", add_special=True).count(0) == 1
     assert model.tokenizer.encode("the", add_special=False)[0] != 0
-    assert model.template.render([{"role": "user", "content": "x"}]) == "user: x assistant: "
+    assert chat_text(model, Conversation([{"role": "user", "content": "x"}])) == "user: x assistant: "
 
 
 @pytest.mark.parametrize("change", [{"tokenizer.ggml.model": "llama"}, {"tokenizer.ggml.pre": "martian"}])
@@ -213,7 +216,7 @@ def test_a_folder_with_byte_level_bpe(tmp_path: Path) -> None:
     inner = byte_level(None)
     template = "{% for m in messages %}{{ bos_token }}{{ m.content }}{% endfor %}{{ raise_exception('no') if no }}"
     own = {"chat_template": template, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
-    model = load_folder(write_folder(tmp_path, inner, own=own, config={"vocab_size": 512}))
+    model = load_folder(write_folder(tmp_path, inner, own=own, config={"vocab_size": 512}), TextConfig())
     facts = model.tokenizer.facts
     assert (facts.vocab_size, facts.eos_ids, facts.special_ids) == (512, (1,), frozenset({0, 1, 2}))
     assert facts.context_length == 64
@@ -221,7 +224,7 @@ def test_a_folder_with_byte_level_bpe(tmp_path: Path) -> None:
     ids = model.tokenizer.encode(text, add_special=True)
     assert ids == inner.encode(text).ids and decode_ids(model.tokenizer, ids) == text
     assert model.tokenizer.token_bytes(511) == b""
-    assert model.template.render([{"role": "user", "content": "x"}]) == "<s>x"
+    assert chat_text(model, Conversation([{"role": "user", "content": "x"}])) == "<s>x"
 
 
 def test_a_folder_with_metaspace_and_bytes(tmp_path: Path) -> None:
@@ -236,7 +239,7 @@ def test_a_folder_with_metaspace_and_bytes(tmp_path: Path) -> None:
     inner.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     config = {"eos_token_id": 7}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
-    model = load_folder(write_folder(tmp_path, inner, own={}, config=config))
+    model = load_folder(write_folder(tmp_path, inner, own={}, config=config), TextConfig())
     ids = model.tokenizer.encode("hi 🦜", add_special=True)
     assert ids[0] == 1 and model.tokenizer.facts.eos_ids == (2, 0)
     assert decode_ids(model.tokenizer, ids) == " hi 🦜"
@@ -245,15 +248,17 @@ def test_a_folder_with_metaspace_and_bytes(tmp_path: Path) -> None:
 
 def test_a_template_file_goes_before_the_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] | tojson }}")
-    model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": "old"}, config={}))
-    assert model.template.render([{"role": "user", "content": 'é"'}]) == '"é\\""'
+    model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": "old"}, config={}), TextConfig())
+    assert chat_text(model, Conversation([{"role": "user", "content": 'é"'}])) == '"é\\""'
 
 
 def test_a_template_may_refuse_messages_and_can_do_no_harm(tmp_path: Path) -> None:
     for source in ("{{ raise_exception('roles alternate') }}", "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"):
-        model = load_folder(write_folder(tmp_path, byte_level(None), own={"chat_template": source}, config={}))
+        model = load_folder(
+            write_folder(tmp_path, byte_level(None), own={"chat_template": source}, config={}), TextConfig()
+        )
         with pytest.raises(InvalidRequest) as error:
-            model.template.render([{"role": "user", "content": "x"}])
+            chat_text(model, Conversation([{"role": "user", "content": "x"}]))
         assert error.value.param == "messages"
 
 
@@ -262,13 +267,13 @@ def test_a_folder_that_lacks_something_is_told(tmp_path: Path, missing: str) -> 
     write_folder(tmp_path, byte_level(None), own={}, config={})
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match=r"tokenizer\.json|max_position_embeddings"):
-        load_folder(tmp_path)
+        load_folder(tmp_path, TextConfig())
 
 
 def test_a_broken_template_or_json_is_told(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, byte_level(None), own={"chat_template": "{% if %}"}, config={})
     with pytest.raises(ConfigError, match="chat template"):
-        load_folder(folder)
+        load_folder(folder, TextConfig())
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
-        load_folder(folder)
+        load_folder(folder, TextConfig())

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from deploy.tools.head.data import TrainingAnswer, read_answers
 from deploy.tools.head.generate import Generator, Task
+from router.text.chat_prompt import chat_ids, chat_text
+from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.core.errors import ConfigError
 
@@ -48,12 +50,16 @@ def _prompt(path: Path, number: int, line: str) -> str:
 
 def prompt_ids(text: TextModel, prompt: str) -> tuple[int, ...]:
     """With the chat template, as the API renders one user message."""
-    return tuple(text.tokenizer.encode(text.template.render([{"role": "user", "content": prompt}]), add_special=False))
+    return tuple(chat_ids(text, _one_turn(prompt)))
+
+
+def _one_turn(prompt: str) -> Conversation:
+    return Conversation([{"role": "user", "content": prompt}])
 
 
 def user_turn(text: TextModel) -> tuple[int, ...]:
     """What comes before a user's first words."""
-    before, mark, _ = text.template.render([{"role": "user", "content": MARK}]).partition(MARK)
+    before, mark, _ = chat_text(text, _one_turn(MARK)).partition(MARK)
     if not mark:
         raise ConfigError("this model's chat template changes the user's words: prompts can't be invented with it")
     return tuple(text.tokenizer.encode(before, add_special=False))

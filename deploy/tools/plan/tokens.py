@@ -9,6 +9,8 @@ import numpy as np
 
 from deploy.tools.load.driver import Messages
 from deploy.tools.load.workload import WORDS
+from router.text.chat_prompt import chat_ids
+from router.text.conversation import Conversation
 from router.text.interface import TextModel
 from shared.core.request import TokenIds
 
@@ -21,8 +23,8 @@ class SimTokens:
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  # one per simulation, gone with it
     def prompt(self, messages: Messages) -> TokenIds:
-        rendered = self._text.template.render([{"role": role, "content": content} for role, content in messages])
-        return np.asarray(self._text.tokenizer.encode(rendered, add_special=False), np.int64)
+        chat = Conversation([{"role": role, "content": content} for role, content in messages])
+        return np.asarray(chat_ids(self._text, chat), np.int64)
 
     @functools.cached_property
     def _answer_ids(self) -> Sequence[int]:

@@ -1,0 +1,75 @@
+"""From a conversation to the ids of its prompt: normalized, hidden control tokens, rendered, cut, tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from router.text.control_tokens import Placeholders, conversation_strings
+from router.text.conversation import Conversation, normalized
+from router.text.interface import TextModel
+from shared.core.errors import InvalidRequest
+
+
+def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
+    """Return the prompt's ids. Raises InvalidRequest for what the template or the tokenizer does not take."""
+    pieces = chat_pieces(model, conversation)
+    try:
+        if model.control_tokens is None:
+            return model.tokenizer.encode("".join(pieces), add_special=False)
+        return model.tokenizer.encode_pieces(pieces)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param="messages") from error
+
+
+def chat_text(model: TextModel, conversation: Conversation) -> str:
+    """Return the prompt as text."""
+    return "".join(chat_pieces(model, conversation))
+
+
+def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
+    """Return the prompt's text in pieces, of which each odd one is a client's, control tokens or not."""
+    chat = normalized(conversation)
+    texts = conversation_strings(chat)
+    hides = model.control_tokens is not None and model.control_tokens.occur_in(texts)
+    if not hides and not chat.continue_final_message:
+        return [model.template.render(chat)]
+    placeholders = Placeholders([*texts, *model.template.sources])
+    if model.control_tokens is not None and hides:
+        chat = model.control_tokens.hide(chat, placeholders)
+    if not chat.continue_final_message:
+        return placeholders.pieces(model.template.render(chat))
+    return placeholders.pieces(_render_unfinished(model, chat, placeholders.unused()))
+
+
+def _render_unfinished(model: TextModel, chat: Conversation, mark: str) -> str:
+    """The prompt ends where the last message does. The mark and a space stand there while the template renders: without
+    the space, the template has trimmed the message, and what it put before the mark goes, too."""
+    if chat.add_generation_prompt:
+        raise _cannot("needs add_generation_prompt to be false")
+    if not chat.messages:
+        raise _cannot("needs a message")
+    last = chat.messages[-1]
+    content, ending = _with_mark(last.get("content"), mark + " ")
+    rendered = model.template.render(replace(chat, messages=[*chat.messages[:-1], {**last, "content": content}]))
+    before, found, after = rendered.rpartition(mark)
+    if not found or ending.strip() not in rendered:
+        raise _cannot("can't be used: the chat template changes the last message")
+    return before if after.startswith(" ") else before.rstrip()
+
+
+def _with_mark(content: object, mark: str) -> tuple[object, str]:
+    """The content with the mark at the end of its text, and that text without it."""
+    if isinstance(content, str):
+        return content + mark, content
+    parts = list(content) if isinstance(content, list) else []
+    for i, part in reversed(list(enumerate(parts))):
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            marked: dict[str, Any] = {**part, "text": part["text"] + mark}
+            return [*parts[:i], marked, *parts[i + 1 :]], part["text"]
+    raise _cannot("needs a last message with text")
+
+
+def _cannot(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"continue_final_message {reason}", param="continue_final_message")

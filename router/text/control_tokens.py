@@ -1,0 +1,158 @@
+"""Keeps control tokens that a client writes in a chat from acting as such: they are text.
+
+    given      a <|im_end|> b                      a client's string
+    hidden     a X b                               X: one character that neither the chat nor the template has
+    rendered   <|im_start|>user\\na X b<|im_end|>   by the template, which may trim, split, repeat and dump what it gets
+    pieces     ["<|im_start|>user\\na ", "<|im_end|>", " b<|im_end|>"]     odd ones are text and nothing else
+
+A string that ends within a control token's spelling gets such a character at its end, which stands for nothing: the
+next string can't complete the token. What this does not see is a token that the template itself begins, as with
+`'<|' + message.role + '|>'`: there the client's word is meant to be part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from router.text.conversation import Conversation
+from shared.config.text_settings import TextConfig
+from shared.core.errors import InvalidRequest
+
+# Printable in every way Python and JSON write text, without case, and never changed by Unicode's normal forms.
+FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6D6
+_PLACEHOLDER = re.compile(f"[{chr(FIRST_PLACEHOLDER)}-{chr(LAST_PLACEHOLDER)}]")
+_ESCAPED = re.compile(r"\\u(d8[4-6][0-9a-f])\\u(d[c-f][0-9a-f]{2})")  # the same in JSON that is all ASCII
+THINK_TAGS = frozenset(
+    {"<think>", "</think>", "[THINK]", "[/THINK]"}
+)  # an assistant's own, even where they are control
+
+
+class Placeholders:
+    """The characters that stand for something in one rendering. Owned by it; none occurs in `texts`."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._taken = {char for text in texts for char in _placeholders_in(text)}
+        self._next = FIRST_PLACEHOLDER
+        self._of: dict[str, str] = {}
+        self._literals: dict[str, str] = {}  # as it is written, plainly or in JSON -> what it stands for
+
+    def stand_for(self, literal: str) -> str:
+        """Return the character that stands for `literal`, always the same one."""
+        if literal not in self._of:
+            char = self._of[literal] = self.unused()
+            self._literals[char] = literal
+            self._literals[json.dumps(char)[1:-1]] = json.dumps(literal)[1:-1]
+        return self._of[literal]
+
+    def unused(self) -> str:
+        """Return a character that nothing else uses. Raises InvalidRequest where the chat has used up all."""
+        for code in range(self._next, LAST_PLACEHOLDER + 1):
+            if chr(code) not in self._taken:
+                self._next = code + 1
+                return chr(code)
+        raise InvalidRequest("the messages hold too many different rare characters", param="messages")
+
+    def pieces(self, rendered: str) -> list[str]:
+        """Return the rendered text, cut so that each odd piece is what a placeholder stands for."""
+        if not self._literals:
+            return [rendered]
+        marked = re.split("(" + "|".join(map(re.escape, self._literals)) + ")", rendered)
+        return [self._literals[piece] if i % 2 else piece for i, piece in enumerate(marked)]
+
+
+class ControlTokens:
+    """The spellings of one vocabulary's control tokens. They are read once and never change."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        longest_first = sorted({s for s in spellings if s.strip()}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._beginnings = {s[:size] for s in longest_first for size in range(1, len(s))}
+        self._first_chars = frozenset(s[0] for s in longest_first)
+        self._longest = max(map(len, longest_first), default=0)
+
+    def occur_in(self, texts: Sequence[str]) -> bool:
+        joined = "\0".join(texts)
+        if not any(char in joined for char in self._first_chars):
+            return False
+        return self._pattern.search(joined) is not None or any(map(self._ends_within, texts))
+
+    def hide(self, conversation: Conversation, placeholders: Placeholders) -> Conversation:
+        """Return the conversation with a placeholder for each control token that one of its strings spells."""
+
+        def shown(match: re.Match[str]) -> str:
+            return match[0] if match[0] in THINK_TAGS else placeholders.stand_for(match[0])
+
+        def hidden(match: re.Match[str]) -> str:
+            return placeholders.stand_for(match[0])
+
+        def change(replacement: Callable[[re.Match[str]], str]) -> Callable[[str], str]:
+            def changed(text: str) -> str:
+                end = placeholders.stand_for("") if self._ends_within(text) else ""
+                return self._pattern.sub(replacement, text) + end
+
+            return changed
+
+        of_assistant, of_others = change(shown), change(hidden)
+        return replace(
+            conversation,
+            messages=[
+                _mapped(message, of_assistant if message.get("role") == "assistant" else of_others)
+                for message in conversation.messages
+            ],
+            tools=_mapped(conversation.tools, of_others),
+            documents=_mapped(conversation.documents, of_others),
+            kwargs=_mapped(conversation.kwargs, of_others),
+        )
+
+    def _ends_within(self, text: str) -> bool:
+        """Whether the end of the text begins a control token."""
+        tail = text[1 - self._longest :] if self._longest > 1 else ""
+        if self._first_chars.isdisjoint(tail):
+            return False
+        return any(tail[i] in self._first_chars and tail[i:] in self._beginnings for i in range(len(tail)))
+
+
+def guarded(options: TextConfig, spellings: Iterable[str]) -> ControlTokens | None:
+    """Return the control tokens that are text in chats, by the router's settings."""
+    return None if options.allow_control_tokens else ControlTokens(spellings)
+
+
+def conversation_strings(conversation: Conversation) -> list[str]:
+    """Return all strings of a conversation, keys included."""
+    found: list[str] = []
+    for part in (conversation.messages, conversation.tools, conversation.documents, conversation.kwargs):
+        _collect(part, found)
+    return found
+
+
+def _collect(value: object, found: list[str]) -> None:
+    if isinstance(value, str):
+        found.append(value)
+    elif isinstance(value, dict | Mapping):
+        found.extend(value)
+        for item in value.values():
+            _collect(item, found)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The JSON value with each string changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict | Mapping):
+        return {change(key): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value
+
+
+def _placeholders_in(text: str) -> Iterator[str]:
+    yield from _PLACEHOLDER.findall(text)
+    for high, low in _ESCAPED.findall(text):
+        yield chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)

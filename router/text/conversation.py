@@ -1,0 +1,67 @@
+"""What a chat template renders. Knows nothing of templates and of HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+Scalar = str | int | float | bool | None
+JsonObject = Mapping[str, object]
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # the first one that is set is the reasoning
+
+PLAIN_FIELDS = frozenset({"role", "content", "name", "tool_call_id"})  # nothing of these is changed but null
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One chat, filled in by the API. Its values are plain JSON, and rendering never changes them.
+
+    `tools` and `documents` are None where the client sent none: a template may tell that from an empty list.
+    """
+
+    messages: Sequence[JsonObject]
+    tools: Sequence[JsonObject] | None = None
+    documents: Sequence[JsonObject] | None = None
+    kwargs: Mapping[str, Scalar] = field(default_factory=dict)  # chat_template_kwargs of the request
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+def normalized(conversation: Conversation) -> Conversation:
+    """Return what templates expect: no null fields, one name for reasoning, tool arguments as mappings."""
+    return replace(conversation, messages=[_normalized(message) for message in conversation.messages])
+
+
+def _normalized(message: JsonObject) -> JsonObject:
+    if message.keys() <= PLAIN_FIELDS and None not in message.values():
+        return message
+    given = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in REASONING_FIELDS if name in given), None)
+    if reasoning is not None:
+        given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
+    calls = given.get("tool_calls")
+    if isinstance(calls, list):
+        given["tool_calls"] = [_call_with_mapping(call) for call in calls]
+    return given
+
+
+def _call_with_mapping(call: object) -> object:
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    function = call["function"]
+    if not isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": _mapping(function["arguments"])}}
+
+
+def _mapping(arguments: str) -> object:
+    """Text that is not a JSON object stays text: a model may have written it so, and the template decides."""
+    if not arguments.strip():
+        return {}
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,0 +1,103 @@
+"""Tokenizes text of two kinds in one go: control tokens count in the template's, and are plain text in a client's."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+
+import tokenizers
+
+NONCE_BYTES = 16
+
+
+class GuardedEncoder:
+    """A twin of a tokenizer that shares its vocabulary and knows control tokens only under names nobody can guess.
+
+    The template's own control tokens get these names first; then one call encodes all of the text. So the twin cuts,
+    normalizes and merges as the tokenizer does, and a control token that a client wrote is merged with its neighbours.
+    A tokenizer that finds its own tokens only in some places has no such twin: there each piece is encoded alone.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        added = dict(sorted(inner.get_added_tokens_decoder().items()))
+        nonce = secrets.token_hex(NONCE_BYTES)
+        self._inner = inner
+        self._names = {token.content: f"<{nonce}.{i}>" for i, token in added.items() if token.special}
+        self._spellings = {i: token.content for i, token in added.items() if token.special}
+        self._twin = _twin(inner, [self._renamed(token) for token in added.values()])
+        self._own_ids = {
+            self._twin.token_to_id(self._names.get(token.content, token.content)): i for i, token in added.items()
+        }
+        self._found_in_text = self._spellings.keys() - self._own_ids.keys()
+        longest_first = sorted(added.values(), key=lambda token: len(token.content), reverse=True)
+        self._spelled = re.compile("|".join(map(_pattern, longest_first)) or "(?!)")
+        normalized = [token.content for token in added.values() if token.special and token.normalized]
+        self.has_twin = all(map(self._agrees, normalized))
+        # other spellings may become a control token by normalizing, and nobody has hidden those
+        self.always_needed = self.has_twin and inner.normalizer is not None and bool(normalized)
+
+    def encode(self, pieces: Sequence[str]) -> list[int]:
+        """Each odd piece is a client's text, as `control_tokens` cuts it."""
+        return self._in_one_go(pieces) if self.has_twin else self._one_by_one(pieces)
+
+    def _in_one_go(self, pieces: Sequence[str]) -> list[int]:
+        text = "".join(piece if i % 2 else self._spelled.sub(self._name, piece) for i, piece in enumerate(pieces))
+        encoded = self._twin.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        if self._found_in_text.isdisjoint(ids):
+            return [self._own_ids.get(i, i) for i in ids]
+        return self._without_found(text, encoded)
+
+    def _without_found(self, text: str, encoded: tokenizers.Encoding) -> list[int]:
+        """A model that has a control token among its pieces, as Unigram may, finds it in plain text: it is spelled out
+        there. A token for the unknown stays."""
+        ids: list[int] = []
+        for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if i in self._found_in_text and self._spellings[i] in text[start:end]:
+                ids += self._spelled_out(self._spellings[i])
+            else:
+                ids.append(self._own_ids.get(i, i))
+        return ids
+
+    def _one_by_one(self, pieces: Sequence[str]) -> list[int]:
+        ids: list[int] = []
+        for i, piece in enumerate(pieces):
+            ids += self._spelled_out(piece) if i % 2 else self._inner.encode(piece, add_special_tokens=False).ids
+        return ids
+
+    def _spelled_out(self, text: str) -> list[int]:
+        return [token.id for char in text for token in self._inner.model.tokenize(char)]
+
+    def _agrees(self, spelling: str) -> bool:
+        """Whether the tokenizer finds the token at the start and within a text, and the twin does."""
+        texts = (f"{spelling}a", f"a{spelling}a")
+        return all(self._in_one_go([text]) == self._inner.encode(text, add_special_tokens=False).ids for text in texts)
+
+    def _name(self, match: re.Match[str]) -> str:
+        return self._names.get(match[0], match[0])
+
+    def _renamed(self, token: tokenizers.AddedToken) -> tokenizers.AddedToken:
+        return tokenizers.AddedToken(
+            self._names.get(token.content, token.content),
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=token.special,
+        )
+
+
+def _pattern(token: tokenizers.AddedToken) -> str:
+    spelling = re.escape(token.content)
+    return rf"(?<!\w){spelling}(?!\w)" if token.single_word else spelling
+
+
+def _twin(inner: tokenizers.Tokenizer, added: Sequence[tokenizers.AddedToken]) -> tokenizers.Tokenizer:
+    twin = tokenizers.Tokenizer(inner.model)
+    if inner.normalizer is not None:
+        twin.normalizer = inner.normalizer
+    if inner.pre_tokenizer is not None:
+        twin.pre_tokenizer = inner.pre_tokenizer
+    twin.add_tokens(list(added))
+    return twin

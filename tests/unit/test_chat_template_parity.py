@@ -1,0 +1,83 @@
+"""Chats are rendered as transformers renders them: templates of many models, conversations drawn by seed."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import tokenizers
+import transformers
+from tokenizers import models
+
+from router.text import template_sandbox
+from router.text.chat_prompt import chat_text
+from router.text.chat_template import JinjaTemplate
+from router.text.control_tokens import ControlTokens
+from router.text.conversation import Conversation
+from router.text.hashlm import HashTokenizer
+from router.text.interface import TextModel
+from shared.core.errors import InvalidRequest
+from tests.support.chat_cases import as_hugging_face_gets_it, conversation
+
+FOLDER = Path(__file__).parents[1] / "data" / "templates"
+TEMPLATES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+NUM_CONVERSATIONS = 200
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+
+
+class OneMoment(datetime):
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:
+        return datetime(2026, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture(autouse=True)
+def one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "datetime", OneMoment)
+    monkeypatch.setattr(transformers.utils.chat_template_utils, "datetime", OneMoment)
+
+
+def hugging_face(sources: dict[str, str]) -> transformers.PreTrainedTokenizerFast:
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(models.BPE()), **TOKENS)
+    tokenizer.chat_template = sources
+    return tokenizer
+
+
+def theirs(tokenizer: transformers.PreTrainedTokenizerFast, chat: Conversation) -> str | None:
+    """None: refused."""
+    try:
+        rendered = tokenizer.apply_chat_template(
+            as_hugging_face_gets_it(chat.messages),
+            tools=chat.tools,
+            documents=chat.documents,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            tokenize=False,
+            **chat.kwargs,
+        )
+    except Exception:  # templates raise what they like
+        return None
+    return str(rendered)
+
+
+def ours(model: TextModel, chat: Conversation) -> str | None:
+    try:
+        return chat_text(model, chat)
+    except InvalidRequest:
+        return None
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_is_that_of_transformers(name: str, request: pytest.FixtureRequest) -> None:
+    sources = {"default": (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")}
+    tokenizer = hugging_face(sources)
+    model = TextModel(HashTokenizer(), JinjaTemplate(sources, TOKENS, {}), ControlTokens(TOKENS.values()))
+    num_rendered = 0
+    for seed in range(NUM_CONVERSATIONS // 5 if request.config.getoption("--fast") else NUM_CONVERSATIONS):
+        chat = conversation(random.Random(seed))
+        expected = theirs(tokenizer, chat)
+        assert ours(model, chat) == expected, f"seed {seed}: {chat}"
+        num_rendered += expected is not None
+    assert num_rendered > 5
