@@ -53,7 +53,7 @@ class Tally:
 
     sent: int = 0
     valid: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
+    paths: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class Tally:
     def note(self, request: Request, end: str) -> None:
         self.sent += 1
         self.valid += is_json(request.body)
-        self.kinds[f"{request.path} {request.kind}"] += 1
+        self.paths[request.path] += 1
         self.ends[end] += 1
 
     def shares(self) -> str:
@@ -179,6 +179,7 @@ def send_all(folder: Path, seed: int, bodies: range, model: str = "hashlm") -> l
         uvloop.run(run.run())
         run.tell()
         found = problems(run, cluster)
+        print("bodies by endpoint:", dict(run.tally.paths))
         print("growth since the warm-up:", {role: f"{mib:.1f} MiB" for role, mib in run.growth().items()}, flush=True)
     return found
 
