@@ -6,16 +6,17 @@ SEEDS ?= 200
 MINUTES ?= 30
 FAULTS ?=
 SECONDS ?= 600
+BODIES ?= 1000000
 SEED ?=
 
-.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz drill clean
+.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run        set up, then serve on http://127.0.0.1:8000 (router, one prefill node, one decode node)"
 	@echo "make test       set up, then lint and all tests that need no GPU"
 	@echo "make test-fast  lint, unit tests and short simulations"
-	@echo "make test-long  hours: more seeds, all ranks, fuzzing, soaking, mutants"
+	@echo "make test-long  hours: more seeds, all ranks, fuzzing, mutated bodies, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make lint       style, types, layers"
 	@echo "make bench      measure, beside transformers"
@@ -24,6 +25,7 @@ help:
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
 	@echo "make fuzz       a node with a key says anything to everybody for SECONDS=600; nobody may end, trip or leak; SEED=n"
+	@echo "make bodies     BODIES=1000000 mutated request bodies; no 5xx, nothing hangs, memory stays flat; SEED=n"
 	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
@@ -62,6 +64,9 @@ soak: setup
 
 fuzz: setup
 	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+bodies: setup
+	@$(BIN)/python -m tests.chaos.bodies --bodies $(BODIES) $(if $(SEED),--seed $(SEED))
 
 drill: setup
 	@$(BIN)/python tests/tiers.py drill

@@ -41,6 +41,7 @@ TARGETS = (
     "sim",
     "soak",
     "fuzz",
+    "bodies",
 )
 
 

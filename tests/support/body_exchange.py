@@ -1,0 +1,166 @@
+"""One client connection that sends requests and reads their answers, and what an answer may look like.
+
+Status, headers and body are read from the wire, so that a broken answer is seen as the client sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from router.api.connection import REQUEST_ID
+from tests.support.body_requests import Manner, Request
+from tests.support.patience import HANG_GUARD_S
+
+RETRYABLE = (429, 503)
+NOT_JSON = ("the request body is not valid JSON", "the request body is nested too deeply")
+UNREADABLE = "printable ASCII"  # HashLM's tokenizer, behind parser and template
+DONE = b"data: [DONE]\n\n"
+RAW_REFUSAL = b"Invalid HTTP request received."
+
+
+class Fault(Exception):
+    """An answer that no request may get."""
+
+
+@dataclass(slots=True)
+class Answer:
+    status: int
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.headers.get(b"content-type", b"").startswith(b"text/event-stream")
+
+    @property
+    def closes(self) -> bool:
+        return self.headers.get(b"connection", b"").lower() == b"close"
+
+
+class Client:
+    """Keeps its connection while the framing allows it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, request: Request) -> str:
+        """Return how far the request came. Raise Fault for an answer that is wrong, or does not come."""
+        try:
+            async with asyncio.timeout(HANG_GUARD_S):
+                return await self._ask(request)
+        except TimeoutError:
+            await self.close()
+            raise Fault(f"no answer after {HANG_GUARD_S:.0f} s") from None
+
+    async def _ask(self, request: Request) -> str:
+        try:
+            answer = await self._exchange(request)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+            await self.close()
+            if request.owed and request.manner is not Manner.HANG_UP:
+                raise Fault(f"no whole answer: {error!r}") from error
+            return "closed"
+        if request.manner is not Manner.KEEP or answer is None or answer.closes or not request.owed:
+            await self.close()
+        return "hung up" if answer is None else judged(request, answer)
+
+    async def _exchange(self, request: Request) -> Answer | None:
+        """Return None where the client reads no answer."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        assert self._reader is not None
+        for part in request.parts:
+            self._writer.write(part)
+            if len(request.parts) > 1:
+                await asyncio.sleep(0)  # what follows may come as a second segment
+        if request.manner is Manner.HANG_UP:
+            await self._writer.drain()
+            return None
+        if request.manner is Manner.CLOSE:
+            self._writer.write_eof()
+        return await read_answer(self._reader)
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+        self._reader = self._writer = None
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """Read one final answer; 100 Continue comes before it."""
+    answer = parsed_head(await reader.readuntil(b"\r\n\r\n"))
+    while answer.status < 200:
+        answer = parsed_head(await reader.readuntil(b"\r\n\r\n"))
+    if answer.headers.get(b"transfer-encoding") == b"chunked":
+        answer.body = await read_chunks(reader)
+    elif b"content-length" in answer.headers:
+        answer.body = await reader.readexactly(int(answer.headers[b"content-length"]))
+    else:
+        answer.body = await reader.read()
+    return answer
+
+
+def parsed_head(head: bytes) -> Answer:
+    first, *lines = head[:-4].split(b"\r\n")
+    pairs = (line.partition(b":") for line in lines)
+    return Answer(int(first.split(b" ", 2)[1]), {name.lower(): value.strip() for name, _, value in pairs})
+
+
+async def read_chunks(reader: asyncio.StreamReader) -> bytes:
+    found = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        found += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return found
+
+
+def judged(request: Request, answer: Answer) -> str:
+    """Return how far the request came, or raise Fault."""
+    if answer.status >= 500 and answer.status not in RETRYABLE:
+        raise Fault(f"status {answer.status}: {answer.body[:500]!r}")
+    if answer.body == RAW_REFUSAL and not request.owed:
+        return "bad HTTP"
+    if not answer.headers.get(REQUEST_ID, b"").isascii() or REQUEST_ID not in answer.headers:
+        raise Fault(f"no X-Request-Id: {answer.headers}")
+    if answer.is_stream:
+        return judged_stream(answer)
+    try:
+        found = msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Fault(f"status {answer.status}, no JSON ({error}): {answer.body[:500]!r}") from error
+    if answer.status == 200:
+        return "sampler" if "choices" in found else "answered"
+    return judged_error(answer.status, found)
+
+
+def judged_error(status: int, found: Any) -> str:
+    error = found.get("error") if isinstance(found, dict) else None
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not error.get("code"):
+        raise Fault(f"status {status}, but no error in OpenAI's form: {str(found)[:500]}")
+    if status in RETRYABLE:
+        return f"{status} {error['code']}"
+    if status != 400:
+        return str(status)
+    if error["message"].startswith(NOT_JSON):
+        return "not JSON"
+    return "tokenizer" if UNREADABLE in error["message"] else "field"
+
+
+def judged_stream(answer: Answer) -> str:
+    """Every event is JSON; the last word is [DONE], for all nodes live."""
+    if not answer.body.endswith(DONE):
+        raise Fault(f"a stream without its end: {answer.body[-500:]!r}")
+    for event in answer.body[: -len(DONE)].split(b"\n\n"):
+        if event.startswith(b"data: ") and "error" in msgspec.json.decode(event[6:]):
+            raise Fault(f"an error in a stream: {event[:500]!r}")
+    return "sampler"
