@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shared.core.request import Request
-from shared.engine.plan import HistorySeed, Int64s, RowId, StepPlan
+from shared.engine.plan import HistorySeed, Int64s, RowId, ScoreShare, StepPlan
 from shared.kv.manager import KVManager
 from shared.sample.interface import SamplingBatch
 from shared.sched.batch import ScheduleBatch
@@ -81,6 +81,7 @@ class PlanFreezer:
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
             encoder_lens=self._settings.prompts.encoder_lens(reqs),
+            scores=tuple(filter(None, map(_score_share, range(len(shares)), shares))),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
@@ -111,6 +112,18 @@ class PlanFreezer:
             if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
                 seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
         return seeds
+
+
+def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:
+    """What the chunk's logits are to say of the prompt; None: nothing."""
+    req, chunk = share.chunk.request, share.chunk
+    if req.first_unscored is None:
+        return None
+    first = max(chunk.computed + 1, req.first_unscored)
+    end = min(chunk.computed + share.q_len + 1, len(req.prompt_ids))
+    if first >= end:
+        return None
+    return ScoreShare(row, first - 1 - chunk.computed, first, chunk.ids[first:end].copy(), req.sampling.prompt_logprobs)
 
 
 def _next_prompt_id(share: ChunkShare) -> int:
