@@ -3,6 +3,7 @@ copy is made on the schedule stream."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,7 @@ class PlanFreezer:
         chunk_q = [share.q_len for share in shares]
         q_lens = np.asarray(chunk_q + [width] * len(rows), dtype=np.int32)
         upper = np.concatenate([chunk_lens, batch.seq_lens.hi[rows]])
+        encoder_lens = self._settings.prompts.encoder_lens(reqs)
         row_ids = tuple(RowId(req.key, req.incarnation) for req in reqs)
         pool_rows = np.asarray([req.row for req in reqs], dtype=np.int64)
         return StepPlan(
@@ -80,8 +82,8 @@ class PlanFreezer:
             adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
-            encoder_lens=self._settings.prompts.encoder_lens(reqs),
-            scores=tuple(filter(None, map(_score_share, range(len(shares)), shares))),
+            encoder_lens=encoder_lens,
+            scores=_score_shares(shares) if encoder_lens is None else (),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
@@ -112,6 +114,10 @@ class PlanFreezer:
             if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
                 seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
         return seeds
+
+
+def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:
+    return tuple(filter(None, map(_score_share, itertools.count(), shares)))
 
 
 def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:
