@@ -70,7 +70,15 @@ class Attempts:
         apart = self._suspects.nodes()
         if self._suspects.is_suspect(request):
             return self._placer.place_alone(request, now, apart)
-        return self._placer.place(request.num_tokens, now, request.avoid, request.most_tokens, request.adapter, apart)
+        return self._placer.place(
+            request.num_tokens,
+            now,
+            request.avoid,
+            request.most_tokens,
+            request.adapter,
+            apart,
+            on_one=request.wants_scores,
+        )
 
     def _send(self, request: OpenRequest, placement: Placement, now: float, effects: Effects) -> None:
         request.prefill, request.decode, request.is_alone = placement.prefill, placement.decode, placement.is_alone
@@ -96,6 +104,7 @@ class Attempts:
             decode_endpoint=target.hello.node_endpoint if target else "",
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
             adapter=request.adapter,
+            scored=len(request.scores) + 1,
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:

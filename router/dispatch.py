@@ -25,7 +25,7 @@ from router.suspects import Suspects
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
-from shared.wire.messages import Begun, Drain, Generate, Message, Tokens
+from shared.wire.messages import Begun, Drain, Generate, Message, Scores, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,10 @@ class Dispatcher:
     def begun(self, message: Begun, now: float) -> Effects:
         """A node computes the prompts of these requests from now on."""
         return self._progress.begun(message, now)
+
+    def scores(self, message: Scores, now: float) -> Effects:
+        """How likely some tokens of a prompt were."""
+        return self._progress.scores(message, now)
 
     def unwelcome(self, node: RegisteredNode, now: float) -> Effects:
         """It serves another router: what was sent there goes on elsewhere, at no cost."""

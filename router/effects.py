@@ -22,12 +22,22 @@ class Update(msgspec.Struct, frozen=True):
     end: SequenceEnd | None
 
 
+class Scored(msgspec.Struct, frozen=True):
+    """How likely the next tokens of a prompt were, from its second on; before the first Update."""
+
+    rid: str
+    logprobs: Sequence[TokenLogprob]
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The whole rid has failed; nothing more comes for it."""
 
     rid: str
     error: BatonError
+
+
+News = Update | Scored | Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class Alarm:
 class Effects:
     now: float  # when it all happened
     sends: list[tuple[str, Message]] = field(default_factory=list)  # (peer, message)
-    news: list[Update | Failure] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
     alarms: list[Alarm] = field(default_factory=list)
     num_resumed: int = 0  # requests that were given another attempt
     num_moved: int = 0  # requests that went from a decode node without memory to one with room

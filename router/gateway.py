@@ -22,7 +22,7 @@ from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Tokens, Unwelcome, Welcome
+from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Scores, Tokens, Unwelcome, Welcome
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
@@ -170,6 +170,8 @@ class Gateway:
                 self._apply(self._dispatcher.tokens(message, now))
             elif isinstance(message, Begun):
                 self._apply(self._dispatcher.begun(message, now))
+            elif isinstance(message, Scores):
+                self._apply(self._dispatcher.scores(message, now))
             elif isinstance(message, Heartbeat):
                 self._on_heartbeat(inbound.peer, message, now)
             elif isinstance(message, Hello):

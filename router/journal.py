@@ -105,6 +105,7 @@ class OpenRequest:
     seed: int
     deadline: float
     sequences: list[SequenceJournal]
+    scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt, from its second token on
     adapter: str = ""  # digest; it stays the same when the name is given to another one
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
@@ -155,6 +156,11 @@ class OpenRequest:
     def most_tokens(self) -> int:
         """Prompt and longest answer."""
         return len(self.prompt_ids) + self.sampling.max_tokens
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of the prompt were asked for."""
+        return self.sampling.prompt_logprobs >= 0
 
     @property
     def is_done(self) -> bool:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from router.effects import Failure, Update
-
-News = Update | Failure
+from router.effects import News
 
 
 class Mailbox:

@@ -3,6 +3,7 @@
 prefill and decode node there          P -> D, of the pairs that can reach each other
 short prompt, or no prefill node       D alone; where no pair is whole, too
 no decode node                         P alone
+scores of the prompt are wanted        P alone, or D where there is none: they reach us ahead of the first token
 """
 
 from __future__ import annotations
@@ -46,18 +47,23 @@ class Placer:
         most_tokens: int = 0,
         adapter: str = "",
         apart: Collection[str] = (),
+        *,
+        on_one: bool = False,
     ) -> Placement:
         """`avoid`: peers that get it only if there is no other node, and then without a hand-off. `most_tokens`: prompt
         and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
-        nodes without it are left out. `apart`: peers to be used only where their role has no other node."""
+        nodes without it are left out. `apart`: peers to be used only where their role has no other node. `on_one`:
+        without a hand-off."""
         usable = self._able(now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without([node for node in others or usable if node.role == "prefill"], apart)
         decodes = without([node for node in others or usable if node.role == "decode"], apart)
-        if not decodes:
-            if not prefills:
-                raise NoNodes("no node can take requests now; try again")
+        if not prefills and not decodes:
+            raise NoNodes("no node can take requests now; try again")
+        if prefills and (on_one or not decodes):
             return Placement(prefill=self._policy.pick(prefills, num_tokens), decode=None)
+        if on_one:
+            return Placement(prefill=None, decode=self._policy.pick(decodes, num_tokens))
         partners = prefills if num_tokens > self._local_tokens and others else []
         return self._pair(partners, decodes, num_tokens, now)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from router.abort_log import AbortLog
 from router.attempts import Attempts
-from router.effects import Alarm, Effects, Update
+from router.effects import Alarm, Effects, Scored, Update
 from router.faults import error_of_end, is_node_fault, is_partners
 from router.journal import Journal, OpenRequest
 from router.pairs import Pairs
 from router.registry import RegisteredNode, Registry
 from shared.core.errors import BatonError, HandoffFailed, NodeDraining, PeerUnreachable
 from shared.wire.codec import key_of, to_wire
-from shared.wire.messages import Begun, Key, SequenceEnd, TokenRun, Tokens
+from shared.wire.messages import Begun, Key, Scores, SequenceEnd, TokenRun, Tokens
 
 
 class Progress:
@@ -58,6 +58,24 @@ class Progress:
                 request = self._find(node, key, effects)
                 if request is not None and node is request.prefiller:
                     request.has_begun = True
+        return effects
+
+    def scores(self, message: Scores, now: float) -> Effects:
+        """How likely tokens of a prompt were. Each is taken once, at the next position."""
+        effects = Effects(now)
+        node = self._registry.find(message.node_id, message.epoch)
+        request = None if node is None else self._find(node, message.key, effects)
+        if node is None or request is None:
+            return effects
+        node.last_seen = now
+        known = len(request.scores) + 1
+        if not request.wants_scores or message.first_pos > known:
+            effects.alarms.append(Alarm("malformed scores of a prompt", node.node_id))
+            return effects
+        new = message.logprobs[known - message.first_pos : len(request.prompt_ids) - message.first_pos]
+        if new:
+            request.scores.extend(new)
+            effects.news.append(Scored(request.rid, new))
         return effects
 
     def close_sequence(self, rid: str, seq_index: int, now: float) -> Effects:

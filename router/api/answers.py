@@ -36,10 +36,23 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The first token of an echoed prompt has no logprob."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's form. `rank` is known of the tokens that were asked for only."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one for each token of the prompt; None for the first
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -76,6 +89,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 Choice = ChatChunkChoice | ChatChoice | CompletionChoice
@@ -91,6 +105,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice] | list[Choice]
     usage: Usage | None | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

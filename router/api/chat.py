@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -31,7 +30,7 @@ from router.api.fields import (
 )
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
-from router.api.shapes import TokenNames, shown_ids
+from router.api.shapes import PromptShown, TokenNames, shown_ids
 from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
@@ -115,14 +114,14 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-    prompt_ids_on_top = True
+    prompt_on_top = True
 
     def __init__(self, tokenizer: Tokenizer, show: ShowOptions) -> None:
         self._tokenizer = tokenizer
         self._show = show
         self._names = TokenNames(tokenizer, show)
 
-    def opening(self, index: int, echo: str, prompt_ids: Sequence[int] | None) -> Choice | None:
+    def opening(self, index: int, prompt: PromptShown) -> Choice | None:
         return ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
 
     def chunk(self, index: int, delta: Delta) -> Choice:
@@ -135,7 +134,7 @@ class ChatShape:
             token_ids=shown_ids(delta, self._show),
         )
 
-    def whole(self, index: int, delta: Delta, echo: str, prompt_ids: Sequence[int] | None) -> Choice:
+    def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice:
         return ChatChoice(
             index=index,
             message=AssistantMessage(content=delta.text),

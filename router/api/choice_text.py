@@ -38,14 +38,15 @@ class Delta:
 class ChoiceText:
     """`num_tokens` counts what the client pays for: every token up to the end, the stop token included."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
+        """`num_before`: characters of an echo, from whose beginning offsets count."""
         self._detokenizer = Detokenizer(tokenizer, shows_special=show.shows_special)
         self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
         # a stop token ends the text and is no part of it
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
         self._min_tokens = sampling.min_tokens
         self._wants_offsets = show.num_logprobs >= 0
-        self._num_chars = 0
+        self._num_chars = num_before
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from router.api.answers import Choice, CompletionChoice, CompletionLogprobs
 from router.api.choice_text import Delta
 from router.api.fields import GenerationFields, NotNegative, Positive, Refused, TopLogprobs, generation_table
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
-from router.api.shapes import TokenNames, list_or_unset, shown_ids
+from router.api.shapes import NO_PROMPT, PromptShown, TokenNames, list_or_unset, shown_ids
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
@@ -17,6 +15,7 @@ DEFAULT_TOKENS = 16  # OpenAI's default here; chat runs to the end of the contex
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
+    max_tokens: NotNegative | None = None
     prompt: str | list[str | NotNegative | list[NotNegative]]
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
@@ -29,7 +28,8 @@ COMPLETIONS = generation_table(
     CompletionRequest,
     about={
         "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
-        "echo": "the answer begins with the prompt",
+        "echo": "the answer begins with the prompt; with logprobs, the prompt's tokens have theirs",
+        "max_tokens": "longest answer; 0: none, for what is said of the prompt",
         "logprobs": "the log-probability of every token, and of so many likeliest ones",
         "best_of": "only as many as n",
         "add_special_tokens": "false: no begin token before a prompt that is text",
@@ -45,8 +45,6 @@ class Completions:
     table = COMPLETIONS
 
     def plan(self, body: CompletionRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-        if body.echo and body.logprobs is not None:
-            raise InvalidRequest("echo together with logprobs is not supported", param="echo")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise InvalidRequest("best_of is supported only when it equals n", param="best_of")
         resolver.check_shared(body)
@@ -58,7 +56,8 @@ class Completions:
             prompts.append((kept, resolver.echo(kept, text, is_whole=kept == ids) if body.echo else ""))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         max_tokens = resolver.max_tokens(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
-        return resolver.plan(body, prompts, max_tokens, -1 if body.logprobs is None else body.logprobs)
+        num_logprobs = -1 if body.logprobs is None else body.logprobs
+        return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo))
 
     def shape(self, tokenizer: Tokenizer, show: ShowOptions) -> CompletionShape:
         return CompletionShape(tokenizer, show)
@@ -70,40 +69,41 @@ class CompletionShape:
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
-    prompt_ids_on_top = False
+    prompt_on_top = False
 
     def __init__(self, tokenizer: Tokenizer, show: ShowOptions) -> None:
         self._show = show
         self._names = TokenNames(tokenizer, show)
 
-    def opening(self, index: int, echo: str, prompt_ids: Sequence[int] | None) -> Choice | None:
-        if not echo and prompt_ids is None:
-            return None
-        return CompletionChoice(index=index, text=echo, prompt_token_ids=list_or_unset(prompt_ids))
+    def opening(self, index: int, prompt: PromptShown) -> Choice | None:
+        return None if prompt == NO_PROMPT else self.whole(index, Delta(), prompt)
 
     def chunk(self, index: int, delta: Delta) -> Choice:
-        return self.whole(index, delta, "", None)
+        return self.whole(index, delta, NO_PROMPT)
 
-    def whole(self, index: int, delta: Delta, echo: str, prompt_ids: Sequence[int] | None) -> Choice:
+    def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice:
         return CompletionChoice(
             index=index,
-            text=echo + delta.text,
-            logprobs=self._logprobs(delta),
+            text=prompt.echo + delta.text,
+            logprobs=self._logprobs(delta, prompt.echoed),
             finish_reason=delta.finish_reason,
             token_ids=shown_ids(delta, self._show),
-            prompt_token_ids=list_or_unset(prompt_ids),
+            prompt_token_ids=list_or_unset(prompt.ids),
+            prompt_logprobs=prompt.logprobs,
         )
 
-    def _logprobs(self, delta: Delta) -> CompletionLogprobs | None:
-        if self._show.num_logprobs < 0 or not delta.logprobs:
+    def _logprobs(self, delta: Delta, echoed: Delta | None) -> CompletionLogprobs | None:
+        if self._show.num_logprobs < 0 or not (delta.logprobs or echoed):
             return None
-        name = self._names.of
+        name, first = self._names.of, echoed or Delta()
+        unknown = [None] * (len(first.ids) - len(first.logprobs))  # nothing comes before a prompt's first token
+        logprobs = [*first.logprobs, *delta.logprobs]
         return CompletionLogprobs(
-            tokens=[name(token) for token in delta.ids],
-            token_logprobs=[own.logprob for own in delta.logprobs],
+            tokens=[name(token) for token in (*first.ids, *delta.ids)],
+            token_logprobs=[*unknown, *(own.logprob for own in logprobs)],
             top_logprobs=[
-                {name(i): value for i, value in zip(own.top_ids, own.top_logprobs, strict=True)}
-                for own in delta.logprobs
+                *unknown,
+                *({name(i): value for i, value in zip(own.top_ids, own.top_logprobs, strict=True)} for own in logprobs),
             ],
-            text_offset=delta.offsets,
+            text_offset=[*first.offsets, *delta.offsets],
         )

@@ -99,6 +99,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: ShortText | None = None
@@ -126,6 +127,7 @@ ABOUT_GENERATION = {
     "include_stop_str_in_output": "the answer ends with what stopped it",
     "skip_special_tokens": "false: special tokens are shown as text",
     "truncate_prompt_tokens": "keep so many last tokens of the prompt; -1: as many as fit",
+    "prompt_logprobs": "how likely each token of the prompt was, and so many likeliest ones; not in streams",
     "return_token_ids": "token ids of prompt and answer too",
     "return_tokens_as_token_ids": "tokens in logprobs are written as token_id:N",
     "request_id": "returned as X-Request-Id, and named in the router's log",
@@ -147,7 +149,6 @@ REFUSED_GENERATION = {
     "allowed_token_ids": Refused(NOT_YET),
     "bad_words": Refused(NOT_YET),
     "cache_salt": Refused("prefix caches are not kept apart"),
-    "prompt_logprobs": Refused(NOT_YET, (None, False)),
     "use_beam_search": Refused("answers are sampled"),
     "length_penalty": Refused("answers are sampled", (None, 1, 1.0)),
     "response_format": Refused(NOT_YET, (*NOTHING, {"type": "text"})),

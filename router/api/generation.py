@@ -18,11 +18,12 @@ from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
 from router.api.errors import error_json, internal_error
 from router.api.generation_plan import GenerationPlan, UsageShown
-from router.api.shapes import Shape
+from router.api.prompts import Prompts
+from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
 from router.dispatch import NewRequest
-from router.effects import Failure, Update
+from router.effects import Failure, News, Scored, Update
 from router.gateway import Gateway
-from router.mailbox import Mailbox, News
+from router.mailbox import Mailbox
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
@@ -72,12 +73,17 @@ class Generation:
         self._id = shape.id_prefix + secrets.token_hex(12)
         self._created = int(time.time())
         num_choices = len(plan.jobs) * plan.num_sequences
-        self._choices = [ChoiceText(tokenizer, plan.sampling, plan.show) for _ in range(num_choices)]
+        self._choices = [
+            ChoiceText(tokenizer, plan.sampling, plan.show, len(job.echo))
+            for job in plan.jobs
+            for _ in range(plan.num_sequences)
+        ]
         self._last_token_at = [0.0] * num_choices
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
         self._num_open = num_choices
         self._has_token = False
+        self._prompts = Prompts(plan, tokenizer)
 
     async def run(self, connection: Connection) -> None:
         """Raises BatonError while an error can still be the answer; later ones go into the stream."""
@@ -120,10 +126,7 @@ class Generation:
         while self._num_open:
             for index, delta in self._absorb(await mailbox.take()).items():
                 totals[index].add(delta)
-        choices = [
-            self._shape.whole(index, delta, self._echo(index), self._choice_prompt_ids(index))
-            for index, delta in enumerate(totals)
-        ]
+        choices = [self._shape.whole(index, delta, self._prompt_shown(index)) for index, delta in enumerate(totals)]
         await connection.answer(200, self._encode(self._shape.object, choices, usage=self._usage(), is_first=True))
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
@@ -135,7 +138,10 @@ class Generation:
         while first is None:
             await connection.write(PING)
             first = await news_within(PING_S, mailbox)
-        data = self._opening() + self._events(self._absorb(first))
+        deltas = self._absorb(first)
+        while not self._prompts.are_scored:
+            self._add(deltas, self._absorb(await mailbox.take()))
+        data = self._opening() + self._events(deltas)
         if connection.status is None:
             await connection.start(200, SSE_HEADERS)
         while self._num_open:
@@ -153,21 +159,30 @@ class Generation:
         for news in batch:
             if isinstance(news, Failure):
                 raise news.error
+            if isinstance(news, Scored):
+                self._prompts.add(self._job_of[news.rid], news.logprobs)
+                continue
             index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
             if self._choices[index].finish_reason is not None:
                 continue
-            delta = self._advance(index, news, now)
+            self._add(deltas, {index: self._advance(index, news, now)})
+        return deltas
+
+    @staticmethod
+    def _add(deltas: dict[int, Delta], more: dict[int, Delta]) -> None:
+        for index, delta in more.items():
             if index in deltas:
                 deltas[index].add(delta)
             else:
                 deltas[index] = delta
-        return deltas
 
     def _advance(self, index: int, update: Update, now: float) -> Delta:
         choice = self._choices[index]
         if update.ids:
             self._observe(index, len(update.ids), now)
-        delta = choice.feed(update.ids, update.logprobs)
+        delta = Delta() if self._plan.show.hides_answer else choice.feed(update.ids, update.logprobs)
+        if self._plan.show.hides_answer:
+            delta.add(choice.finish(FinishReason.LENGTH))
         if update.end is not None:
             self._note_cached(update.rid, update.end.cached_tokens)
             if choice.finish_reason is None:
@@ -195,10 +210,7 @@ class Generation:
         self._cached[job] = max(self._cached[job], min(cached_tokens, limit))
 
     def _opening(self) -> bytes:
-        chunks = [
-            self._shape.opening(index, self._echo(index), self._choice_prompt_ids(index))
-            for index in range(len(self._choices))
-        ]
+        chunks = [self._shape.opening(index, self._prompt_shown(index)) for index in range(len(self._choices))]
         return self._sse(filter(None, chunks), is_first=True)
 
     def _events(self, deltas: dict[int, Delta]) -> bytes:
@@ -220,7 +232,7 @@ class Generation:
     def _encode(
         self, kind: str, choices: list[Choice], *, usage: Usage | None | msgspec.UnsetType, is_first: bool = False
     ) -> bytes:
-        on_top = is_first and self._plan.show.return_token_ids and self._shape.prompt_ids_on_top
+        on_top = self._prompts.shown(0) if is_first and self._shape.prompt_on_top else NO_PROMPT
         return ENCODER.encode(
             Answer(
                 id=self._id,
@@ -229,7 +241,8 @@ class Generation:
                 model=self._plan.model,
                 choices=choices,
                 usage=usage,
-                prompt_token_ids=self._plan.jobs[0].ids if on_top else UNSET,
+                prompt_token_ids=list_or_unset(on_top.ids),
+                prompt_logprobs=on_top.logprobs,
             )
         )
 
@@ -244,13 +257,9 @@ class Generation:
         prompt_tokens = sum(len(job.ids) for job in self._plan.jobs)
         return usage_of(prompt_tokens, sum(choice.num_tokens for choice in self._choices), sum(self._cached))
 
-    def _echo(self, index: int) -> str:
-        return self._plan.jobs[index // self._plan.num_sequences].echo
-
-    def _choice_prompt_ids(self, index: int) -> Sequence[int] | None:
-        if not self._plan.show.return_token_ids or self._shape.prompt_ids_on_top:
-            return None
-        return self._plan.jobs[index // self._plan.num_sequences].ids
+    def _prompt_shown(self, index: int) -> PromptShown:
+        """Inside a choice."""
+        return NO_PROMPT if self._shape.prompt_on_top else self._prompts.shown(index // self._plan.num_sequences)
 
     def _outcome(self) -> FinishReason:
         """One word for the whole request: length when any choice was cut off."""

@@ -42,6 +42,9 @@ class ShowOptions:
     usage: UsageShown
     return_token_ids: bool
     num_logprobs: int  # -1: none
+    prompt_logprobs: int = -1  # of the prompt's tokens, as a field of their own; -1: none
+    echoes_logprobs: bool = False  # the prompt's tokens stand before the answer's, with their logprobs
+    hides_answer: bool = False  # one token is computed, for there is no request of none, and not shown
     keeps_stop: bool = False  # the text ends with what stopped it
     shows_special: bool = False
     names_tokens_by_id: bool = False  # tokens in logprobs

@@ -112,8 +112,18 @@ class Resolver:
     # ---- the plan
 
     def plan(
-        self, body: GenerationFields, prompts: Sequence[tuple[list[int], str]], max_tokens: int, num_logprobs: int
+        self,
+        body: GenerationFields,
+        prompts: Sequence[tuple[list[int], str]],
+        max_tokens: int,
+        num_logprobs: int,
+        *,
+        echoes_logprobs: bool = False,
     ) -> GenerationPlan:
+        prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
+        echoes_logprobs = echoes_logprobs and num_logprobs >= 0
+        scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
+        self._check_scores(body, scores)
         model = body.model or self.model_name
         # one seed for all prompts if the client gave it, so that each can be repeated alone
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
@@ -122,25 +132,37 @@ class Resolver:
             adapter="" if model == self.model_name else self.adapters().get(model, GONE),
             jobs=jobs,
             num_sequences=body.n or 1,
-            sampling=self._sampling(body, max_tokens, num_logprobs),
+            sampling=self._sampling(body, max_tokens, num_logprobs, scores),
             show=ShowOptions(
                 stops=_stops(body),
                 stream=bool(body.stream),
                 usage=_usage_shown(body),
                 return_token_ids=bool(body.return_token_ids),
                 num_logprobs=num_logprobs,
+                prompt_logprobs=prompt_logprobs,
+                echoes_logprobs=echoes_logprobs,
+                hides_answer=max_tokens == 0,
                 keeps_stop=bool(body.include_stop_str_in_output),
                 shows_special=body.skip_special_tokens is False,
                 names_tokens_by_id=bool(body.return_tokens_as_token_ids),
             ),
         )
 
-    def _sampling(self, body: GenerationFields, max_tokens: int, num_logprobs: int) -> SamplingParams:
+    def _check_scores(self, body: GenerationFields, num_scores: int) -> None:
+        if num_scores >= 0 and self.text.tokenizer.facts.start_ids:
+            name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
+            raise InvalidRequest("a model with an encoder does not say how likely a prompt is", param=name)
+        if body.prompt_logprobs is not None and body.stream:
+            raise InvalidRequest("prompt_logprobs needs an answer that is not streamed", param="prompt_logprobs")
+
+    def _sampling(
+        self, body: GenerationFields, max_tokens: int, num_logprobs: int, prompt_logprobs: int
+    ) -> SamplingParams:
         min_tokens = body.min_tokens or 0
         if min_tokens > max_tokens:
             raise InvalidRequest(f"min_tokens is {min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
         return SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=max(1, max_tokens),
             temperature=_given(body.temperature, 1.0),
             top_k=self._top_k(body.top_k),
             top_p=_given(body.top_p, 1.0),
@@ -152,6 +174,7 @@ class Resolver:
             min_tokens=min_tokens,
             stop_token_ids=self._stop_ids(body),
             num_logprobs=num_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _prompt(self, entry: object, add_special: bool) -> tuple[list[int], str | None]:

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
-from router.api.answers import Choice
+from router.api.answers import Choice, PromptLogprobs
 from router.api.choice_text import Delta
 from router.api.generation_plan import ShowOptions
 from router.text.interface import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShown:
+    """What a choice shows of its prompt, as far as it was asked for. `echoed`: the tokens of `echo` with their
+    logprobs, of which the first token has none."""
+
+    echo: str = ""
+    echoed: Delta | None = None
+    ids: Sequence[int] | None = None
+    logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+NO_PROMPT = PromptShown()
 
 
 class Shape(Protocol):
     id_prefix: str
     object: str
     chunk_object: str
-    prompt_ids_on_top: bool  # whether prompt token ids stand beside the choices or inside them
+    prompt_on_top: bool  # whether a prompt's ids and logprobs stand beside the choices or inside them
 
-    def opening(self, index: int, echo: str, prompt_ids: Sequence[int] | None) -> Choice | None:
-        """A first chunk that brings no token."""
+    def opening(self, index: int, prompt: PromptShown) -> Choice | None:
+        """A first chunk that brings no token of the answer."""
         ...
 
     def chunk(self, index: int, delta: Delta) -> Choice:
         """A part of a streamed choice."""
         ...
 
-    def whole(self, index: int, delta: Delta, echo: str, prompt_ids: Sequence[int] | None) -> Choice:
+    def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice:
         """A choice that is complete."""
         ...
 

@@ -53,6 +53,8 @@ class Request:
     deadline: float = float("inf")
     adapter: str = ""  # digest of the LoRA adapter it runs with; "": none. Its KV is of no use to any other
 
+    scored: int = 0  # prompt tokens whose log-probabilities are out, where sampling asks for them
+
     state: RequestState = RequestState.WAITING
     incarnation: int = 0
     finish_reason: FinishReason | None = None
@@ -69,6 +71,13 @@ class Request:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def first_unscored(self) -> int | None:
+        """The first prompt position whose log-probability is still wanted; the first token of all has none."""
+        position = max(self.scored, 1)
+        is_wanted = self.sampling.prompt_logprobs >= 0 and position < len(self.prompt_ids)
+        return position if is_wanted else None
 
     def all_ids(self) -> TokenIds:
         """prompt + output: what a (re-)prefill computes."""

@@ -30,6 +30,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int = -1
+    prompt_logprobs: int = -1  # the same of the prompt's tokens, given what is before each
 
     @property
     def needs_history(self) -> bool:

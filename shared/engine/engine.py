@@ -15,6 +15,7 @@ from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.plan import Admission, StepPlan, StepResult
+from shared.engine.scores import scores_to_host
 from shared.engine.stages import make_stages
 from shared.engine.verify import Verified
 from shared.engine.worker import OnVerifyComplete, Worker
@@ -215,4 +216,5 @@ def _to_host(lease: StepLease) -> StepResult | None:
         logprobs=sampled.logprobs.cpu()[output_of].numpy() if has_logprobs else np.zeros(shape, np.float32),
         top_ids=sampled.top_ids.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.int64),
         top_logprobs=sampled.top_logprobs.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.float32),
+        scores=scores_to_host(plan, verified),
     )

@@ -45,7 +45,7 @@ class ForwardBatch:
         np.cumsum(plan.q_lens, out=cu_q_lens[1:])
         offsets = np.arange(len(token_rows)) - cu_q_lens[token_rows]
         token_rows_dev = torch.from_numpy(token_rows).to(device)
-        logits_idx = _logits_idx(plan, cu_q_lens)
+        logits_idx = np.sort(np.concatenate([_sampled_idx(plan, cu_q_lens), *_scored_idx(plan, cu_q_lens)]))
         inputs = ModelInputs(
             input_ids=torch.empty(len(token_rows), dtype=torch.int64, device=device),
             positions=committed[token_rows_dev] + torch.from_numpy(offsets).to(device),
@@ -81,7 +81,12 @@ def _relay_lengths(plan: StepPlan, future: FutureIndices, future_map: FutureMap)
     return committed
 
 
-def _logits_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
+def _scored_idx(plan: StepPlan, cu_q_lens: Int32s) -> list[Int64s]:
+    """Prompt tokens whose logits say how likely the next one was."""
+    return [int(cu_q_lens[share.row]) + share.offset + np.arange(len(share.targets)) for share in plan.scores]
+
+
+def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
     """Chunk rows that emit: their last token. Decode rows: every token of the window."""
     num_prefill = plan.num_prefill
     chunk_last = cu_q_lens[1 : num_prefill + 1][plan.emits[:num_prefill]] - 1

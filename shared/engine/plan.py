@@ -34,6 +34,29 @@ class HistorySeed:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreShare:
+    """n prompt tokens whose log-probabilities a step brings. Each is read off the logits of the token before it, which
+    this step computes."""
+
+    row: int  # of the batch, a chunk's
+    offset: int  # in the chunk, of the token before the first target
+    first: int  # the first target's position in the prompt
+    targets: Int64s  # (n,)
+    num_top: int  # likeliest tokens to name with each
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """What a step says of n prompt tokens of one row. K = the share's num_top, less where the vocabulary is smaller."""
+
+    row: int
+    first: int
+    logprobs: npt.NDArray[np.float32]  # (n,)
+    top_ids: npt.NDArray[np.int64]  # (n, K)
+    top_logprobs: npt.NDArray[np.float32]  # (n, K)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One launched step. B rows: chunks of prompts first, then decode rows (`mix_running_indices`).
 
@@ -65,6 +88,7 @@ class StepPlan:
     chunk_ends: tuple[int, ...] = ()  # (num_prefill,) committed after the step
     layer_ends: tuple[int, ...] = ()  # somebody waits for the KV of the first so many layers
     encoder_lens: Int64s | None = None  # (B,) positions that are the encoder's; None: the model has none
+    scores: tuple[ScoreShare, ...] = ()  # in the order of their rows
 
     @property
     def batch_size(self) -> int:
@@ -109,6 +133,7 @@ class StepResult:
     logprobs: npt.NDArray[np.float32]  # (B, k)
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
+    scores: tuple[PromptScores, ...] = ()
 
     @property
     def width(self) -> int:

@@ -58,6 +58,7 @@ class Verified:
     tag_ok: torch.Tensor
     order: torch.Tensor | None  # (D, k) of a tree: its nodes, the accepted path first. Per-token fields above have it
     draft_state: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...) what `extend` left for the relay
+    scores: list[SampleOutput] = field(default_factory=list)  # one for each of the plan's, in its order
 
 
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:

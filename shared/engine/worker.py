@@ -22,6 +22,7 @@ from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
+from shared.engine.scores import take_scores
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
@@ -92,8 +93,13 @@ class Worker:
         carry = lease.carry
         assert carry is not None and isinstance(carry.output, ModelOutput), "sampling runs behind the last stage"
         fb, output, drafts = carry.fb, carry.output, carry.drafts
+        scores: list[SampleOutput] = []
+        if plan.scores:
+            scores, output = take_scores(fb, output)
+            yield
         sampled = self._sample_rows(fb, output.logits, drafts)
         verified = verify(fb, sampled, drafts)
+        verified.scores = scores
         yield
         if verified.order is not None:
             compact(fb, output, verified.order, self.kv)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,26 +13,31 @@ from shared.core.errors import HandoffFailed
 from shared.core.keys import sequence_seed
 from shared.core.request import Request
 from shared.engine.future_map import FutureMap
-from shared.sched.events import Emitted, Ended, PrefillDone
+from shared.sched.events import Emitted, Ended, PrefillDone, Scored
 from shared.wire.codec import key_of, sampling_of, to_wire
-from shared.wire.messages import MAX_TEXT, Generate, Offer, Prebuilt, SequenceEnd, TokenRun
+from shared.wire.messages import MAX_TEXT, Generate, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun
+
+SCORES_BYTES = 128 * 1024  # most of one message: whoever waits behind it waits no longer
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
-    """One request per sequence that has not ended, with neighbouring seniority."""
+    """One request per sequence that has not ended, with neighbouring seniority. The first one alone scores the
+    prompt."""
     leader, sampling = key_of(generate.key), sampling_of(generate.sampling)
+    unscored = replace(sampling, prompt_logprobs=-1)
     prompt = np.asarray(generate.prompt_ids, dtype=np.int64)
     return [
         Request(
             leader.sibling(index),
             prompt,
-            sampling,
+            unscored if index else sampling,
             sequence_seed(generate.seed, index),
             next_arrival(),
             output_ids=list(generate.output_ids[index]),
             handoff_to=generate.decode_endpoint if generate.decode_node else None,
             deadline=now + generate.remaining_ms / 1000,
             adapter=generate.adapter,
+            scored=generate.scored,
         )
         for index in range(generate.num_sequences)
         if index not in generate.ended
@@ -48,11 +54,27 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         output_ids=list(offer.output_ids),
         deadline=now + offer.remaining_ms / 1000,
         adapter=offer.adapter,
+        scored=len(offer.prompt_ids),  # who computes the prompt says how likely it was
     )
 
 
 def run_of(event: Emitted) -> TokenRun:
     return TokenRun(to_wire(event.key), event.first_pos, list(event.ids), list(event.logprobs))
+
+
+def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
+    """Messages of a bounded size, in order."""
+    key, entries = to_wire(event.key), list(event.logprobs)
+    most = max(1, SCORES_BYTES // max(map(entry_bytes, entries)))
+    return [
+        Scores(node_id, epoch, key, event.first_pos + begin, entries[begin : begin + most])
+        for begin in range(0, len(entries), most)
+    ]
+
+
+def entry_bytes(entry: TokenLogprob) -> int:
+    """At most, in msgpack: a number takes nine bytes, an id five."""
+    return 16 + 14 * len(entry.top_ids)
 
 
 def end_of(event: Ended) -> SequenceEnd:

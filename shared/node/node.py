@@ -16,12 +16,12 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import FinishReason, QueueStage
 from shared.node.context import NodeContext
-from shared.node.convert import end_of, requests_of, run_of
+from shared.node.convert import end_of, requests_of, run_of, scores_of
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
 from shared.node.routers import RouterLife
 from shared.node.side import Side
-from shared.sched.events import Emitted, Ended, SchedEvent
+from shared.sched.events import Emitted, Ended, SchedEvent, Scored
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
     MAX_TEXT,
@@ -127,12 +127,21 @@ class Node:
             peer = self.ctx.routers.peer_of(event.key)
             if peer is not None:
                 self._runs.setdefault(peer, []).append(run_of(event))
+        elif isinstance(event, Scored):
+            self._send_scores(event)
         elif isinstance(event, Ended):
             self._waiting_since.pop(event.key, None)
             self.ctx.tombstones.bury(event.key, now)
             self.ctx.metrics.observe("time_to_free_seconds", max(0.0, self.ctx.clock() - now))
             self._report_end(event)
         self.side.event(event, now)
+
+    def _send_scores(self, event: Scored) -> None:
+        """At once: they go ahead of the tokens, which leave with the round's end."""
+        peer, facts = self.ctx.routers.peer_of(event.key), self.ctx.facts
+        if peer is not None:
+            for message in scores_of(event, facts.node_id, facts.epoch):
+                self.ctx.outbox.send(peer, message)
 
     def _report_end(self, event: Ended) -> None:
         """An abort is not reported: whoever asked for it knows, or has told the router why."""

@@ -18,7 +18,7 @@ import torch
 
 from shared.kernel.sample_cpu import GREEDY_BELOW, Outputs, RowParams, logprobs, sample_parallel, sample_serial
 from shared.sample.interface import History, SampleOutput, SamplingBatch
-from shared.sample.sampler_torch import sample_torch
+from shared.sample.sampler_torch import sample_torch, with_logprobs_torch
 
 PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
 NO_TOKEN = -1  # in top_ids, where a row asked for fewer than the widest
@@ -70,7 +70,19 @@ def sample_cpu(
     ids = np.zeros(len(values), dtype=np.int64)
     parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
     (sample_parallel if parallel else sample_serial)(values, params, outputs, ids)
-    return _with_logprobs(values, batch, outputs.rows, ids)
+    return with_logprobs(values, batch.num_logprobs[outputs.rows], ids)
+
+
+def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput:
+    """How likely each of E given tokens is, and the `num_top` likeliest beside it.
+
+    logits (E, vocab) float32, ids (E,) int64 on their device. The same numbers as `sample` gives for a token that it
+    has drawn: of the raw distribution, before penalties, bias, temperature and filters.
+    """
+    num_best = np.full(len(ids), min(num_top, logits.shape[1]), dtype=np.int32)
+    if logits.device.type == "cpu":
+        return with_logprobs(logits.contiguous().numpy(), num_best, ids.numpy())
+    return with_logprobs_torch(logits, num_best, ids)
 
 
 def kernel_inputs(
@@ -142,10 +154,10 @@ def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.N
     return np.array([i for row in rows for i in row], dtype=np.int64), offsets
 
 
-def _with_logprobs(
-    values: npt.NDArray[np.float32], batch: SamplingBatch, rows: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+def with_logprobs(
+    values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
 ) -> SampleOutput:
-    num_best = batch.num_logprobs[rows]
+    """`num_best`: (E,) likeliest tokens to name beside each; below 0 nothing is said of it."""
     width = max(0, int(num_best.max(initial=-1)))
     chosen = np.zeros(len(ids), dtype=np.float32)
     best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)

@@ -51,7 +51,7 @@ def sample_torch(
             group = _Group(np.flatnonzero(mask), row_of[mask])
             where = _to(group.outputs, logits.device)
             ids[where] = draw(edited[where], batch, group, positions[where])
-    return _with_logprobs(logits, batch, row_of, ids)
+    return with_logprobs_torch(logits, batch.num_logprobs[row_of], ids)
 
 
 def _to(values: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
@@ -215,12 +215,12 @@ def _draw_filtered(logits: torch.Tensor, batch: SamplingBatch, group: _Group, po
 
 
 # --- logprobs -------------------------------------------------------------------------------------------------------
-def _with_logprobs(logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, ids: torch.Tensor) -> SampleOutput:
-    device, num_best = logits.device, batch.num_logprobs[row_of]
-    width = max(0, int(num_best.max(initial=-1)))
-    chosen = torch.zeros(len(row_of), dtype=torch.float32, device=device)
-    best_ids = torch.full((len(row_of), width), -1, dtype=torch.int64, device=device)
-    best = torch.zeros((len(row_of), width), dtype=torch.float32, device=device)
+def with_logprobs_torch(logits: torch.Tensor, num_best: npt.NDArray[np.int32], ids: torch.Tensor) -> SampleOutput:
+    """As `sampler.with_logprobs`; every tensor on the device of `logits`."""
+    device, width = logits.device, max(0, int(num_best.max(initial=-1)))
+    chosen = torch.zeros(len(ids), dtype=torch.float32, device=device)
+    best_ids = torch.full((len(ids), width), -1, dtype=torch.int64, device=device)
+    best = torch.zeros((len(ids), width), dtype=torch.float32, device=device)
     asking = np.flatnonzero(num_best >= 0)
     if len(asking):
         where = _to(asking, device)

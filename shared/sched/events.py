@@ -27,6 +27,15 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """How likely consecutive prompt tokens were; first_pos counts from the prompt's first token."""
+
+    key: RequestKey
+    first_pos: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     key: RequestKey
     reason: FinishReason
@@ -84,7 +93,7 @@ class HandoffUnpinned:
     request: Request
 
 
-SchedEvent = ChunkLaunched | Emitted | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
+SchedEvent = ChunkLaunched | Emitted | Scored | Ended | ChunkReady | PrefillDone | GrantRevoked | HandoffUnpinned
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@ copy is made on the schedule stream."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from shared.core.request import Request
-from shared.engine.plan import HistorySeed, Int64s, RowId, StepPlan
+from shared.engine.plan import HistorySeed, Int64s, RowId, ScoreShare, StepPlan
 from shared.kv.manager import KVManager
 from shared.sample.interface import SamplingBatch
 from shared.sched.batch import ScheduleBatch
@@ -57,6 +58,7 @@ class PlanFreezer:
         chunk_q = [share.q_len for share in shares]
         q_lens = np.asarray(chunk_q + [width] * len(rows), dtype=np.int32)
         upper = np.concatenate([chunk_lens, batch.seq_lens.hi[rows]])
+        encoder_lens = self._settings.prompts.encoder_lens(reqs)
         row_ids = tuple(RowId(req.key, req.incarnation) for req in reqs)
         pool_rows = np.asarray([req.row for req in reqs], dtype=np.int64)
         return StepPlan(
@@ -80,7 +82,8 @@ class PlanFreezer:
             adapters=np.asarray([self._settings.adapter_slot(req) for req in reqs], dtype=np.int64),
             chunk_ends=tuple((chunk_lens + np.asarray(chunk_q, dtype=np.int64)).tolist()),
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
-            encoder_lens=self._settings.prompts.encoder_lens(reqs),
+            encoder_lens=encoder_lens,
+            scores=_score_shares(shares) if encoder_lens is None else (),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
@@ -111,6 +114,22 @@ class PlanFreezer:
             if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
                 seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
         return seeds
+
+
+def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:
+    return tuple(filter(None, map(_score_share, itertools.count(), shares)))
+
+
+def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:
+    """What the chunk's logits are to say of the prompt; None: nothing."""
+    req, chunk = share.chunk.request, share.chunk
+    if req.first_unscored is None:
+        return None
+    first = max(chunk.computed + 1, req.first_unscored)
+    end = min(chunk.computed + share.q_len + 1, len(req.prompt_ids))
+    if first >= end:
+        return None
+    return ScoreShare(row, first - 1 - chunk.computed, first, chunk.ids[first:end].copy(), req.sampling.prompt_logprobs)
 
 
 def _next_prompt_id(share: ChunkShare) -> int:

@@ -197,6 +197,8 @@ class Offload:
         """Row and pages for `ids` are reserved, and the prefix cache gave `num_cached` tokens: bring back what the cold
         tier has behind them. False: nothing. Of a request that has said something its last token needs no forward but
         its next step's, so all before it may come back, a page that is not full included."""
+        if req.first_unscored is not None:
+            return False  # its prompt is computed for its logits
         page_size, most = self._settings.page_size, len(ids) - 1
         if not req.output_ids or self._settings.relays_drafts:
             most -= most % page_size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shared.core.request import Request
 from shared.core.states import FinishReason
-from shared.engine.plan import StepResult
+from shared.engine.plan import PromptScores, StepResult
 from shared.sched.events import Emitted
 from shared.wire.messages import MAX_REAL, TokenLogprob
 
@@ -39,6 +39,14 @@ def _finish_reason(req: Request, token: int) -> FinishReason | None:
 def finite(logprob: float) -> float:
     """Broken weights may give infinity or NaN, which the wire does not take: the tokens must arrive all the same."""
     return max(-MAX_REAL, min(MAX_REAL, logprob))
+
+
+def entries_of(scores: PromptScores) -> tuple[TokenLogprob, ...]:
+    """What a step says of some prompt tokens, one entry for each."""
+    return tuple(
+        TokenLogprob(finite(float(own)), tuple(ids.tolist()), tuple(map(finite, best.tolist())))
+        for own, ids, best in zip(scores.logprobs, scores.top_ids, scores.top_logprobs, strict=True)
+    )
 
 
 def logprobs_of(req: Request, result: StepResult, index: int) -> list[TokenLogprob]:

@@ -52,11 +52,13 @@ class PageBudget:
         self, req: Request, ids: TokenIds, extra: int, keep_free: int, tag: Tag, first_needed: int = 0
     ) -> int | None:
         """Row, cached prefix and all pages for `ids` plus `extra` tokens, or nothing at all. Returns the number of
-        cached tokens; at least one token is left to compute. Pages before `first_needed` no step will read."""
+        cached tokens; at least one token is left to compute, and all whose logits say how likely the next one of the
+        prompt is, where that is still wanted. Pages before `first_needed` no step will read."""
         kv, owner = self.kv, str(req.key)
         if not kv.rows.num_free:
             return None
-        match = kv.cache.match(self.prefix_keys(req, ids), len(ids) - 1, owner, first_needed)
+        most = len(ids) - 1 if req.first_unscored is None else req.first_unscored - 1
+        match = kv.cache.match(self.prefix_keys(req, ids), most, owner, first_needed)
         missing = page_count(len(ids) + extra, self._settings.page_size) - len(match.pages)
         if kv.num_available - missing < keep_free:
             kv.cache.unlock(match.lock)

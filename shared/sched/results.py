@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from shared.core.errors import BatonError, IntegrityError
 from shared.core.request import Request, RequestState
-from shared.engine.plan import RowId, StepResult
-from shared.sched.events import ChunkReady, PrefillDone
-from shared.sched.output import append_tokens, logprobs_of
+from shared.engine.plan import PromptScores, RowId, StepResult
+from shared.sched.events import ChunkReady, PrefillDone, Scored
+from shared.sched.output import append_tokens, entries_of, logprobs_of
 from shared.sched.queues import Queues
 from shared.sched.settings import SchedSettings
 
@@ -28,6 +28,8 @@ class Results:
     def process(self, result: StepResult) -> None:
         queues = self._queues
         queues.counters.count_times(result)
+        for scores in result.scores:
+            self._scored(result.row_ids[scores.row], scores)
         for index, row_id in enumerate(result.row_ids):
             req = queues.requests.get(row_id.key)
             if req is None or req.incarnation != row_id.incarnation or req.state in (S.WAITING, S.FINISHED):
@@ -39,6 +41,18 @@ class Results:
                 self._chunk_processed(req, int(result.seq_lens[index]))
             else:
                 self._tokens_processed(req, result, index)
+
+    def _scored(self, row_id: RowId, scores: PromptScores) -> None:
+        """Say what is new: a prompt that began again brings some a second time."""
+        req = self._queues.requests.get(row_id.key)
+        if req is None or req.incarnation != row_id.incarnation or req.first_unscored is None:
+            return
+        skip = req.first_unscored - scores.first
+        assert skip >= 0, f"{req.key}: prompt tokens {req.first_unscored} to {scores.first} were never scored"
+        if skip < len(scores.logprobs):
+            entries = entries_of(scores)[skip:]
+            self._queues.events.append(Scored(req.key, req.first_unscored, entries))
+            req.scored = req.first_unscored + len(entries)
 
     def _chunk_processed(self, req: Request, committed: int) -> None:
         self._computed(req, committed)

@@ -157,6 +157,7 @@ def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
         min_tokens=value.min_tokens,
         stop_token_ids=list(value.stop_token_ids),
         num_logprobs=value.num_logprobs,
+        prompt_logprobs=value.prompt_logprobs,
     )
 
 
@@ -175,7 +176,7 @@ def sampling_of(wire: Sampling) -> SamplingParams:
         raise WireError("sampling: temperature, top_p, min_p or repetition_penalty out of range")
     if len(wire.logit_bias) > MAX_LOGIT_BIAS or len(wire.stop_token_ids) > MAX_STOP_TOKEN_IDS:
         raise WireError("sampling: too many logit_bias or stop_token_ids entries")
-    if not -1 <= wire.num_logprobs <= MAX_TOP_LOGPROBS:
+    if not all(-1 <= num <= MAX_TOP_LOGPROBS for num in (wire.num_logprobs, wire.prompt_logprobs)):
         raise WireError("sampling: num_logprobs out of range")
     return SamplingParams(
         max_tokens=wire.max_tokens,
@@ -190,4 +191,5 @@ def sampling_of(wire: Sampling) -> SamplingParams:
         min_tokens=wire.min_tokens,
         stop_token_ids=tuple(wire.stop_token_ids),
         num_logprobs=wire.num_logprobs,
+        prompt_logprobs=wire.prompt_logprobs,
     )

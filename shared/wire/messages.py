@@ -20,7 +20,7 @@ from msgspec import Meta
 from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -30,6 +30,7 @@ MAX_NAMES = 256  # counters, histograms and states of one node
 MAX_DRAFT_BYTES = 4 << 20
 MAX_HANDLE_BYTES = 1 << 16
 MAX_STORE_BYTES = 1 << 16  # of what two processes tell each other while they connect
+MAX_SCORES = 1 << 13  # entries of one message
 MAX_REAL = 3.4028234e38  # what float32 holds
 MAX_MS = 10**12
 
@@ -77,6 +78,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_tokens: Int32
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
     num_logprobs: Int32
+    prompt_logprobs: Int32
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,6 +191,7 @@ class Generate(Message, frozen=True):
     remaining_ms: Milliseconds
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
     adapter: Text  # digest of the LoRA adapter it runs with; "": none
+    scored: Count  # prompt tokens whose log-probabilities are known, where sampling asks for them
 
 
 class Abort(Message, frozen=True):
@@ -229,6 +232,17 @@ class Tokens(Message, frozen=True):
     epoch: Unsigned
     runs: Annotated[list[TokenRun], Meta(max_length=MAX_RUNS)]
     ends: Annotated[list[SequenceEnd], Meta(max_length=MAX_RUNS)]
+
+
+class Scores(Message, frozen=True):
+    """How likely consecutive tokens of a prompt were; first_pos counts from its first token, which has no entry. They
+    come before the first token of that request."""
+
+    node_id: Name
+    epoch: Unsigned
+    key: Key
+    first_pos: Count
+    logprobs: Annotated[list[TokenLogprob], Meta(max_length=MAX_SCORES)]
 
 
 class Begun(Message, frozen=True):
@@ -365,6 +379,6 @@ class Broken(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Tokens
+    Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
 )  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.core.errors import ConfigError, WireError
 from shared.observe.metric_names import REFUSED_COUNTERS, REFUSED_KEY, REFUSED_PREFIX
 from shared.wire.codec import Buffer
-from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, Offer, Tokens, Unwelcome
+from shared.wire.messages import AnyMessage, Begun, Goodbye, Heartbeat, Hello, Offer, Scores, Tokens, Unwelcome
 
 logger = logging.getLogger(__name__)
 MAX_IDENTITY_BYTES = 255
@@ -77,7 +77,7 @@ def parse_peer(name: str) -> tuple[str, int]:
 
 def check_sender(peer: str, message: AnyMessage) -> None:
     """A node speaks for itself and its own epoch only."""
-    if isinstance(message, Hello | Heartbeat | Goodbye | Begun | Tokens | Unwelcome):
+    if isinstance(message, Hello | Heartbeat | Goodbye | Begun | Scores | Tokens | Unwelcome):
         claimed = message.node_id, message.epoch
     elif isinstance(message, Offer):
         claimed = message.source_node, message.source_epoch

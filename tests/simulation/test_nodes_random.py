@@ -133,6 +133,7 @@ class Cluster:
                 remaining_ms=3_600_000,
                 ended=[],
                 adapter=one.job.adapter,
+                scored=1,
             ),
         )
 

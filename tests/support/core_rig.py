@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -212,8 +212,9 @@ def draw_jobs(rng: random.Random, count: int, temperature: float | None = None, 
 
 
 def draw_sampling(rng: random.Random, temperature: float | None = None) -> SamplingParams:
+    """One in twelve has its prompt scored. That is not drawn, so that seeds stay what they were."""
     penalised = rng.random() < 0.4
-    return SamplingParams(
+    drawn = SamplingParams(
         max_tokens=rng.choice([1, 2, 5, 17, 40, 80]),
         temperature=rng.choice([0.0, 0.8]) if temperature is None else temperature,
         top_k=rng.choice([0, 0, 5]),
@@ -227,6 +228,7 @@ def draw_sampling(rng: random.Random, temperature: float | None = None) -> Sampl
         stop_token_ids=(EOS,) if rng.random() < 0.7 else (),
         num_logprobs=rng.choice([-1, -1, 0, 3]),
     )
+    return replace(drawn, prompt_logprobs=2) if drawn.num_logprobs == 3 and drawn.min_tokens else drawn
 
 
 def run_local(

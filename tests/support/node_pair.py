@@ -33,7 +33,9 @@ from shared.wire.messages import (
     Hello,
     Key,
     Message,
+    Scores,
     SequenceEnd,
+    TokenLogprob,
     Tokens,
     Welcome,
 )
@@ -98,6 +100,7 @@ class FakeRouter:
     hellos: list[Hello] = field(default_factory=list)
     goodbyes: list[str] = field(default_factory=list)
     begun: list[tuple[str, Key]] = field(default_factory=list)
+    scores: dict[Key, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
     logprobs: dict[Key, dict[int, tuple]] = field(default_factory=lambda: defaultdict(dict))
 
     def take(self, peer: str, message: Message) -> None:
@@ -114,6 +117,11 @@ class FakeRouter:
             self.hellos.append(message)
         elif isinstance(message, Goodbye):
             self.goodbyes.append(message.node_id)
+        elif isinstance(message, Scores):
+            known = self.scores[message.key]
+            assert message.first_pos == len(known) + 1, f"{message.key} left a gap in its scores, or repeated some"
+            assert message.key not in self.streams, f"{message.key} said a token before its prompt was scored"
+            known.extend(message.logprobs)
         elif isinstance(message, Begun):
             self.begun.extend((message.node_id, key) for key in message.keys)
         else:
@@ -191,6 +199,7 @@ class Net:
             remaining_ms=remaining_ms,
             ended=[],
             adapter=job.adapter,
+            scored=1,
         )
         self.to_node(name_of(node), message)
         return key

@@ -89,6 +89,7 @@ class RouterStub:
                 remaining_ms=remaining_ms,
                 ended=[],
                 adapter=job.adapter,
+                scored=1,
             ),
         )
         return key

@@ -68,10 +68,15 @@ class RouterRig:
         return node
 
     def open(
-        self, prompt: Sequence[int] = (1, 2, 3), n: int = 1, max_tokens: int = 5, rounds: int = 1
+        self,
+        prompt: Sequence[int] = (1, 2, 3),
+        n: int = 1,
+        max_tokens: int = 5,
+        rounds: int = 1,
+        sampling: SamplingParams | None = None,
     ) -> list[Generate]:
         """The Generates of `rounds` new requests."""
-        new = NewRequest(list(prompt), n, SamplingParams(max_tokens=max_tokens), seed=7)
+        new = NewRequest(list(prompt), n, sampling or SamplingParams(max_tokens=max_tokens), seed=7)
         _, effects = self.dispatcher.open([new] * rounds, self.now)
         return generates(effects)
 

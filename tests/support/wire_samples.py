@@ -27,6 +27,7 @@ from shared.wire.messages import (
     Prebuilt,
     Ready,
     Refuse,
+    Scores,
     SequenceEnd,
     StoreEntry,
     Take,
@@ -40,7 +41,7 @@ from shared.wire.messages import (
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
 SAMPLING = SamplingParams(
-    max_tokens=16, temperature=0.7, logit_bias=((5, -1.0),), stop_token_ids=(1, 2), num_logprobs=4
+    max_tokens=16, temperature=0.7, logit_bias=((5, -1.0),), stop_token_ids=(1, 2), num_logprobs=4, prompt_logprobs=2
 )
 WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
 FINGERPRINT = Fingerprint(
@@ -53,7 +54,7 @@ LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
-    ended=[], adapter="b",
+    ended=[], adapter="b", scored=3,
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False, 2, 3, b"", 0)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
@@ -69,7 +70,7 @@ MESSAGES: list[Message] = [
     Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "too_large", "pages"), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7),
     Failed(WIRE_KEY, 7, "handoff_failed", "digest"),
-    STAGED, REMOTE, Begun("d", 1, [WIRE_KEY]),
+    STAGED, REMOTE, Begun("d", 1, [WIRE_KEY]), Scores("d", 1, WIRE_KEY, 1, [LOGPROBS]),
     Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
     Broken(1, "reset by peer"),
 ]  # fmt: skip

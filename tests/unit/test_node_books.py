@@ -180,6 +180,7 @@ def generate(**changes: object) -> Generate:
         remaining_ms=1500,
         ended=[],
         adapter="",
+        scored=2,
     )
     return Generate(**(fields | changes))
 

@@ -95,7 +95,9 @@ SHARED = [
         ((3, lambda plan: plan.num_sequences == 3), (None, lambda plan: plan.num_sequences == 1)),
         (0, -1, 9, BIG, 1.5, "2", True),
     ),
-    Row("max_tokens", ((7, sampling("max_tokens", 7)),), (0, -1, CONTEXT, BIG, 2.5, "7")),
+    Row("max_tokens", ((7, sampling("max_tokens", 7)),), (-1, CONTEXT, BIG, 2.5, "7")),
+    Row("max_tokens", (), (0,), kinds=(CHAT,)),
+    Row("max_tokens", ((0, show("hides_answer", True)),), kinds=(COMPLETIONS,)),
     Row(
         "temperature",
         ((0, sampling("temperature", 0.0)), (None, sampling("temperature", 1.0)), (2, sampling("temperature", 2.0))),
@@ -143,9 +145,10 @@ SHARED = [
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
     *(
         Row(name, (), (7, "x", {"a": 1}))
-        for name in (*REFUSED_GENERATION.keys() - {"prompt_logprobs", "length_penalty", "response_format"},)
+        for name in (*REFUSED_GENERATION.keys() - {"length_penalty", "response_format"},)
     ),
-    Row("prompt_logprobs", harmless(None), (0, 3)),
+    Row("prompt_logprobs", ((3, sampling("prompt_logprobs", 3)), (0, show("prompt_logprobs", 0))), (-1, 21, "x", True)),
+    Row("prompt_logprobs", (), (3,), (("stream", True),)),
     Row("length_penalty", harmless(1, 1.0, None), (2, 0.5)),
     Row("response_format", harmless(None, {"type": "text"}), ({"type": "json_object"}, "json")),
 ]
@@ -215,7 +218,13 @@ COMPLETION_ROWS = [
         ("x", 1),
         kinds=(COMPLETIONS,),
     ),
-    Row("echo", (), (True,), (("logprobs", 1),), kinds=(COMPLETIONS,)),
+    Row(
+        "echo",
+        ((True, sampling("prompt_logprobs", 1)), (True, show("echoes_logprobs", True))),
+        (),
+        (("logprobs", 1),),
+        kinds=(COMPLETIONS,),
+    ),
     Row(
         "logprobs",
         ((4, show("num_logprobs", 4)), (0, show("num_logprobs", 0)), (None, show("num_logprobs", -1))),

@@ -93,6 +93,7 @@ def test_values_out_of_range_are_wire_errors(message: Message, changes: dict[str
         {"repetition_penalty": 0.0}, {"presence_penalty": math.nan}, {"frequency_penalty": -math.inf},
         {"logit_bias": [[1, math.nan]]}, {"logit_bias": [[1, 0.0]] * 301}, {"stop_token_ids": [1] * 65},
         {"max_tokens": 0}, {"min_tokens": -1}, {"top_k": -1}, {"num_logprobs": 21}, {"num_logprobs": -2},
+        {"prompt_logprobs": 21}, {"prompt_logprobs": -2},
         {"max_tokens": 1 << 31}, {"min_tokens": 1 << 31}, {"top_k": 1 << 31}, {"temperature": 1e39},
         {"presence_penalty": -1e39}, {"logit_bias": [[1, 1e39]]},
     ],
@@ -104,11 +105,11 @@ def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> No
 
 
 def test_limits_are_limits() -> None:
-    small = WireLimits(max_prompt_tokens=4, max_control_bytes=420, max_string=64)
+    small = WireLimits(max_prompt_tokens=4, max_control_bytes=450, max_string=64)
     assert decode(raw(GENERATE, prompt_ids=[1, 2, 3]), small)
     with pytest.raises(WireError, match="tokens"):
         decode(raw(GENERATE, prompt_ids=[1, 2, 3, 4]), small)
-    with pytest.raises(WireError, match="420"):
+    with pytest.raises(WireError, match="450"):
         decode(raw(GENERATE, prompt_ids=[1] * 1000), small)
     with pytest.raises(WireError):
         decode(raw(Drain("d", ""), node_id="x" * 65), small)

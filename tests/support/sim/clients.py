@@ -4,14 +4,17 @@ of it at a good end, or one declared error; nothing twice, nothing out of order,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.dispatch import NewRequest
-from router.effects import Failure, Update
+from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
 from shared.core.errors import BatonError
 from shared.core.keys import sequence_seed
+from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import ReferenceRun, reference_run, seq2seq_run
+from shared.wire.messages import TokenLogprob
 from tests.support.sim.hosts import RouterHost
 from tests.support.sim.plan import ClientPlan, RequestPlan
 
@@ -36,6 +39,8 @@ class Stream:
     closes_at: int | None
     ids: list[int] = field(default_factory=list)
     is_over: bool = False
+    prompt: tuple[int, ...] = ()  # where it is to be scored
+    num_scores: int = 0
     was_just_closed: bool = False  # by the router: what it had taken before is still in the mailbox
 
     def take(self, update: Update) -> None:
@@ -43,6 +48,8 @@ class Stream:
             return
         if self.is_over:
             raise WrongStream(self.name, f"{len(update.ids)} tokens after its end")
+        if update.ids and self.prompt and self.num_scores != len(self.prompt) - 1:
+            raise WrongStream(self.name, f"a token behind {self.num_scores} of {len(self.prompt) - 1} scores")
         first = len(self.ids)
         wanted = self.reference.ids[first : first + len(update.ids)]
         if list(update.ids) != wanted:
@@ -51,6 +58,19 @@ class Stream:
         self.ids.extend(update.ids)
         if update.end is not None:
             self._check_end(update)
+
+    def take_scores(self, entries: Sequence[TokenLogprob]) -> None:
+        """The last of them is compared: each message ends elsewhere."""
+        if self.ids or self.is_over:
+            raise WrongStream(self.name, "scores of its prompt behind its tokens")
+        self.num_scores += len(entries)
+        if self.num_scores >= len(self.prompt):
+            raise WrongStream(self.name, f"{self.num_scores} scores for {len(self.prompt)} prompt tokens")
+        before, token = self.prompt[: self.num_scores], self.prompt[self.num_scores]
+        forced = SamplingParams(1, 0.0, logit_bias=((token, 1000.0),), num_logprobs=0)
+        wanted = reference_run(before, forced, 0, 1).logprobs[0]
+        if not math.isclose(entries[-1].logprob, wanted, abs_tol=LOGPROB_SLACK):
+            raise WrongStream(self.name, f"score {entries[-1].logprob} at {self.num_scores} where {wanted} must be")
 
     def _check_logprobs(self, first: int, update: Update) -> None:
         if self.num_logprobs < 0:
@@ -86,6 +106,7 @@ def streams_of(name: str, request: RequestPlan) -> list[Stream]:
             wanted(request.prompt, sampling, sequence_seed(request.seed, index), sampling.max_tokens),
             sampling.num_logprobs,
             closes.get(index),
+            prompt=request.prompt if index == 0 and sampling.prompt_logprobs >= 0 else (),
         )
         for index in range(request.num_sequences)
     ]
@@ -163,9 +184,12 @@ class Client:
             stream.was_just_closed = False
         self._check_over(now)
 
-    def _take(self, item: Update | Failure, now: float) -> None:
+    def _take(self, item: News, now: float) -> None:
         if isinstance(item, Failure):
             self.close(item.error.code, now)
+            return
+        if isinstance(item, Scored):
+            self._streams[item.rid][0].take_scores(item.logprobs)
             return
         stream = self._streams[item.rid][item.seq_index]
         stream.take(item)

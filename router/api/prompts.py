@@ -1,0 +1,72 @@
+"""What answers show of their prompts: echoes, token ids, and how likely each token was. Collects the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from router.api.answers import PromptLogprob, PromptLogprobs
+from router.api.choice_text import Delta
+from router.api.generation_plan import GenerationPlan, PromptJob
+from router.api.shapes import PromptShown, token_text
+from router.text.detokenizer import Detokenizer
+from router.text.interface import Tokenizer
+from shared.wire.messages import TokenLogprob
+
+
+class Prompts:
+    """Owned by one Generation. Scores of a prompt come in order, from its second token on."""
+
+    def __init__(self, plan: GenerationPlan, tokenizer: Tokenizer) -> None:
+        self._plan = plan
+        self._tokenizer = tokenizer
+        self._scores: list[list[TokenLogprob]] = [[] for _ in plan.jobs]
+
+    def add(self, job: int, scores: Sequence[TokenLogprob]) -> None:
+        self._scores[job].extend(scores)
+
+    @property
+    def are_scored(self) -> bool:
+        """Whether all has come that was asked for."""
+        if self._plan.sampling.prompt_logprobs < 0:
+            return True
+        return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
+
+    def shown(self, job: int) -> PromptShown:
+        """Return what choices of a prompt show of it."""
+        own, show = self._plan.jobs[job], self._plan.show
+        return PromptShown(
+            echo=own.echo,
+            echoed=self._echoed(own, self._scores[job]) if show.echoes_logprobs else None,
+            ids=own.ids if show.return_token_ids else None,
+            logprobs=self._logprobs(own, self._scores[job]) if show.prompt_logprobs >= 0 else UNSET,
+        )
+
+    def _echoed(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> Delta:
+        """As many likeliest tokens as the answer's have."""
+        detokenizer, num_chars, offsets = Detokenizer(self._tokenizer), 0, []
+        for token in job.ids:
+            offsets.append(num_chars)
+            num_chars += len(detokenizer.feed(token))
+        return Delta(
+            ids=job.ids, logprobs=[first(own, self._plan.show.num_logprobs) for own in scores], offsets=offsets
+        )
+
+    def _logprobs(self, job: PromptJob, scores: Sequence[TokenLogprob]) -> PromptLogprobs:
+        most = self._plan.show.prompt_logprobs
+        return [None, *(self._entry(token, first(own, most)) for token, own in zip(job.ids[1:], scores, strict=True))]
+
+    def _entry(self, token: int, own: TokenLogprob) -> dict[str, PromptLogprob]:
+        """The likeliest tokens by rank, and the prompt's own."""
+        ranked = zip(own.top_ids, own.top_logprobs, strict=True)
+        entry = {
+            str(i): PromptLogprob(value, rank, token_text(self._tokenizer, i))
+            for rank, (i, value) in enumerate(ranked, 1)
+        }
+        return {str(token): PromptLogprob(own.logprob, None, token_text(self._tokenizer, token))} | entry
+
+
+def first(scores: TokenLogprob, most: int) -> TokenLogprob:
+    """Return the entry with so many of its likeliest tokens."""
+    return TokenLogprob(scores.logprob, scores.top_ids[:most], scores.top_logprobs[:most])

@@ -1,0 +1,120 @@
+"""Log-probabilities of prompts at the router: on one node, each position once, whatever becomes of the node; and how
+answers show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.api.chat import ChatShape
+from router.api.choice_text import Delta
+from router.api.completions import CompletionShape
+from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.prompts import Prompts
+from router.effects import Effects, Scored
+from router.registry import RegisteredNode
+from router.text.hashlm import HashTokenizer
+from shared.core.sampling_params import SamplingParams
+from shared.wire.messages import Key, Scores, TokenLogprob
+from tests.support.router_rig import RouterRig, generates
+
+PROMPT = [10, 11, 12, 13]
+SCORED = SamplingParams(max_tokens=2, prompt_logprobs=1)
+
+
+def entry(value: float) -> TokenLogprob:
+    return TokenLogprob(value, (40, 41), (value, value - 1))
+
+
+def say(rig: RouterRig, node: RegisteredNode, key: Key, first: int, values: Sequence[float]) -> Effects:
+    entries = [entry(value) for value in values]
+    return rig.dispatcher.scores(Scores(node.node_id, node.hello.epoch, key, first, entries), rig.now)
+
+
+def values_of(effects: Effects) -> list[float]:
+    return [own.logprob for news in effects.news if isinstance(news, Scored) for own in news.logprobs]
+
+
+@pytest.fixture
+def rig() -> RouterRig:
+    return RouterRig()
+
+
+def test_a_scored_prompt_stays_on_one_node_a_prefill_node_if_there_is_one(rig: RouterRig) -> None:
+    """Its scores come ahead of its first token then, in order, over one connection."""
+    decode = rig.join("decode", "d")
+    (alone,) = rig.open(PROMPT, sampling=SCORED)
+    assert not alone.decode_node and decode.open_sequences == 1
+    prefill = rig.join("prefill", "p")
+    (generate,) = rig.open(PROMPT, sampling=SCORED)
+    assert not generate.decode_node and generate.scored == 1 and prefill.open_sequences == 1
+    (plain,) = rig.open(PROMPT)
+    assert plain.decode_node == "d"
+
+
+def test_each_position_is_taken_once_and_in_order(rig: RouterRig) -> None:
+    node = rig.join("prefill", "p")
+    key = rig.open(PROMPT, sampling=SCORED)[0].key
+    assert values_of(say(rig, node, key, 1, [-1.0, -2.0])) == [-1.0, -2.0]
+    assert values_of(say(rig, node, key, 1, [-1.0, -2.0])) == []
+    assert values_of(say(rig, node, key, 2, [-2.0, -3.0])) == [-3.0]
+    assert values_of(say(rig, node, key, 4, [-9.0])) == [], "there is no such token"
+
+
+def test_a_gap_and_scores_that_nobody_asked_for_are_told_of(rig: RouterRig) -> None:
+    node = rig.join("prefill", "p")
+    asked, plain = rig.open(PROMPT, sampling=SCORED)[0].key, rig.open(PROMPT)[0].key
+    for key, first in ((asked, 2), (plain, 1)):
+        effects = say(rig, node, key, first, [-1.0])
+        assert not effects.news and [alarm.kind for alarm in effects.alarms] == ["malformed scores of a prompt"]
+
+
+def test_what_is_known_is_not_asked_for_again(rig: RouterRig) -> None:
+    first = rig.join("prefill", "p0")
+    key = rig.open(PROMPT, sampling=SCORED)[0].key
+    say(rig, first, key, 1, [-1.0, -2.0])
+    rig.join("prefill", "p1")
+    (again,) = generates(rig.dispatcher.node_lost(first, "test", rig.now))
+    assert again.scored == 3 and not values_of(say(rig, first, key, 3, [-7.0])), "the old attempt is over"
+    other = rig.registry.named("p1")
+    assert other is not None
+    assert values_of(say(rig, other, again.key, 3, [-3.0])) == [-3.0]
+
+
+# ---- answers
+
+
+def shown(ids: list[int], echo: str = "", **options: Any) -> tuple[GenerationPlan, Prompts]:
+    show = ShowOptions((), False, UsageShown.NEVER, return_token_ids=False, num_logprobs=1, **options)
+    plan = GenerationPlan("hashlm", (PromptJob(ids, 0, echo),), 1, SCORED, show)
+    return plan, Prompts(plan, HashTokenizer())
+
+
+def test_an_echo_has_the_prompt_s_logprobs_before_the_answer_s() -> None:
+    plan, prompts = shown([65, 66], "ab", echoes_logprobs=True)
+    assert not prompts.are_scored
+    prompts.add(0, [entry(-1.0)])
+    assert prompts.are_scored
+    delta = Delta("c", [67], [entry(-2.0)], [2])
+    choice = CompletionShape(HashTokenizer(), plan.show).whole(0, delta, prompts.shown(0))
+    assert msgspec.to_builtins(choice.logprobs) == {
+        "tokens": ["a", "b", "c"],
+        "token_logprobs": [None, -1.0, -2.0],
+        "top_logprobs": [None, {"H": -1.0}, {"H": -2.0, "I": -3.0}],
+        "text_offset": [0, 1, 2],
+    }
+    assert choice.text == "abc"
+
+
+def test_the_prompt_s_logprobs_as_a_field_of_their_own() -> None:
+    plan, prompts = shown([65, 66], prompt_logprobs=1)
+    prompts.add(0, [entry(-1.0)])
+    b = {"logprob": -1.0, "rank": None, "decoded_token": "b"}
+    h = {"logprob": -1.0, "rank": 1, "decoded_token": "H"}
+    assert msgspec.to_builtins(prompts.shown(0).logprobs) == [None, {"66": b, "40": h}]
+    inside = CompletionShape(HashTokenizer(), plan.show).whole(0, Delta(), prompts.shown(0))
+    assert inside.prompt_logprobs == prompts.shown(0).logprobs
+    assert ChatShape.prompt_on_top and not CompletionShape.prompt_on_top
