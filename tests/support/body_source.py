@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import inspect
+from msgspec import defstruct, inspect
 
-from router.api.fields import FieldTable, body_type
+from router.api.fields import FieldTable
 from tests.support.agent_turns import conversation
 from tests.support.body_values import ODD_TEXTS, ValueSource, to_json, types_of
 
@@ -28,7 +28,10 @@ WEIGHTS = (24, 30, 20, 26)
 
 @functools.cache
 def fields_of(table: Table) -> dict[str, inspect.Field]:
-    info = inspect.type_info(body_type(table))
+    """All fields that the table names; those that are not served may have any value."""
+    others = [(name, Any, None) for name in (*table.ignored, *table.refused)]
+    whole = defstruct("Whole", others, bases=(table.served,), frozen=True, kw_only=True)
+    info = inspect.type_info(whole)
     assert isinstance(info, inspect.StructType)
     return {one.encode_name: one for one in info.fields}
 
