@@ -72,7 +72,8 @@ def test_a_gap_and_scores_that_nobody_asked_for_are_told_of(rig: RouterRig) -> N
         assert not effects.news and [alarm.kind for alarm in effects.alarms] == ["malformed scores of a prompt"]
 
 
-def test_what_is_known_is_not_asked_for_again(rig: RouterRig) -> None:
+def test_what_is_known_is_not_asked_for_again() -> None:
+    rig = RouterRig(max_attempts=2)
     first = rig.join("prefill", "p0")
     key = rig.open(PROMPT, sampling=SCORED)[0].key
     say(rig, first, key, 1, [-1.0, -2.0])
