@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core_rig import CoreKnobs
 from tests.support.sim.cluster import Cluster
-from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RouterPlan, draw_base, draw_request
+from tests.support.sim.plan import ClientPlan, ClusterPlan, FaultPlan, RequestPlan, RouterPlan, draw_base, draw_request
 
 CLIENTS = 32
 OTHER_ENDS = ("power loss", "partition", "freeze", "reset", "stop signal", "role change")
@@ -83,11 +83,16 @@ def test_every_stream_survives_one_node(transport: str, kind: str, victim: str) 
     assert max(client.ended_at for client in clients) - STRIKE_AT["prefill"] < MOST_S
 
 
+def read_by_an_encoder(request: RequestPlan) -> RequestPlan:
+    """Routers refuse to have such a prompt scored."""
+    return replace(request, encoder=True, sampling=replace(request.sampling, prompt_logprobs=-1))
+
+
 def test_what_a_decoder_said_is_no_encoder_s_input_elsewhere() -> None:
     """The next node gets the encoder's input and the decoder's text so far, and must not read the one as the other."""
     plan = plan_of(9)
     nodes = tuple(replace(node, knobs=replace(node.knobs, encoder=True)) for node in plan.nodes)
-    clients = tuple(replace(c, requests=tuple(replace(r, encoder=True) for r in c.requests)) for c in plan.clients)
+    clients = tuple(replace(c, requests=tuple(map(read_by_an_encoder, c.requests))) for c in plan.clients)
     cluster = run(replace(plan, nodes=nodes, clients=clients), "decode-0", "crash")
     assert [client.outcome for client in cluster.clients[:CLIENTS]] == ["done"] * CLIENTS
     assert sum(count for (_, _, how), count in cluster.watch.steps.items() if how == "retry") > 0
