@@ -43,16 +43,13 @@ class Results:
                 self._tokens_processed(req, result, index)
 
     def _scored(self, row_id: RowId, scores: PromptScores) -> None:
-        """Say what is new: a prompt that began again brings some a second time."""
+        """Say it, and that it has been said: a prompt that begins again is scored from there on."""
         req = self._queues.requests.get(row_id.key)
         if req is None or req.incarnation != row_id.incarnation or req.first_unscored is None:
             return
-        skip = req.first_unscored - scores.first
-        assert skip >= 0, f"{req.key}: prompt tokens {req.first_unscored} to {scores.first} were never scored"
-        if skip < len(scores.logprobs):
-            entries = entries_of(scores)[skip:]
-            self._queues.events.append(Scored(req.key, req.first_unscored, entries))
-            req.scored = req.first_unscored + len(entries)
+        assert scores.first == req.first_unscored, f"{req.key}: {scores.first} scored, not {req.first_unscored}"
+        self._queues.events.append(Scored(req.key, scores.first, entries_of(scores)))
+        req.scored = scores.first + len(scores.logprobs)
 
     def _chunk_processed(self, req: Request, committed: int) -> None:
         self._computed(req, committed)

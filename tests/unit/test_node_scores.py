@@ -8,13 +8,14 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import MAX_TOP_LOGPROBS
-from shared.node.convert import SCORES_BYTES, scores_of
+from shared.node.convert import SCORES_BYTES, request_of, scores_of
 from shared.sched.events import Scored
 from shared.wire.codec import encode
-from shared.wire.messages import Scores, TokenLogprob
+from shared.wire.messages import Offer, Scores, TokenLogprob
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.faulty_pair import LONG, job
 from tests.support.node_pair import Net, assert_clean, expected, make_node, sibling
+from tests.support.wire_samples import MESSAGES
 
 LENGTH = 70
 
@@ -48,6 +49,11 @@ def test_a_prompt_that_is_handed_over_is_scored_by_its_prefill_node_alone() -> N
     assert {source for source, _, message in net.seen if isinstance(message, Scores)} == {"p@1"}
     assert net.router.streams[key] == expected(scored())
     assert_clean(p, d)
+
+
+def test_a_decode_node_that_computes_a_prompt_again_does_not_score_it_again() -> None:
+    offer = next(message for message in MESSAGES if isinstance(message, Offer))
+    assert offer.sampling.prompt_logprobs >= 0 and request_of(offer, 0, 0.0).first_unscored is None
 
 
 @pytest.mark.parametrize("num_top", [0, 5, MAX_TOP_LOGPROBS])
