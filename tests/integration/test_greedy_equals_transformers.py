@@ -12,11 +12,10 @@ from shared.config.model_path import bundled_gguf
 from shared.kv.pool import KVPool
 from shared.model.interface import Model, ModelInputs
 from shared.model.load import load_model
-from shared.model.opened import LoadOptions, open_model
-from shared.model.safetensors_folder import hf_name
+from shared.model.opened import LoadOptions
+from tests.support.transformers_model import default_model_in_transformers
 
 PAGE_SIZE, NEW_TOKENS, TIE = 16, 64, 1e-4
-PARTS = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
 TOPICS = ("the tide", "a relay race", "sourdough bread", "the number pi", "a lighthouse", "compound interest", "owls")
 ASKS = ("Explain {} to a child.", "Write a short story about {}.", "List five facts about {}.")
 PROMPTS = [ask.format(topic) for topic in TOPICS for ask in ASKS][:20]
@@ -24,29 +23,7 @@ PROMPTS = [ask.format(topic) for topic in TOPICS for ask in ASKS][:20]
 
 @pytest.fixture(scope="module")
 def network() -> transformers.PreTrainedModel:
-    source = open_model(bundled_gguf())
-    config = source.config
-    state = {
-        hf_name(name): source.tensor(name)
-        for name in ["embed", "norm", *(f"layers.{n}.{part}" for n in range(config.num_layers) for part in PARTS)]
-    }
-    state[hf_name("head")] = state[hf_name("embed")]
-    network = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.max_context,
-            rms_norm_eps=config.rms_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-            tie_word_embeddings=True,
-        )
-    )
-    network.load_state_dict(state)
-    return network.eval()
+    return default_model_in_transformers()
 
 
 @pytest.fixture(scope="module")
