@@ -116,7 +116,7 @@ def around(tally: Tally, client: openai.OpenAI) -> None:
         refused(openai.NotFoundError, None, lambda: client.embeddings.create(model=tally.model, input="x"))
         refused(openai.NotFoundError, None, lambda: client.responses.create(model=tally.model, input="x"))
     with tally.check("a stream hung up"):
-        with greedy(tally, client, stream=True, max_tokens=2000) as stream:
+        with greedy(tally, client, stream=True, max_tokens=900) as stream:
             next(iter(stream))
         assert greedy(tally, client).choices[0].finish_reason == "length"
 

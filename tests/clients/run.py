@@ -107,7 +107,7 @@ def lines_of(path: Path) -> list[str]:
 def show(outcomes: Sequence[Outcome], console: Console) -> None:
     table = Table("client", "version", "tried", "result")
     for outcome in outcomes:
-        row = (outcome.client.name, outcome.version, ", ".join(outcome.checks), outcome.verdict)
+        row = (outcome.client.name, outcome.version, "; ".join(outcome.checks), outcome.verdict)
         table.add_row(*(text.replace("[", "\\[") for text in row))
     console.print(table)
 

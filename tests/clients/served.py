@@ -14,7 +14,8 @@ from shared.config.model_path import bundled_gguf
 from tests.support.cluster import baton_up
 
 MODEL = "smollm2"
-FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB")  # float32: a greedy answer is always the same
+# float32: a greedy answer is always the same. The short context bounds an answer of no given length.
+FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB", "--max-context", "1024")
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def test_one_failure_is_in_the_table_and_in_the_status(
         monkeypatch.setattr(run, "try_client", lambda *_, outcome=outcome: outcome)
         assert run.main(["curl"]) == status
     shown = capsys.readouterr().out
-    assert "passed" in shown and "failed: stream: no [DONE]" in shown and "chat, stream" in shown
+    assert "passed" in shown and "failed: stream: no [DONE]" in shown and "chat; stream" in shown
 
 
 def test_every_client_has_a_program_and_a_pinned_version() -> None:
