@@ -14,7 +14,8 @@ def main(tally: Tally) -> None:
     for endpoint in ("chat", "completions"):
         with tally.check(f"{endpoint}, streaming"):
             report = profile(tally, endpoint)
-            assert report["request_count"]["avg"] == NUM_REQUESTS and not report.get("error_summary"), report
+            assert not report["error_summary"], report["error_summary"]
+            assert report["request_count"]["avg"] == NUM_REQUESTS
             assert report["time_to_first_token"]["count"] == NUM_REQUESTS
             assert report["output_sequence_length"]["avg"] == NUM_TOKENS
 

@@ -42,7 +42,7 @@ def check_report(report: dict[str, Any]) -> None:
     assert report["benchmarks"], "no benchmark in the report"
     for benchmark in report["benchmarks"]:
         requests = benchmark["requests"]
-        assert not requests["errored"], requests["errored"][0]
+        assert not requests["errored"], requests["errored"][0]["info"]["error"]
         assert requests["successful"], "no request succeeded"
         assert {one["output_tokens"] for one in requests["successful"]} == {NUM_TOKENS}
 

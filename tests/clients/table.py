@@ -1,5 +1,7 @@
 """The clients that others wrote, and their versions: all that `python -m tests.clients.run` installs and runs.
 
+A package that constraints.txt has, too, has the same version here.
+
 Not here yet: lm-eval's log-likelihood tasks. They come with echo logprobs on /v1/completions, which is not served.
 """
 
@@ -27,13 +29,13 @@ class Client:
 
 CLIENTS = (
     Client("curl", "curl_lines.py", kind=Kind.ON_PATH),
-    Client("openai", "openai_sdk.py", ("openai==3.51.0",)),  # the version that constraints.txt has
+    Client("openai", "openai_sdk.py", ("openai==3.51.0",)),
     Client("openai-npm", "openai_npm.mjs", ("openai@7.57.0",), Kind.NPM),
     Client("litellm", "litellm_calls.py", ("litellm==1.106.2",)),
     Client("llm", "llm_prompts.py", ("llm==0.36",)),
     Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),
     Client("guidellm", "guidellm_benchmark.py", ("guidellm==0.8.1",)),
-    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13",)),
+    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
 )
 
 

@@ -53,21 +53,22 @@ class Tally:
         done = subprocess.run([str(tool), *arguments], capture_output=True, text=True, **more)
         if done.returncode:
             raise RuntimeError(f"{Path(tool).name} ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
-        return done.stdout
+        printed: str = done.stdout
+        return printed
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the server without any client: what a client's answers are compared with."""
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        request = urllib.request.Request(self.url + path, json.dumps({"model": self.model, **body}).encode(), headers)
         with urllib.request.urlopen(request) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
 
 def reason_of(error: Exception) -> str:
-    """A bare assert says nothing: its line of source does."""
+    """Return one line of text. A bare assert says nothing: its line of source does."""
     where = traceback.extract_tb(error.__traceback__)[-1]
-    text = str(error) or where.line or ""
+    text = " ".join((str(error) or where.line or "").split())
     return f"{type(error).__name__}: {text}"[:MAX_SHOWN]
 
 

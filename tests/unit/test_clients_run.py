@@ -19,7 +19,8 @@ from tests.clients.served import Served
 from tests.clients.table import CLIENTS, Client, Kind
 from tests.support.patience import HANG_GUARD_S
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "clients"
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "clients"
 HEAD = (
     f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\nfrom tally import from_arguments\ntally = from_arguments()\n"
 )
@@ -141,6 +142,16 @@ def test_every_client_has_a_program_and_a_pinned_version() -> None:
         assert (PROGRAMS / client.program).is_file(), client
         assert client.kind is Kind.ON_PATH or all(char.isdigit() for char in version_of(client).replace(".", ""))
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
+
+
+def test_versions_are_those_of_the_constraints() -> None:
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if "==" in line
+    )
+    packages = dict(package.split("==") for client in CLIENTS for package in client.packages if "==" in package)
+    shared = packages.keys() & pinned.keys()
+    assert "openai" in shared
+    assert {name: packages[name] for name in shared} == {name: pinned[name] for name in shared}
 
 
 def test_brackets_of_an_error_are_no_markup() -> None:
