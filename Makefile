@@ -8,8 +8,9 @@ FAULTS ?=
 SECONDS ?= 600
 BODIES ?= 1000000
 SEED ?=
+NAMES ?=
 
-.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clean
+.PHONY: help setup run test test-fast test-long bench lint mutants mutants-sampled sim soak fuzz bodies drill clients clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make fuzz       a node with a key says anything to everybody for SECONDS=600; nobody may end, trip or leak; SEED=n"
 	@echo "make bodies     BODIES=1000000 mutated request bodies; no 5xx, nothing hangs, memory stays flat; SEED=n"
 	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
+	@echo "make clients    clients that others wrote against a running Baton; installs gigabytes into build; NAMES='openai llm'"
 	@echo "make clean      remove what building and testing left (not $(VENV))"
 
 setup:
@@ -70,6 +72,9 @@ bodies: setup
 
 drill: setup
 	@$(BIN)/python tests/tiers.py drill
+
+clients: setup
+	@$(BIN)/python -m tests.clients.run $(NAMES)
 
 clean:
 	rm -rf build dist bench-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

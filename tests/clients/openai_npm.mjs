@@ -1,0 +1,99 @@
+// The openai SDK for Node: the short list of openai_sdk.py. It writes the same lines that tally.py writes.
+
+import assert from "node:assert/strict";
+import { appendFileSync } from "node:fs";
+import { join } from "node:path";
+import OpenAI from "openai";
+
+const [url, model, , folder] = process.argv.slice(2);
+const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
+const SKY = [{ role: "user", content: "Why is the sky blue?" }];
+const FRANCE = { model, prompt: "The capital of France is", max_tokens: 12, temperature: 0 };
+const CALL = { id: "call_1", type: "function", function: { name: "weather", arguments: '{"city": "Paris"}' } };
+const AGENT = [
+  { role: "developer", content: "Answer briefly." },
+  { role: "user", content: [{ type: "text", text: "How warm is it in Paris?" }] },
+  { role: "assistant", content: null, tool_calls: [CALL] },
+  { role: "tool", tool_call_id: "call_1", content: "21 degrees" },
+];
+
+async function check(name, tried) {
+  let failure = "";
+  try {
+    await tried();
+  } catch (error) {
+    failure = `${error.name}: ${error.message}`.slice(0, 600);
+  }
+  appendFileSync(join(folder, "results.jsonl"), JSON.stringify({ check: name, failure }) + "\n");
+}
+
+function greedy(more = {}, options = {}) {
+  return client.chat.completions.create({ model, messages: SKY, max_tokens: 24, temperature: 0, ...more }, options);
+}
+
+async function all(stream) {
+  const chunks = [];
+  for await (const chunk of stream) chunks.push(chunk);
+  return chunks;
+}
+
+let text = "";
+
+await check("chat", async () => {
+  const whole = await greedy();
+  text = whole.choices[0].message.content;
+  assert.equal(whole.choices[0].finish_reason, "length");
+  assert.equal(whole.usage.completion_tokens, 24);
+});
+await check("chat, stream", async () => {
+  const chunks = await all(await greedy({ stream: true }));
+  assert.equal(chunks.map((chunk) => chunk.choices[0].delta.content ?? "").join(""), text);
+  assert.equal(chunks.at(-1).choices[0].finish_reason, "length");
+});
+await check("stream with usage", async () => {
+  const last = (await all(await greedy({ stream: true, stream_options: { include_usage: true } }))).at(-1);
+  assert.deepEqual([last.choices, last.usage.completion_tokens], [[], 24]);
+});
+await check("completions", async () => {
+  const whole = (await client.completions.create(FRANCE)).choices[0].text;
+  const chunks = await all(await client.completions.create({ ...FRANCE, stream: true }));
+  assert.match(whole, /Paris/);
+  assert.equal(chunks.map((chunk) => chunk.choices[0].text).join(""), whole);
+});
+await check("logprobs", async () => {
+  const tokens = (await greedy({ logprobs: true, top_logprobs: 2 })).choices[0].logprobs.content;
+  assert.equal(Buffer.from(tokens.flatMap((token) => token.bytes)).toString(), text);
+});
+await check("n", async () => {
+  const choices = (await greedy({ n: 3, temperature: 1, seed: 7 })).choices;
+  assert.deepEqual(choices.map((choice) => choice.index), [0, 1, 2]);
+  assert.equal(new Set(choices.map((choice) => choice.message.content)).size, 3);
+});
+await check("stop", async () => {
+  const word = text.split(" ")[3];
+  const choice = (await greedy({ stop: word })).choices[0];
+  assert.deepEqual([choice.finish_reason, choice.message.content], ["stop", text.slice(0, text.indexOf(word))]);
+});
+await check("an agent's history", async () => {
+  assert.ok((await greedy({ messages: AGENT })).usage.prompt_tokens > 20);
+});
+await check("models", async () => {
+  assert.ok((await all(await client.models.list())).some((one) => one.id === model));
+  assert.equal((await client.models.retrieve(model)).id, model);
+});
+await check("headers of withResponse", async () => {
+  const answer = await greedy({ max_tokens: 2 }, { headers: { "X-Request-Id": "mine-17" } }).withResponse();
+  assert.equal(answer.response.headers.get("x-request-id"), "mine-17");
+  assert.equal(answer.request_id, "mine-17");
+});
+await check("errors by type", async () => {
+  await assert.rejects(greedy({ model: "other" }), OpenAI.NotFoundError);
+  await assert.rejects(greedy({ max_tokens: -1 }), (error) => {
+    return error instanceof OpenAI.BadRequestError && error.param === "max_tokens";
+  });
+  await assert.rejects(client.responses.create({ model, input: "x" }), OpenAI.NotFoundError);
+});
+await check("a stream hung up", async () => {
+  for await (const _ of await greedy({ stream: true, max_tokens: 900 })) break;
+  assert.equal((await greedy()).choices[0].finish_reason, "length");
+});

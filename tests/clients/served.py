@@ -1,0 +1,52 @@
+"""The cluster that the clients meet, and the tokenizer of its model for those that count tokens themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.text.gguf_tokenizer import build_tokenizer, read_metadata
+from shared.config.model_path import bundled_gguf
+from tests.support.cluster import baton_up
+
+MODEL = "smollm2"
+# float32: a greedy answer is always the same. The short context bounds an answer of no given length.
+FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB", "--max-context", "1024")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`folder`: gone with the cluster; each client gets a folder in it."""
+
+    url: str
+    tokenizer: Path
+    folder: Path
+    model: str = MODEL
+
+
+@contextlib.contextmanager
+def served() -> Iterator[Served]:
+    with tempfile.TemporaryDirectory(prefix="baton-clients-") as name:
+        folder = Path(name)
+        with baton_up(folder / "up.log", *FLAGS) as cluster:
+            yield Served(cluster.url, write_tokenizer(folder / "tokenizer"), folder)
+
+
+def write_tokenizer(folder: Path) -> Path:
+    """Write what `transformers.AutoTokenizer` reads."""
+    metadata = read_metadata(bundled_gguf())
+    tokens = metadata["tokenizer.ggml.tokens"]
+    facts = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[metadata["tokenizer.ggml.eos_token_id"]],
+        "chat_template": metadata["tokenizer.chat_template"],
+    }
+    folder.mkdir()
+    build_tokenizer(metadata).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    return folder

@@ -1,0 +1,45 @@
+"""The clients that others wrote, and their versions: all that `python -m tests.clients.run` installs and runs.
+
+A package that constraints.txt has, too, has the same version here.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    PIP = "pip"
+    NPM = "npm"
+    ON_PATH = "on the machine's path"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """`packages`: what is installed, the client itself first, each with its version. `program`: what tries it."""
+
+    name: str
+    program: str
+    packages: tuple[str, ...] = ()
+    kind: Kind = Kind.PIP
+
+
+CLIENTS = (
+    Client("curl", "curl_lines.py", kind=Kind.ON_PATH),
+    Client("openai", "openai_sdk.py", ("openai==3.51.0",)),
+    Client("openai-npm", "openai_npm.mjs", ("openai@7.57.0",), Kind.NPM),
+    Client("litellm", "litellm_calls.py", ("litellm==1.106.2",)),
+    Client("llm", "llm_prompts.py", ("llm==0.36",)),
+    Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),
+    Client("guidellm", "guidellm_benchmark.py", ("guidellm==0.8.1",)),
+    Client("lm-eval", "lm_eval_tasks.py", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
+)
+
+
+def named(name: str) -> Client:
+    """Return the client of this name. Raise ValueError that lists them."""
+    for client in CLIENTS:
+        if client.name == name:
+            return client
+    raise ValueError(f"no client {name!r}; there are {', '.join(client.name for client in CLIENTS)}")
