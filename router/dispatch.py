@@ -94,6 +94,7 @@ class Dispatcher:
             deadline=now + self._limits.request_timeout_s,
             sequences=sequences,
             adapter=new.adapter,
+            lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 
     def cancel(self, rids: Iterable[str], now: float) -> Effects:

@@ -10,7 +10,7 @@ from router.faults import error_of_end, is_node_fault, is_partners
 from router.journal import Journal, OpenRequest
 from router.pairs import Pairs
 from router.registry import RegisteredNode, Registry
-from shared.core.errors import BatonError, HandoffFailed, NodeDraining, PeerUnreachable
+from shared.core.errors import BatonError, HandoffFailed, NodeDraining, NodeLost, PeerUnreachable
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import Begun, Key, Scores, SequenceEnd, TokenRun, Tokens
 
@@ -75,6 +75,7 @@ class Progress:
         new = message.logprobs[known - message.first_pos : len(request.prompt_ids) - message.first_pos]
         if new:
             request.scores.extend(new)
+            request.lacks_scores = len(request.scores) + 1 < len(request.prompt_ids)
             effects.news.append(Scored(request.rid, new))
         return effects
 
@@ -101,7 +102,7 @@ class Progress:
             effects.alarms.append(Alarm("malformed token run", node.node_id))
             return
         sequence = request.sequences[key.seq_index]
-        if sequence.is_closed:
+        if sequence.is_closed or (request.lacks_scores and self._are_scores_lost(request, node, key, effects)):
             return
         if node is request.decode:
             request.begun_by_decode.add(key.seq_index)
@@ -116,6 +117,15 @@ class Progress:
         if end is not None or request.waits_for_prefill:
             self._after_progress(request, effects)
 
+    def _are_scores_lost(self, request: OpenRequest, node: RegisteredNode, key: Key, effects: Effects) -> bool:
+        """They go ahead of the first sequence's tokens, over one connection: what is not here by now was lost with a
+        full queue or a broken connection. The next attempt brings it."""
+        if key.seq_index:
+            return False
+        lost = NodeLost(f"what node {node.node_id} said of the prompt's tokens was lost")
+        self._attempts.resume_or_fail(request, lost, effects)
+        return True
+
     def _take_end(self, node: RegisteredNode, end: SequenceEnd, now: float, effects: Effects) -> None:
         request = self._find(node, end.key, effects)
         if request is None:
@@ -126,6 +136,8 @@ class Progress:
         error = error_of_end(end, node.node_id)
         if error is not None:
             self._ended_badly(request, node, error, effects)
+            return
+        if request.lacks_scores and self._are_scores_lost(request, node, end.key, effects):
             return
         node.breaker.succeeded()
         sequence.end = end

@@ -19,7 +19,7 @@ from router.registry import RegisteredNode
 from router.text.hashlm import HashTokenizer
 from shared.core.sampling_params import SamplingParams
 from shared.wire.messages import Key, Scores, TokenLogprob
-from tests.support.router_rig import RouterRig, generates
+from tests.support.router_rig import RouterRig, generates, sibling
 
 PROMPT = [10, 11, 12, 13]
 SCORED = SamplingParams(max_tokens=2, prompt_logprobs=1)
@@ -84,6 +84,33 @@ def test_what_is_known_is_not_asked_for_again() -> None:
     other = rig.registry.named("p1")
     assert other is not None
     assert values_of(say(rig, other, again.key, 3, [-3.0])) == [-3.0]
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_a_first_token_or_an_end_ahead_of_scores_shows_that_they_were_lost(has_tokens: bool) -> None:
+    rig = RouterRig(max_attempts=2)
+    node = rig.join("prefill", "p")
+    key = rig.open(PROMPT, sampling=SCORED)[0].key
+    say(rig, node, key, 1, [-1.0])
+    effects = rig.run(node, key, 0, [20]) if has_tokens else rig.end(node, key, 2)
+    (again,) = generates(effects)
+    assert not effects.news and again.scored == 2 and again.output_ids == [[]]
+    assert values_of(say(rig, node, again.key, 2, [-2.0, -3.0])) == [-2.0, -3.0]
+    assert rig.run(node, again.key, 0, [20]).news
+
+
+def test_another_sequence_may_speak_before_the_first_has_scored_the_prompt() -> None:
+    rig = RouterRig(max_attempts=2)
+    node = rig.join("prefill", "p")
+    key = rig.open(PROMPT, n=2, sampling=SCORED)[0].key
+    assert rig.run(node, sibling(key, 1), 0, [20]).news
+    assert len(values_of(say(rig, node, key, 1, [-1.0, -2.0, -3.0]))) == 3
+
+
+def test_a_prompt_of_one_token_has_nothing_to_be_scored(rig: RouterRig) -> None:
+    node = rig.join("prefill", "p")
+    key = rig.open(PROMPT[:1], sampling=SCORED)[0].key
+    assert rig.run(node, key, 0, [20]).news
 
 
 # ---- answers
