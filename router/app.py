@@ -32,7 +32,8 @@ from router.text.interface import TextModel
 from router.text.load import load_text_model
 from shared.config.processes import RouterProcessConfig
 from shared.core.errors import ConfigError
-from shared.observe.log import Logger, capture_libraries
+from shared.observe.library_logs import capture_libraries
+from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink

@@ -46,7 +46,8 @@ from shared.node.node import Node
 from shared.node.routers import Routers
 from shared.node.side import Side
 from shared.node.tombstones import Tombstones
-from shared.observe.log import Logger, capture_libraries
+from shared.observe.library_logs import capture_libraries
+from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.ranks.leader import RankProcesses

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-import logging
 import re
 import traceback
 from collections.abc import Callable
@@ -104,24 +103,3 @@ def quoted(text: str) -> str:
     if len(text) > MAX_VALUE_CHARS:
         text = f"{text[:MAX_VALUE_CHARS]}... ({len(text)} characters)"
     return text if PLAIN.fullmatch(text) else json.dumps(text)
-
-
-class StdlibHandler(logging.Handler):
-    """Brings the records of libraries that use the standard logging (uvicorn, transformers) into our lines."""
-
-    def __init__(self, log: Logger) -> None:
-        super().__init__(level=logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        level = "error" if record.levelno >= logging.ERROR else "warning"
-        error = record.exc_info[1] if record.exc_info else None
-        fields: dict[str, object] = {"logger": record.name} | ({"error": error} if error else {})
-        self._log.write(level, record.getMessage(), fields)
-
-
-def capture_libraries(log: Logger) -> None:
-    """Called once by an app: warnings and errors of libraries come as our lines, Python's own warnings too."""
-    root = logging.getLogger()
-    root.handlers[:] = [StdlibHandler(log)]
-    logging.captureWarnings(True)

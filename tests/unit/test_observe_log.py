@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from shared.core.keys import RequestKey
-from shared.observe.log import Logger, capture_libraries
+from shared.observe.library_logs import capture_libraries
+from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 
 
@@ -121,6 +122,20 @@ def test_libraries_speak_through_our_lines(root_logger):
     assert "WARNING decode-0 slow client logger=uvicorn.error" in lines[0]
     assert "ERROR   decode-0 failed logger=x" in lines[1] and "OSError: gone" in lines[1]
     assert "old api" in lines[2] and len(lines) == 3
+
+
+def test_what_a_client_can_provoke_again_and_again_is_one_line(root_logger):
+    log, stream = make()
+    capture_libraries(log)
+    for _ in range(100):
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    for number in range(3):
+        logging.getLogger("uvicorn.error").error("failed %d", number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for word in ("old", "older"):
+            warnings.warn(word, stacklevel=1)
+    assert len(stream.getvalue().splitlines()) == 1 + 3 + 2
 
 
 class Clock:
