@@ -14,13 +14,13 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
-from shared.engine.plan import Admission, HistorySeed, RowId, StepPlan
+from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPlan
 from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 
-FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch)
+FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch, ScoreShare)
 VALUES = (int, float, str, bytes, bool, type(None), np.integer)
 
 
