@@ -12,7 +12,7 @@ from router.effects import News
 
 
 class Mailbox:
-    """One per HTTP request. Bounded by the request's own max_tokens; owned by the event loop's thread."""
+    """One per HTTP request. Bounded by the request's own max_tokens and prompt; owned by the event loop's thread."""
 
     __slots__ = ("_news", "_waiter", "answer_id", "rids")
 

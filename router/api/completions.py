@@ -49,11 +49,14 @@ class Completions:
             raise InvalidRequest("best_of is supported only when it equals n", param="best_of")
         resolver.check_shared(body)
         wanted, largest = body.max_tokens, contexts.largest
+        num_answer = DEFAULT_TOKENS if wanted is None else max(1, wanted)
+        is_scored = body.echo and body.logprobs is not None  # then text and offsets are made of the same ids
         prompts = []
         for ids, text in resolver.prompts(body.prompt, add_special=body.add_special_tokens is not False):
-            kept = resolver.truncated(ids, body.truncate_prompt_tokens, wanted or DEFAULT_TOKENS, largest)
+            kept = resolver.truncated(ids, body.truncate_prompt_tokens, num_answer, largest)
             resolver.check_length(kept, "prompt", largest)
-            prompts.append((kept, resolver.echo(kept, text, is_whole=kept == ids) if body.echo else ""))
+            echo = resolver.echo(kept, text, is_whole=kept == ids and not is_scored) if body.echo else ""
+            prompts.append((kept, echo))
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         max_tokens = resolver.max_tokens(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
         num_logprobs = -1 if body.logprobs is None else body.logprobs

@@ -22,8 +22,8 @@ Made from the tables that the parser is made from (`python -m router.api.field_p
   and `baton_ignored_fields_total` counts them. With `--strict-fields` an unknown one is refused.
 - A field that would change the answer in a way we can't is refused with a 400 that names it, unless its value asks for
   nothing (`false`, `0`, `""`, `[]`, `{}`).
-- `X-Request-Id` is returned as it came, or made, and stands in the router's log beside what failed. The field
-  `request_id` wins over it.
+- `X-Request-Id` is returned (128 printable characters of it), or made, and stands in the router's log beside what
+  failed. The field `request_id` wins over it.
 - A stream whose prompt waits says `: waiting` every three seconds, a comment that clients pass over.
 """
 

@@ -82,6 +82,7 @@ class Generation:
         self._cached = [0] * len(plan.jobs)
         self._job_of: dict[str, int] = {}
         self._num_open = num_choices
+        self._num_waiting = num_choices  # for their first token
         self._has_token = False
         self._prompts = Prompts(plan, tokenizer)
 
@@ -126,31 +127,43 @@ class Generation:
         while self._num_open:
             for index, delta in self._absorb(await mailbox.take()).items():
                 totals[index].add(delta)
+        is_long = self._plan.sampling.prompt_logprobs >= 0  # a thread writes it, so that no other stream waits
+        data = await asyncio.to_thread(self._written, totals) if is_long else self._written(totals)
+        await connection.answer(200, data)
+
+    def _written(self, totals: Sequence[Delta]) -> bytes:
+        """Return the whole answer."""
         choices = [self._shape.whole(index, delta, self._prompt_shown(index)) for index, delta in enumerate(totals)]
-        await connection.answer(200, self._encode(self._shape.object, choices, usage=self._usage(), is_first=True))
+        return self._encode(self._shape.object, choices, usage=self._usage(), is_first=True)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Headers wait a moment for the first news, so that a request that fails at once is no 200. Then comments
-        keep the connection alive while the prompt waits."""
-        first = await news_within(PING_S, mailbox)
-        if first is None:
-            await connection.start(200, SSE_HEADERS)
-        while first is None:
-            await connection.write(PING)
-            first = await news_within(PING_S, mailbox)
-        deltas = self._absorb(first)
+        """Headers wait a moment for the first news, so that a request that fails at once is no 200."""
+        deltas = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:
-            self._add(deltas, self._absorb(await mailbox.take()))
-        data = self._opening() + self._events(deltas)
+            self._add(deltas, self._absorb(await self._next(connection, mailbox)))
+        is_long = self._plan.show.echoes_logprobs
+        data = await asyncio.to_thread(self._opening) if is_long else self._opening()
+        data += self._events(deltas)
         if connection.status is None:
             await connection.start(200, SSE_HEADERS)
         while self._num_open:
             if data:
                 await connection.write(data)
-            data = self._events(self._absorb(await mailbox.take()))
+            data = self._events(self._absorb(await self._next(connection, mailbox)))
         if self._plan.show.usage is not UsageShown.NEVER:
             data += sse_event(self._encode(self._shape.chunk_object, [], usage=self._usage()))
         await connection.write(data + DONE_EVENT, last=True)
+
+    async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
+        """Wait for news. While a prompt waits, comments keep the connection alive."""
+        while self._num_waiting:
+            news = await news_within(PING_S, mailbox)
+            if news is not None:
+                return news
+            if connection.status is None:
+                await connection.start(200, SSE_HEADERS)
+            await connection.write(PING)
+        return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> dict[int, Delta]:
         """What a batch adds to each choice. Raises the error of a request that failed."""
@@ -181,12 +194,11 @@ class Generation:
         if update.ids:
             self._observe(index, len(update.ids), now)
         delta = Delta() if self._plan.show.hides_answer else choice.feed(update.ids, update.logprobs)
-        if self._plan.show.hides_answer:
-            delta.add(choice.finish(FinishReason.LENGTH))
         if update.end is not None:
             self._note_cached(update.rid, update.end.cached_tokens)
             if choice.finish_reason is None:
-                delta.add(choice.finish(FinishReason(update.end.reason)))
+                reason = FinishReason.LENGTH if self._plan.show.hides_answer else FinishReason(update.end.reason)
+                delta.add(choice.finish(reason))
         if choice.finish_reason is not None:
             self._num_open -= 1
             if update.end is None:
@@ -199,6 +211,7 @@ class Generation:
             self._has_token = True
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]
+        self._num_waiting -= not before
         self._last_token_at[index] = now
         if before:
             for _ in range(num_tokens):

@@ -26,7 +26,7 @@ from router.api.resolve import Resolver
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.gateway import Gateway
 from router.registry import Registry
-from shared.core.errors import ModelNotFound
+from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
@@ -114,8 +114,12 @@ class Handlers:
 
     async def detokenize(self, connection: Connection) -> None:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
-        body = self._parsed(self._detokenize, raw, connection)
-        await connection.answer(200, msgspec.json.encode(detokenized(body, self._resolver)))
+
+        def work() -> bytes:
+            body = self._parsed(self._detokenize, raw, connection)
+            return msgspec.json.encode(detokenized(body, self._resolver))
+
+        await connection.answer(200, await in_time(raw, work))
 
     async def models(self, connection: Connection) -> None:
         await connection.answer(200, msgspec.json.encode({"object": "list", "data": self._model_cards()}))
@@ -175,4 +179,7 @@ class Handlers:
 
 async def in_time(raw: bytes, work: Callable[[], T]) -> T:
     """Short bodies at once, long ones on a thread, so that tokenizing never stops the other streams."""
-    return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
+    try:
+        return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
+    except RecursionError:  # what JSON can hold may be too deep for a template
+        raise InvalidRequest("the request body is nested too deeply") from None

@@ -11,13 +11,16 @@ from router.api.fields import FieldTable
 IGNORED = b"x-baton-ignored-fields"
 MAX_NAMES = 16
 MAX_CHARS = 64  # of one name
+MAX_BYTES = 1024  # of all: proxies take no long headers
 SAFE = "[]._-"  # beside letters and digits
 
 
 def names_in_header(names: Sequence[str]) -> bytes:
     """Return the first names, escaped and separated by commas; `...` when there are more."""
     shown = [quote(name[:MAX_CHARS], safe=SAFE, errors="replace") for name in names[:MAX_NAMES]]
-    return ",".join([*shown, *(["..."] if len(names) > MAX_NAMES else [])]).encode("ascii")
+    while len(",".join(shown)) > MAX_BYTES:
+        shown.pop()
+    return ",".join([*shown, *(["..."] if len(names) > len(shown) else [])]).encode("ascii")
 
 
 def known_fields(tables: Iterable[FieldTable[Any]]) -> frozenset[str]:

@@ -19,7 +19,7 @@ from shared.core.errors import InvalidRequest
 _PATH = re.compile(r"^(.*?) - at `\$\.?(.*)`$", re.DOTALL)
 _NAMED = re.compile(r"(?:unknown|required) field `(.*)`$", re.DOTALL)
 MAX_SHOWN = 200
-MAX_PRUNED = 1000  # names of unknown fields that are kept; the rest is dropped unnamed
+MAX_PRUNED = 1000  # names of unknown fields inside others that are kept; the rest is dropped unnamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def prune_object(value: dict[str, Any], struct: inspect.StructType, path: str, u
             kept[name] = prune(item, fields[name], joined(path, name), unknown)
         elif name == struct.tag_field:
             kept[name] = item
-        elif len(unknown) < MAX_PRUNED:
+        elif not path or len(unknown) < MAX_PRUNED:
             unknown.append(joined(path, shorten(name)))
     return kept
 

@@ -22,6 +22,7 @@ class Prompts:
         self._plan = plan
         self._tokenizer = tokenizer
         self._scores: list[list[TokenLogprob]] = [[] for _ in plan.jobs]
+        self._shown: dict[int, PromptShown] = {}
 
     def add(self, job: int, scores: Sequence[TokenLogprob]) -> None:
         self._scores[job].extend(scores)
@@ -34,7 +35,12 @@ class Prompts:
         return all(len(job.ids) == len(own) + 1 for job, own in zip(self._plan.jobs, self._scores, strict=True))
 
     def shown(self, job: int) -> PromptShown:
-        """Return what choices of a prompt show of it."""
+        """Return what choices of a prompt show of it, once all its scores are here."""
+        if job not in self._shown:
+            self._shown[job] = self._make(job)
+        return self._shown[job]
+
+    def _make(self, job: int) -> PromptShown:
         own, show = self._plan.jobs[job], self._plan.show
         return PromptShown(
             echo=own.echo,

@@ -123,7 +123,7 @@ class Resolver:
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
-        self._check_scores(body, scores)
+        self._check_scores(body, scores, sum(len(ids) for ids, _ in prompts))
         model = body.model or self.model_name
         # one seed for all prompts if the client gave it, so that each can be repeated alone
         jobs = tuple(PromptJob(ids=ids, seed=_seed(body.seed), echo=echo) for ids, echo in prompts)
@@ -148,9 +148,12 @@ class Resolver:
             ),
         )
 
-    def _check_scores(self, body: GenerationFields, num_scores: int) -> None:
+    def _check_scores(self, body: GenerationFields, num_scores: int, num_tokens: int) -> None:
+        name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
+        if num_tokens * (num_scores + 1) * (body.n or 1) > self.limits.max_scores:
+            most = self.limits.max_scores
+            raise InvalidRequest(f"{name} asks for more than {most} log-probabilities of the prompt", param=name)
         if num_scores >= 0 and self.text.tokenizer.facts.start_ids:
-            name = "echo" if body.prompt_logprobs is None else "prompt_logprobs"
             raise InvalidRequest("a model with an encoder does not say how likely a prompt is", param=name)
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequest("prompt_logprobs needs an answer that is not streamed", param="prompt_logprobs")

@@ -325,6 +325,7 @@ class LimitsConfig:
     max_stop_strings: int = option(16, "stop strings in one request", low=1, high=256)
     max_stop_chars: int = option(256, "characters in one stop string", low=1, high=65536)
     max_logit_bias: int = option(300, "tokens in logit_bias", low=0, high=300)
+    max_scores: int = option(1 << 18, "log-probabilities of prompt tokens in one answer", low=0)
     max_open_requests: int = option(512, "requests open at a time; beyond it 429", low=1, high=65536)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from shared.sched.events import Emitted, Ended, PrefillDone, Scored
 from shared.wire.codec import key_of, sampling_of, to_wire
 from shared.wire.messages import MAX_TEXT, Generate, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun
 
-SCORES_BYTES = 128 * 1024  # most of one message: whoever waits behind it waits no longer
+SCORES_BYTES = 128 * 1024  # most of one message: what waits behind it waits for no more
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:

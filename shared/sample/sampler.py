@@ -18,7 +18,7 @@ import torch
 
 from shared.kernel.sample_cpu import GREEDY_BELOW, Outputs, RowParams, logprobs, sample_parallel, sample_serial
 from shared.sample.interface import History, SampleOutput, SamplingBatch
-from shared.sample.sampler_torch import sample_torch, with_logprobs_torch
+from shared.sample.sampler_torch import sample_torch, score_torch
 
 PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
 NO_TOKEN = -1  # in top_ids, where a row asked for fewer than the widest
@@ -82,7 +82,7 @@ def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput
     num_best = np.full(len(ids), min(num_top, logits.shape[1]), dtype=np.int32)
     if logits.device.type == "cpu":
         return with_logprobs(logits.contiguous().numpy(), num_best, ids.numpy())
-    return with_logprobs_torch(logits, num_best, ids)
+    return score_torch(logits, num_best, ids)
 
 
 def kernel_inputs(

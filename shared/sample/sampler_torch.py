@@ -25,6 +25,7 @@ from shared.kernel.sample_cpu import GREEDY_BELOW
 from shared.sample.interface import History, SampleOutput, SamplingBatch
 
 Rows = npt.NDArray[np.int64]
+SCORED_AT_ONCE = 256  # tokens of a prompt
 
 
 class _Group(NamedTuple):
@@ -235,3 +236,17 @@ def with_logprobs_torch(logits: torch.Tensor, num_best: npt.NDArray[np.int32], i
             best_ids[where, : ranking.shape[1]] = torch.where(wanted, ranking, -1)
             best[where, : ranking.shape[1]] = torch.where(wanted, log_probs.gather(1, ranking), 0.0)
     return SampleOutput(ids, chosen, best_ids, best)
+
+
+def score_torch(logits: torch.Tensor, num_best: npt.NDArray[np.int32], ids: torch.Tensor) -> SampleOutput:
+    """As `sampler.score`, some tokens at a time: sorting their logits takes several copies of them."""
+    parts = [
+        with_logprobs_torch(logits[some], num_best[some], ids[some])
+        for some in (slice(begin, begin + SCORED_AT_ONCE) for begin in range(0, len(ids), SCORED_AT_ONCE))
+    ]
+    return SampleOutput(
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.logprobs for part in parts]),
+        torch.cat([part.top_ids for part in parts]),
+        torch.cat([part.top_logprobs for part in parts]),
+    )

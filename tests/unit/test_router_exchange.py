@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +17,15 @@ from router.api.connection import Connection
 from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.api.generation import PING, Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.effects import Failure, Update
+from router.api.handlers import LONG_BODY_BYTES, in_time
+from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
 from router.text.hashlm import HashTokenizer
-from shared.core.errors import BatonError, HandoffFailed, Overloaded
+from shared.core.errors import BatonError, HandoffFailed, InvalidRequest, Overloaded
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
-from shared.wire.messages import Key, SequenceEnd
+from shared.wire.messages import Key, SequenceEnd, TokenLogprob
 
 
 class Exchange:
@@ -81,34 +84,42 @@ def test_a_failure_of_ours_is_logged_with_the_name_and_an_overload_is_not(error:
 class Waiting:
     """A gateway whose one request gets its news after some pings."""
 
-    def __init__(self, *news: Update | Failure) -> None:
-        self._news = news
+    def __init__(self, *news: Update | Failure | tuple[float, News]) -> None:
+        self._news = [one if isinstance(one, tuple) else (0.05, one) for one in news]
 
     def open(self, requests: Any, answer_id: str) -> Mailbox:
         mailbox = Mailbox(answer_id)
         mailbox.rids = ["r"]
-        asyncio.get_running_loop().call_later(0.05, lambda: [mailbox.put(one) for one in self._news])
+        for seconds, one in self._news:
+            asyncio.get_running_loop().call_later(seconds, mailbox.put, one)
         return mailbox
 
     def close(self, mailbox: Mailbox) -> None:
         pass
 
 
-def stream(gateway: Waiting, *, whole: bool = False) -> Exchange:
-    show = ShowOptions((), not whole, UsageShown.NEVER, return_token_ids=False, num_logprobs=-1)
-    plan = GenerationPlan("hashlm", (PromptJob([1], 0, ""),), 1, SamplingParams(max_tokens=5), show)
+SHOW = ShowOptions((), True, UsageShown.NEVER, return_token_ids=False, num_logprobs=-1)
+PLAN = GenerationPlan("hashlm", (PromptJob([1], 0, ""),), 1, SamplingParams(max_tokens=5), SHOW)
+
+
+def stream(gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN) -> Exchange:
+    plan = replace(plan, show=replace(plan.show, stream=plan.show.stream and not whole))
     tokenizer = HashTokenizer()
 
     async def work(connection: Connection) -> None:
-        metrics, shape = RequestMetrics(CollectorRegistry()), CompletionShape(tokenizer, show)
+        metrics, shape = RequestMetrics(CollectorRegistry()), CompletionShape(tokenizer, plan.show)
         await Generation(plan, shape, tokenizer, gateway, metrics, 0.0).run(connection)  # type: ignore[arg-type]
 
     return Exchange(work, (b"x-request-id", b"mine-7"))
 
 
+def token() -> Update:
+    return Update("r", 0, [65], [], None)
+
+
 def done() -> Update:
     key = Key("r", 1, "r", 0, 0)
-    return Update("r", 0, [65], [], SequenceEnd(key, "stop", 1, 0, "", ""))
+    return Update("r", 0, [65], [], SequenceEnd(key, "stop", 1, 1, "", ""))
 
 
 def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +138,37 @@ def test_what_fails_at_once_is_no_200_and_what_fails_late_is_logged(monkeypatch:
     assert "request=mine-7" in late.log.getvalue()
 
 
+def test_a_prompt_that_is_scored_and_one_that_waits_behind_another_are_waited_for_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generation, "PING_S", 0.01)
+    scored = SamplingParams(max_tokens=5, prompt_logprobs=0)
+    show = replace(SHOW, num_logprobs=0, echoes_logprobs=True)
+    entry = TokenLogprob(-1.0, (), ())
+    news = [(0.03, Scored("r", [entry])), (0.12, Scored("r", [entry])), (0.2, done())]
+    exchange = stream(Waiting(*news), plan=GenerationPlan("m", (PromptJob([65, 66, 67], 0, "abc"),), 1, scored, show))
+    pings = [index for index, part in enumerate(exchange.parts) if part == PING]
+    opening = next(index for index, part in enumerate(exchange.parts) if b"text_offset" in part)
+    assert len(pings) > 8 and pings[-1] > opening > pings[4], "before the opening and behind it"
+
+
+def test_of_an_answer_that_is_hidden_the_usage_counts_what_was_cached() -> None:
+    show = replace(SHOW, stream=False, hides_answer=True)
+    exchange = stream(Waiting((0.01, token()), (0.02, done())), plan=replace(PLAN, show=show))
+    answer = json.loads(exchange.parts[0])
+    assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
+    assert answer["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+
+
 def test_a_whole_answer_says_nothing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "PING_S", 0.01)
     assert len(stream(Waiting(done()), whole=True).parts) == 1
+
+
+@pytest.mark.parametrize("length", [1, LONG_BODY_BYTES])
+def test_what_is_too_deep_for_a_template_is_a_400(length: int) -> None:
+    def dive() -> None:
+        dive()
+
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        asyncio.run(in_time(b"x" * length, dive))

@@ -393,6 +393,35 @@ def test_null_is_absent(kind: Table) -> None:
         run(kind, {**BASES[kind], **nulls}, parsers)
 
 
+def test_a_refused_field_is_refused_behind_any_number_of_unknown_ones() -> None:
+    odd = [{"role": "user", "content": "x", "a": 1, "b": 2} for _ in range(800)]
+    with pytest.raises(InvalidRequest) as error:
+        run(CHAT, {"messages": odd, "tools": [{"type": "function"}]})
+    assert error.value.param == "tools"
+
+
+def test_a_prompt_s_scores_are_bounded() -> None:
+    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(max_scores=100))
+    for name, sent in (("echo", {"echo": True, "logprobs": 1}), ("prompt_logprobs", {"prompt_logprobs": 1})):
+        for body, fits in (
+            ({"prompt": "x" * 50}, True),
+            ({"prompt": ["x" * 26] * 2}, False),
+            ({"prompt": "x" * 26, "n": 2}, False),
+        ):
+            parsed: Any = PARSERS[COMPLETIONS].parse(json.dumps(sent | body).encode()).body
+            if fits:
+                Completions().plan(parsed, resolver, Contexts(CONTEXT, CONTEXT))
+                continue
+            with pytest.raises(InvalidRequest) as error:
+                Completions().plan(parsed, resolver, Contexts(CONTEXT, CONTEXT))
+            assert error.value.param == name
+
+
+def test_the_header_is_short() -> None:
+    header = names_in_header([f"{i}" + "é" * 60 for i in range(10)])
+    assert len(header) <= 1024 + len(",...") and header.endswith(b",...")
+
+
 def test_the_header_names_sixteen_and_nothing_odd() -> None:
     names = [f"x{i}\r\nSet-Cookie: é" for i in range(20)]
     header = names_in_header(ignored(CHAT, dict.fromkeys(names, 1)))

@@ -18,7 +18,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import reference_run
 from shared.node.core import NodeCore
 from shared.sample.sampler import score
-from shared.sample.sampler_torch import with_logprobs_torch
+from shared.sample.sampler_torch import SCORED_AT_ONCE, score_torch
 from shared.sched.events import Emitted, Scored
 from shared.wire.messages import TokenLogprob
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, draw_jobs, make_core
@@ -129,12 +129,13 @@ def test_what_somebody_has_already_is_not_scored_again_and_the_cache_spares_it(k
 
 
 def test_scores_on_tensors_are_those_of_the_kernels() -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits = torch.randn((9, 300), generator=generator) * 4
-    ids = torch.randint(0, 300, (9,), generator=generator)
+    """In as many parts as they take."""
+    count, generator = 2 * SCORED_AT_ONCE + 9, torch.Generator().manual_seed(3)
+    logits = torch.randn((count, 300), generator=generator) * 4
+    ids = torch.randint(0, 300, (count,), generator=generator)
     for num_top in (0, 1, 5, 300, 500):
         own = score(logits, ids, num_top)
-        other = with_logprobs_torch(logits, np.full(9, min(num_top, 300), np.int32), ids)
+        other = score_torch(logits, np.full(count, min(num_top, 300), np.int32), ids)
         assert torch.equal(own.logprobs, other.logprobs) and torch.equal(own.top_ids, other.top_ids)
         assert torch.equal(own.top_logprobs, other.top_logprobs)
         softmax = torch.log_softmax(logits.double(), dim=1).gather(1, ids.unsqueeze(1)).squeeze(1)
