@@ -56,11 +56,13 @@ def test_one_of_two_decode_nodes_is_lost_under_32_streams(cluster: Cluster, faul
         await wait_until(lambda: all_started(clients))
         os.kill(victim, fault)
 
-    asyncio.run(stream_all(cluster.url, clients, strike))
-    check_all(clients)
-    assert resumed(cluster) >= 8
-    if fault == signal.SIGSTOP:
-        os.kill(victim, signal.SIGCONT)
+    try:
+        asyncio.run(stream_all(cluster.url, clients, strike))
+        check_all(clients)
+        assert resumed(cluster) >= 8
+    finally:
+        if fault == signal.SIGSTOP:
+            os.kill(victim, signal.SIGCONT)  # a frozen process would outlive the test
     cluster.eventually(cluster.at_rest, "all pages and rows are back")
     assert cluster.pages_partition()
 
