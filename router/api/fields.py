@@ -113,7 +113,7 @@ ABOUT_GENERATION = {
     "max_tokens": "longest answer",
     "temperature": "0: always the likeliest token",
     "top_p": "keep the likeliest tokens that have this share together",
-    "top_k": "keep so many likeliest tokens; -1 or 0: all",
+    "top_k": "draw from this many of the likeliest tokens only; -1 or 0: from all",
     "min_p": "keep tokens with at least this share of the likeliest one's probability",
     "presence_penalty": "subtracted once from the logit of each token that the answer has",
     "frequency_penalty": "subtracted for every time that the answer has the token",

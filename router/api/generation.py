@@ -52,6 +52,14 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
+def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
+    """Add to what a choice has already, if it has anything."""
+    if index in deltas:
+        deltas[index].add(delta)
+    else:
+        deltas[index] = delta
+
+
 class Generation:
     """Owned by the task of its HTTP request. Choice index = prompt * n + sequence."""
 
@@ -83,7 +91,6 @@ class Generation:
         self._job_of: dict[str, int] = {}
         self._num_open = num_choices
         self._num_waiting = num_choices  # for their first token
-        self._has_token = False
         self._prompts = Prompts(plan, tokenizer)
 
     async def run(self, connection: Connection) -> None:
@@ -140,7 +147,8 @@ class Generation:
         """Headers wait a moment for the first news, so that a request that fails at once is no 200."""
         deltas = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:
-            self._add(deltas, self._absorb(await self._next(connection, mailbox)))
+            for index, delta in self._absorb(await self._next(connection, mailbox)).items():
+                add_delta(deltas, index, delta)
         is_long = self._plan.show.echoes_logprobs
         data = await asyncio.to_thread(self._opening) if is_long else self._opening()
         data += self._events(deltas)
@@ -178,16 +186,8 @@ class Generation:
             index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
             if self._choices[index].finish_reason is not None:
                 continue
-            self._add(deltas, {index: self._advance(index, news, now)})
+            add_delta(deltas, index, self._advance(index, news, now))
         return deltas
-
-    @staticmethod
-    def _add(deltas: dict[int, Delta], more: dict[int, Delta]) -> None:
-        for index, delta in more.items():
-            if index in deltas:
-                deltas[index].add(delta)
-            else:
-                deltas[index] = delta
 
     def _advance(self, index: int, update: Update, now: float) -> Delta:
         choice = self._choices[index]
@@ -207,8 +207,7 @@ class Generation:
 
     def _observe(self, index: int, num_tokens: int, now: float) -> None:
         """Tokens that came together share the time since the last ones."""
-        if not self._has_token:
-            self._has_token = True
+        if self._num_waiting == len(self._choices):
             self._metrics.first_token(now - self._arrived)
         before = self._last_token_at[index]
         self._num_waiting -= not before

@@ -87,7 +87,7 @@ def not_json(error: Exception) -> InvalidRequest:
 def prune(value: object, kind: inspect.Type, path: str, unknown: list[str]) -> object:
     """Return the value without what its type has no field for, which is named in `unknown`, and without nulls."""
     if isinstance(value, dict):
-        struct = struct_of(kind, value)
+        struct = next((one for one in alternatives(kind) if isinstance(one, inspect.StructType)), None)
         return value if struct is None else prune_object(value, struct, path, unknown)
     if isinstance(value, list):
         items = next((one.item_type for one in alternatives(kind) if isinstance(one, inspect.ListType)), None)
@@ -104,8 +104,6 @@ def prune_object(value: dict[str, Any], struct: inspect.StructType, path: str, u
             continue
         if name in fields:
             kept[name] = prune(item, fields[name], joined(path, name), unknown)
-        elif name == struct.tag_field:
-            kept[name] = item
         elif not path or len(unknown) < MAX_PRUNED:
             unknown.append(joined(path, shorten(name)))
     return kept
@@ -117,14 +115,6 @@ def joined(path: str, name: str) -> str:
 
 def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-
-
-def struct_of(kind: inspect.Type, value: dict[str, Any]) -> inspect.StructType | None:
-    """Return the struct that a JSON object is for; of several, the one whose tag it has."""
-    structs = [one for one in alternatives(kind) if isinstance(one, inspect.StructType)]
-    if len(structs) == 1:
-        return structs[0]
-    return next((one for one in structs if value.get(one.tag_field or "") == one.tag), None)
 
 
 def field_error(text: str) -> InvalidRequest:

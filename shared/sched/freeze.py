@@ -3,7 +3,6 @@ copy is made on the schedule stream."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,7 +116,8 @@ class PlanFreezer:
 
 
 def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:
-    return tuple(filter(None, map(_score_share, itertools.count(), shares)))
+    found = (_score_share(row, share) for row, share in enumerate(shares))
+    return tuple(one for one in found if one is not None)
 
 
 def _score_share(row: int, share: ChunkShare) -> ScoreShare | None:

@@ -36,7 +36,7 @@ class AnswerReader:
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """OSError for what is no HTTP, or too long."""
+        """Raise OSError for what is no HTTP, or too long."""
         self.has_begun = True
         try:
             self._parser.feed_data(data)
@@ -79,7 +79,7 @@ class HttpClient:
         self._idle: list[Kept] = []
 
     async def post(self, path: str, body: bytes) -> HttpAnswer:
-        """OSError when there is no whole answer."""
+        """Raise OSError when there is no whole answer."""
         message = self._head(path, len(body)) + body
         while self._idle:
             reader = AnswerReader()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
 
 from rich.console import Console
 
+from deploy.tools.beside import beside, every
 from deploy.tools.generate.tally import Tally, progress_text
 
 REDRAW_S = 0.5
@@ -20,18 +20,11 @@ async def shown(tally: Tally, console: Console, *, quiet: bool) -> AsyncIterator
     if quiet or not console.is_terminal:
         yield
         return
-    task = asyncio.create_task(redraw(tally, console))
-    try:
+    async with beside(redraw(tally, console)):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def redraw(tally: Tally, console: Console) -> None:
     begun = time.monotonic()
     with console.status(progress_text(tally, 0.0)) as status:
-        while True:
-            await asyncio.sleep(REDRAW_S)
-            status.update(progress_text(tally, time.monotonic() - begun))
+        await every(REDRAW_S, lambda: status.update(progress_text(tally, time.monotonic() - begun)))

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 from bisect import bisect
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from deploy.tools.beside import beside, every
 from deploy.tools.load.record import RequestRecord
 from deploy.tools.load.runner import Runner
 
@@ -92,13 +92,8 @@ async def shown(runner: Runner, console: Console, *, quiet: bool) -> AsyncIterat
         yield
         return
     show = in_place if console.is_terminal else in_lines
-    task = asyncio.create_task(show(runner, console))
-    try:
+    async with beside(show(runner, console)):
         yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 async def in_place(runner: Runner, console: Console) -> None:
@@ -112,12 +107,6 @@ async def in_lines(runner: Runner, console: Console) -> None:
         console.print("  ".join(f"{head} {cell}" for head, cell in pairs), highlight=False, soft_wrap=True)
 
     await every(LINE_S, line)
-
-
-async def every(seconds: float, show: Callable[[], None]) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        show()
 
 
 def now_of(runner: Runner) -> Glance:
