@@ -82,7 +82,7 @@ class Attempts:
 
     def _send(self, request: OpenRequest, placement: Placement, now: float, effects: Effects) -> None:
         request.prefill, request.decode, request.is_alone = placement.prefill, placement.decode, placement.is_alone
-        request.ran_on = ""
+        request.ran_on, request.sent_at = "", now
         request.occupy()
         self._placer.pairs.sent(request)
         first = request.prefiller
@@ -108,8 +108,11 @@ class Attempts:
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
+        """Resume what needs this node elsewhere. What was sent there after the node's last word is free: the node was
+        gone by then. That happens where a router is cut off, or a rack: its links end one after the other."""
         for request in self._needing(node):
-            self.resume_or_fail(request, error, effects)
+            was_gone = isinstance(error, NodeLost) and request.sent_at > node.last_seen
+            self.resume_or_fail(request, error, effects, is_free=was_gone, at_once=not was_gone)
 
     def bury(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:
         """It is known to have died, and one of its requests may have done it. Suspects go on first: they need a node
@@ -142,10 +145,17 @@ class Attempts:
         )
 
     def resume_or_fail(
-        self, request: OpenRequest, error: BatonError, effects: Effects, *, is_free: bool = False
+        self,
+        request: OpenRequest,
+        error: BatonError,
+        effects: Effects,
+        *,
+        is_free: bool = False,
+        at_once: bool = True,
     ) -> None:
         """The next attempt goes on behind what was emitted. To be moved off a draining node costs no attempt,
-        nor does what this router missed, nor what is nobody's fault, a few times."""
+        nor does what this router missed, nor what is nobody's fault, a few times. Without `at_once` it begins at the
+        next tick, when more is known of the other nodes."""
         is_excused = isinstance(error, NodeLost) and effects.now < self._excused_until
         if not is_excused and not any(node.is_draining for node in request.nodes):
             self._charge(request, is_free or is_nobodys_fault(error))
@@ -159,8 +169,8 @@ class Attempts:
         effects.num_resumed += 1
         if request.is_done:
             self.forget(request, effects.now)
-        elif isinstance(error, PeerUnreachable):
-            # At the next tick: if one of the two has died, that is known by then, and who ran there is judged.
+        elif not at_once or isinstance(error, PeerUnreachable):
+            # An unreachable pair: if one of the two has died, that is known by then, and who ran there is judged.
             request.parked_until = effects.now + self._resume_wait_s
         else:
             self.start(request, effects.now, effects)

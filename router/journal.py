@@ -113,6 +113,7 @@ class OpenRequest:
     num_excused: int = 0  # attempts that ended by nobody's fault; a few are free
     avoid: set[str] = field(default_factory=set)  # peers that failed it: the next attempt goes elsewhere if it can
     parked_until: float | None = None  # no node could take the next attempt
+    sent_at: float = 0.0  # when this attempt left
     prefill: RegisteredNode | None = None
     decode: RegisteredNode | None = None
     waits_since: float | None = None  # for memory of its decode node, as seen by the ticks

@@ -9,6 +9,7 @@ its compiled kernels from mutant to mutant.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,8 +112,13 @@ def try_mutant(root: Path, mutant: Mutant, kills: tuple[str, ...]) -> Verdict:
     return Verdict(killed, why, time.monotonic() - start)
 
 
-def main(wanted: list[str]) -> int:
-    mutants = read_all(tuple(wanted))
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mutant's name (default: all mutants)")
+    names: list[str] = parser.parse_args(argv).names
+    mutants = read_all(tuple(names))
+    if not mutants:
+        parser.error(f"no mutant's name contains any of {names}")
     named = find_tests()
     kills = {mutant.name: tuple(node_id(test, named) for test in mutant.kills) for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:
@@ -135,4 +141,4 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

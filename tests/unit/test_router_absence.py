@@ -1,11 +1,13 @@
-"""A router that was frozen, and one whose nodes were: what is heard late costs nobody anything."""
+"""A router that was frozen or cut off, and one whose nodes were: what is heard late costs nobody anything."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from router.attempts import MAX_EXCUSED
 from router.dispatch import NewRequest
 from router.gateway import TICK_S, Gateway
 from router.mailbox import Mailbox
@@ -36,10 +38,10 @@ class Link:
 
 
 class Story:
-    """Three decode nodes, and one attempt for each request."""
+    """Three decode nodes; as a rule, one attempt for each request."""
 
-    def __init__(self) -> None:
-        self.rig, self.link = RouterRig(max_attempts=1, resume_wait_s=5.0), Link()
+    def __init__(self, max_attempts: int = 1) -> None:
+        self.rig, self.link = RouterRig(max_attempts=max_attempts, resume_wait_s=5.0), Link()
         log, metrics = Logger("r", io.StringIO()), ClusterMetrics(CollectorRegistry())
         self.gateway = Gateway(
             ("r", 9), self.rig.registry, self.rig.dispatcher, self.link, metrics, log, lambda: self.rig.now
@@ -47,9 +49,13 @@ class Story:
         self.say_hello(1)
         self.tick(4)
 
-    def say_hello(self, connection: int) -> None:
-        for name in NODES:
+    def say_hello(self, connection: int, names: Sequence[str] = NODES) -> None:
+        for name in names:
             self.gateway.handle(Received(peer_name(name, 1), hello("decode", name, connection=connection)))
+
+    def nodes_speak(self) -> None:
+        for node in self.rig.registry:
+            self.rig.registry.seen(node, self.rig.now)
 
     def tick(self, times: int) -> None:
         for _ in range(times):
@@ -68,9 +74,11 @@ def test_what_a_frozen_router_missed_costs_no_attempt() -> None:
     this one is gone too; then they are back."""
     story = Story()
     mailbox = story.open()
+    story.nodes_speak()
     story.rig.now += 4.0
     for _ in NODES:
         story.lose_the_first()
+        story.tick(1)
     assert len(set(story.link.generates)) == 3 and not mailbox._news
     story.tick(2)
     story.say_hello(2)
@@ -82,6 +90,7 @@ def test_an_absence_that_only_links_count_is_excused_too() -> None:
     """Nodes give a router up as soon as its host does not answer, long before its loop would count as silent."""
     story = Story()
     mailbox = story.open()
+    story.nodes_speak()
     story.rig.now += link_silence(story.rig.registry.silence_s).longest_s
     story.lose_the_first()
     assert len(story.link.generates) == 2 and not mailbox._news
@@ -99,9 +108,57 @@ def test_a_tick_may_be_the_first_to_see_it() -> None:
     assert len(story.link.generates) == 2 and not mailbox._news
 
 
+def test_a_router_without_its_cable_does_not_count_each_node() -> None:
+    """Its links end one after the other, within one ping. After the first loss, the request goes to nodes that have
+    been mute for as long; what was sent to them counts for nothing."""
+    story = Story(max_attempts=2)
+    story.nodes_speak()
+    mailbox = story.open()
+    story.nodes_speak()
+    story.tick(6)
+    for _ in NODES:
+        story.lose_the_first()
+        story.tick(1)
+    assert len(set(story.link.generates)) == 3 and not mailbox._news
+    story.tick(4)
+    story.say_hello(2)
+    story.tick(1)
+    assert len(story.link.generates) == 4 and not mailbox._news
+
+
+def test_a_second_mute_node_makes_it_wait_for_the_others_to_be_known() -> None:
+    """Where a hundred nodes are lost within a tick, a request does not try them all."""
+    story = Story(max_attempts=2)
+    story.nodes_speak()
+    story.open()
+    story.nodes_speak()
+    story.tick(6)
+    story.lose_the_first()
+    assert len(story.link.generates) == 2, "at once: most losses are of one host"
+    story.lose_the_first()
+    assert len(story.link.generates) == 2, "at the next tick"
+    story.tick(1)
+    assert len(story.link.generates) == 3
+
+
+def test_what_takes_mute_nodes_along_ends_all_the_same() -> None:
+    """A request that ends each machine before it can say a word has a few attempts for nothing, and no more."""
+    story = Story(max_attempts=2)
+    mailbox = story.open()
+    for connection in range(2, 4 + MAX_EXCUSED):
+        assert not mailbox._news
+        lost = story.link.generates[-1]
+        story.tick(6)
+        story.lose_the_first()
+        story.say_hello(connection, [lost.partition("@")[0]])
+        story.tick(1)
+    assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
+
+
 def test_a_router_that_was_awake_counts_every_loss() -> None:
     story = Story()
     mailbox = story.open()
+    story.nodes_speak()
     story.tick(8)
     story.lose_the_first()
     assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
@@ -114,8 +171,7 @@ def test_the_excuse_ends() -> None:
     mailbox = story.open()
     for _ in range(24):
         story.tick(1)
-        for node in story.rig.registry:
-            node.last_seen = story.rig.now
+        story.nodes_speak()
     story.lose_the_first()
     assert [type(item).__name__ for item in mailbox._news] == ["Failure"]
 
