@@ -62,6 +62,7 @@ class Bootstrap:
             host_id=facts.host_id,
             transports=handoff.offered,
             adapter=req.adapter,
+            cache_salt=req.cache_salt,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

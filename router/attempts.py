@@ -104,6 +104,7 @@ class Attempts:
             decode_endpoint=target.hello.node_endpoint if target else "",
             remaining_ms=max(1, int((request.deadline - now) * 1000)),
             adapter=request.adapter,
+            cache_salt=request.cache_salt,
             scored=len(request.scores) + 1,
         )
 

@@ -46,6 +46,7 @@ class NewRequest:
     sampling: SamplingParams
     seed: int
     adapter: str = ""  # digest
+    cache_salt: int = 0
 
 
 class Dispatcher:
@@ -94,6 +95,7 @@ class Dispatcher:
             deadline=now + self._limits.request_timeout_s,
             sequences=sequences,
             adapter=new.adapter,
+            cache_salt=new.cache_salt,
             lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 

@@ -108,6 +108,7 @@ class OpenRequest:
     scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt, from its second token on
     lacks_scores: bool = False  # they were asked for, and some have not come
     adapter: str = ""  # digest; it stays the same when the name is given to another one
+    cache_salt: int = 0
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
     num_excused: int = 0  # attempts that ended by nobody's fault; a few are free

@@ -91,6 +91,8 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: dict[str, Bias] | None = None
+    allowed_token_ids: list[NotNegative] | None = None
+    bad_words: list[ShortText] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[NotNegative] | None = None
@@ -102,6 +104,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     request_id: ShortText | None = None
 
 
@@ -119,6 +122,8 @@ ABOUT_GENERATION = {
     "frequency_penalty": "subtracted for every time that the answer has the token",
     "repetition_penalty": "divides the logits of tokens that prompt or answer have",
     "logit_bias": "token id -> number that is added to its logit",
+    "allowed_token_ids": "no other token is drawn, not even the end of the answer",
+    "bad_words": "texts that the answer does not have, as long as it spells them in the usual tokens",
     "seed": "the same seed and request give the same answer, on any node and after any fault",
     "stop": "strings that end the answer",
     "stop_token_ids": "token ids that end the answer",
@@ -130,6 +135,7 @@ ABOUT_GENERATION = {
     "prompt_logprobs": "how likely each token of the prompt was, and so many likeliest ones; not in streams",
     "return_token_ids": "token ids of prompt and answer too",
     "return_tokens_as_token_ids": "tokens in logprobs are written as token_id:N",
+    "cache_salt": "only requests with the same one share cached prompts with this",
     "request_id": "returned as X-Request-Id, and named in the router's log",
 }
 IGNORED_GENERATION = {
@@ -146,9 +152,6 @@ IGNORED_GENERATION = {
 }
 NOT_YET = "it is not served here"
 REFUSED_GENERATION = {
-    "allowed_token_ids": Refused(NOT_YET),
-    "bad_words": Refused(NOT_YET),
-    "cache_salt": Refused("prefix caches are not kept apart"),
     "use_beam_search": Refused("answers are sampled"),
     "length_penalty": Refused("answers are sampled", (None, 1, 1.0)),
     "response_format": Refused(NOT_YET, (*NOTHING, {"type": "text"})),

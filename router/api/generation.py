@@ -127,7 +127,8 @@ class Generation:
         """The client's prompt ends where its ids do: what begins a decoder's text is neither shown nor counted."""
         own = self._plan.jobs[job]
         ids = own.ids + self._start_ids
-        return NewRequest(ids, self._plan.num_sequences, self._plan.sampling, own.seed, self._plan.adapter)
+        plan = self._plan
+        return NewRequest(ids, plan.num_sequences, plan.sampling, own.seed, plan.adapter, plan.cache_salt)
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]

@@ -60,3 +60,4 @@ class GenerationPlan:
     sampling: SamplingParams
     show: ShowOptions
     adapter: str = ""  # digest; `model` is then its name
+    cache_salt: int = 0  # prompts share cached pages with those of the same salt only

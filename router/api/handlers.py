@@ -23,7 +23,7 @@ from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
-from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
+from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
 from shared.core.errors import InvalidRequest, ModelNotFound
@@ -120,6 +120,9 @@ class Handlers:
             return msgspec.json.encode(detokenized(body, self._resolver))
 
         await connection.answer(200, await in_time(raw, work))
+
+    async def tokenizer_info(self, connection: Connection) -> None:
+        await connection.answer(200, msgspec.json.encode(tokenizer_info(self._resolver.text)))
 
     async def models(self, connection: Connection) -> None:
         await connection.answer(200, msgspec.json.encode({"object": "list", "data": self._model_cards()}))

@@ -6,19 +6,28 @@ chooses the thread.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.api.fields import GenerationFields
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.token_rules import (
+    allowed_ids_of,
+    bad_words_of,
+    bias_of,
+    check_ids,
+    check_something_is_left,
+    stop_ids_of,
+)
 from router.text.chat_prompt import chat_ids
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
-from shared.core.sampling_params import MAX_STOP_TOKEN_IDS, SamplingParams
+from shared.core.sampling_params import SamplingParams
 
 GONE = "gone"  # the digest of no adapter: the last node that had it left since its name was checked
 
@@ -105,9 +114,7 @@ class Resolver:
         return wanted
 
     def check_ids(self, ids: Sequence[int], field: str) -> None:
-        vocab_size = self.text.tokenizer.facts.vocab_size
-        if ids and max(ids) >= vocab_size:
-            raise InvalidRequest(f"{field} holds a token id above {vocab_size - 1}", param=field)
+        check_ids(ids, field, self.text.tokenizer.facts.vocab_size)
 
     # ---- the plan
 
@@ -130,6 +137,7 @@ class Resolver:
         return GenerationPlan(
             model=model,
             adapter="" if model == self.model_name else self.adapters().get(model, GONE),
+            cache_salt=_salt(body.cache_salt),
             jobs=jobs,
             num_sequences=body.n or 1,
             sampling=self._sampling(body, max_tokens, num_logprobs, scores),
@@ -161,10 +169,11 @@ class Resolver:
     def _sampling(
         self, body: GenerationFields, max_tokens: int, num_logprobs: int, prompt_logprobs: int
     ) -> SamplingParams:
-        min_tokens = body.min_tokens or 0
+        tokenizer, min_tokens = self.text.tokenizer, body.min_tokens or 0
+        vocab_size = tokenizer.facts.vocab_size
         if min_tokens > max_tokens:
             raise InvalidRequest(f"min_tokens is {min_tokens}, above max_tokens {max_tokens}", param="min_tokens")
-        return SamplingParams(
+        sampling = SamplingParams(
             max_tokens=max(1, max_tokens),
             temperature=_given(body.temperature, 1.0),
             top_k=self._top_k(body.top_k),
@@ -173,12 +182,18 @@ class Resolver:
             repetition_penalty=_given(body.repetition_penalty, 1.0),
             presence_penalty=_given(body.presence_penalty, 0.0),
             frequency_penalty=_given(body.frequency_penalty, 0.0),
-            logit_bias=self._logit_bias(body.logit_bias or {}),
+            logit_bias=bias_of(body.logit_bias or {}, self.limits.max_logit_bias, vocab_size),
+            allowed_token_ids=allowed_ids_of(body.allowed_token_ids, vocab_size),
+            bad_words=bad_words_of(
+                body.bad_words or (), lambda word: self._encode(word, "bad_words", add_special=False)
+            ),
             min_tokens=min_tokens,
-            stop_token_ids=self._stop_ids(body),
+            stop_token_ids=stop_ids_of(body, tokenizer),
             num_logprobs=num_logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+        check_something_is_left(sampling)
+        return sampling
 
     def _prompt(self, entry: object, add_special: bool) -> tuple[list[int], str | None]:
         if isinstance(entry, str):
@@ -197,24 +212,6 @@ class Resolver:
     def _top_k(self, top_k: int | None) -> int:
         return 0 if top_k is None or top_k < 0 else min(top_k, self.text.tokenizer.facts.vocab_size)
 
-    def _logit_bias(self, bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
-        if len(bias) > self.limits.max_logit_bias:
-            raise InvalidRequest(f"logit_bias holds more than {self.limits.max_logit_bias} tokens", param="logit_bias")
-        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
-            raise InvalidRequest("logit_bias maps token ids, as decimal numbers, to numbers", param="logit_bias")
-        ids = {int(name): value for name, value in bias.items()}
-        self.check_ids(list(ids), "logit_bias")
-        return tuple(sorted(ids.items()))
-
-    def _stop_ids(self, body: GenerationFields) -> tuple[int, ...]:
-        eos_ids = () if body.ignore_eos else self.text.tokenizer.facts.eos_ids
-        given = body.stop_token_ids or []
-        self.check_ids(given, "stop_token_ids")
-        ids = tuple(dict.fromkeys((*eos_ids, *given)))
-        if len(ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"stop_token_ids holds more than {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
-        return ids
-
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
@@ -222,6 +219,14 @@ def _given(value: float | None, default: float) -> float:
 
 def _seed(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed & MASK64
+
+
+def _salt(text: str | None) -> int:
+    """Return 64 bits that every router makes of the same text; 0 for none."""
+    if text is None:
+        return 0
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, person=b"cache_salt").digest()
+    return int.from_bytes(digest) | 1
 
 
 def _stops(body: GenerationFields) -> tuple[str, ...]:

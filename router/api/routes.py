@@ -28,6 +28,7 @@ def build_routes(
             Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
             Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
             Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
+            Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),
             Route("/health", Endpoint(rules, "GET", handlers.health)),
             Route("/ready", Endpoint(rules, "GET", handlers.ready)),
             Route("/metrics", Endpoint(rules, "GET", handlers.metrics)),

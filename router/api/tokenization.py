@@ -1,4 +1,5 @@
-"""POST /tokenize and /detokenize, in vLLM's form and in llama-server's: their fields and answers."""
+"""POST /tokenize and /detokenize, in vLLM's form and in llama-server's, and GET /tokenizer_info in vLLM's: their fields
+and answers."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from router.api.conversation import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text
+from router.text.chat_template import DEFAULT
 from router.text.conversation import Scalar
-from router.text.interface import decode_ids
+from router.text.interface import TextModel, decode_ids
 from shared.core.errors import InvalidRequest
 
 
@@ -96,3 +98,12 @@ def detokenized(body: DetokenizeRequest, resolver: Resolver) -> dict[str, object
     resolver.check_ids(body.tokens, "tokens")
     text = decode_ids(resolver.text.tokenizer, body.tokens)
     return {"prompt": text, "content": text}
+
+
+def tokenizer_info(text: TextModel) -> dict[str, object]:
+    """Return the answer of /tokenizer_info: what stands in a Hugging Face folder's tokenizer_config.json, with the chat
+    template wherever the model has it."""
+    sources = text.template.sources
+    named = [{"name": name, "template": source} for name, source in sources.items()]
+    template = {"chat_template": sources.get(DEFAULT) if len(sources) < 2 else named}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **text.about, **template}

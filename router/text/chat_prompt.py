@@ -35,7 +35,7 @@ def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
     hides = model.control_tokens is not None and model.control_tokens.occur_in(texts)
     if not hides and not chat.continue_final_message:
         return [model.template.render(chat)]
-    placeholders = Placeholders([*texts, *model.template.sources])
+    placeholders = Placeholders([*texts, *model.template.sources.values()])
     if model.control_tokens is not None and hides:
         chat = model.control_tokens.hide(chat, placeholders)
     if not chat.continue_final_message:

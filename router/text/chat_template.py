@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 
 import jinja2
 
@@ -23,7 +23,7 @@ TEMPLATE_TEXT = frozenset({"chat_template", "tokenize"})  # these would change w
 class NoTemplate:
     """Of a model that brings none and does not go on with what it reads: it could not tell turns from a text."""
 
-    sources: Sequence[str] = ()
+    sources: Mapping[str, str] = MappingProxyType({})
 
     def render(self, conversation: Conversation) -> str:
         raise InvalidRequest("this model has an encoder and no chat template: ask /v1/completions", param="messages")
@@ -46,7 +46,7 @@ class JinjaTemplate:
     ) -> None:
         if DEFAULT not in sources:
             raise ConfigError(f"the model has chat templates, but none is called {DEFAULT!r}: {sorted(sources)}")
-        self.sources = tuple(sources.values())
+        self.sources = dict(sources)
         sandbox = TemplateSandbox()
         self._templates = {name: _compiled(sandbox, name, source) for name, source in sources.items()}
         self._tokens = dict(tokens)

@@ -54,6 +54,7 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
         tokenizer=tokenizer,
         template=_template(folder, own, options.template_kwargs, continues=not start_ids),
         control_tokens=guarded(options, [token["content"] for token in special.values()]),
+        about=own,
     )
 
 

@@ -96,10 +96,12 @@ def load_gguf(path: Path, options: TextConfig) -> TextModel:
         ),
         bos_id=bos_id if metadata.get("tokenizer.ggml.add_bos_token", False) else None,
     )
+    tokens = _template_tokens(metadata, entries)
     return TextModel(
         tokenizer=tokenizer,
-        template=_template(metadata, entries, options.template_kwargs),
+        template=_template(metadata, tokens, options.template_kwargs),
         control_tokens=guarded(options, special),
+        about={**tokens, "model_max_length": tokenizer.facts.context_length},
     )
 
 
@@ -125,12 +127,17 @@ def _context_length(metadata: Mapping[str, Any]) -> int:
     return lengths[0]
 
 
-def _template(metadata: Mapping[str, Any], entries: list[str], defaults: Mapping[str, Scalar]) -> ChatTemplate:
+def _template_tokens(metadata: Mapping[str, Any], entries: list[str]) -> dict[str, str]:
+    """Return the tokens that templates may write, by the names of tokenizer_config.json."""
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()}
+    return {name: entries[int(i)] for name, i in ids.items() if i is not None}
+
+
+def _template(metadata: Mapping[str, Any], tokens: Mapping[str, str], defaults: Mapping[str, Scalar]) -> ChatTemplate:
     prefix = f"{TEMPLATE_KEY}."
     sources = {key.removeprefix(prefix): str(text) for key, text in metadata.items() if key.startswith(prefix)}
     if metadata.get(TEMPLATE_KEY):
         sources[DEFAULT] = str(metadata[TEMPLATE_KEY])
     if not sources:
         return PlainTemplate()
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()}
-    return JinjaTemplate(sources, {name: entries[int(i)] for name, i in ids.items() if i is not None}, defaults)
+    return JinjaTemplate(sources, tokens, defaults)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, VocabFacts
@@ -36,7 +37,7 @@ class HashTokenizer:
 class PlainTemplate:
     """`role: content` one after the other, for models that bring no template."""
 
-    sources: Sequence[str] = ()
+    sources: Mapping[str, str] = MappingProxyType({})
 
     def render(self, conversation: Conversation) -> str:
         turns = [f"{message.get('role')}: {_text(message.get('content'))}" for message in conversation.messages]

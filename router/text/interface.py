@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.text.control_tokens import ControlTokens
@@ -43,8 +43,8 @@ class Tokenizer(Protocol):
 
 class ChatTemplate(Protocol):
     @property
-    def sources(self) -> Sequence[str]:
-        """The texts of the template."""
+    def sources(self) -> Mapping[str, str]:
+        """The texts of the template by name; {} where there is none."""
         ...
 
     def render(self, conversation: Conversation) -> str:
@@ -59,6 +59,7 @@ class TextModel:
     tokenizer: Tokenizer
     template: ChatTemplate
     control_tokens: ControlTokens | None = None  # those that are text in a chat; None: they act as such there, too
+    about: Mapping[str, object] = field(default_factory=dict)  # what /tokenizer_info tells, as tokenizer_config.json
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

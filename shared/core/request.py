@@ -52,7 +52,7 @@ class Request:
     handoff_to: str | None = None  # decode endpoint; None: decode here
     deadline: float = float("inf")
     adapter: str = ""  # digest of the LoRA adapter it runs with; "": none. Its KV is of no use to any other
-
+    cache_salt: int = 0  # of 64 bits, 0: none. Its KV is of use to requests with the same one only
     scored: int = 0  # prompt tokens whose log-probabilities are out, where sampling asks for them
 
     state: RequestState = RequestState.WAITING

@@ -7,6 +7,7 @@ the caller holds the tensors until the call returns, and nothing checks bounds.
 
 from __future__ import annotations
 
+import functools
 import logging
 import zlib
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def kernel(**options: Any) -> Callable[[F], F]:
     """njit without the GIL, for kernels over arrays (sampler, HashLM); compiled code is kept on disk as below."""
 
     def decorate(function: F) -> F:
+        stamp_name(function)
         settings = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", **options}
         try:
             compiled: F = njit(cache=True, **settings)(function)
@@ -59,10 +61,9 @@ def compile_task(function: Callable[[Any, int], None]) -> Any:
 def compile_c(function: Callable[..., None], signature: Any) -> Any:
     """Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
     Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
-    disk cache is made of them). numba would notice a change of the function's own file, not of the parts it inlines
-    from others: so its name there carries a stamp of this folder.
+    disk cache is made of them).
     """
-    function.__qualname__ += f"_{sources_stamp():08x}"
+    stamp_name(function)
     try:
         return cfunc(signature, cache=True, fastmath=FAST_MATH, error_model="numpy")(function)
     except RuntimeError as error:
@@ -70,9 +71,17 @@ def compile_c(function: Callable[..., None], signature: Any) -> Any:
         return cfunc(signature, fastmath=FAST_MATH, error_model="numpy")(function)
 
 
-def sources_stamp() -> int:
+def stamp_name(function: Callable[..., Any]) -> None:
+    """Give the function a name in the disk cache that changes with the sources of its folder and of this one. numba
+    looks at the function's own file only, and would go on with what it inlined from another before that one changed."""
+    own, here = Path(function.__code__.co_filename).parent, Path(__file__).parent
+    function.__qualname__ += f"_{sources_stamp(own):08x}_{sources_stamp(here):08x}"
+
+
+@functools.cache
+def sources_stamp(folder: Path) -> int:
     stamp = 0
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         stamp = zlib.crc32(path.read_bytes(), stamp)
     return stamp
 

@@ -12,50 +12,31 @@ Knows nothing of requests, streams or torch.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 from numba import prange
 
 from shared.kernel.jit import bits_of, kernel
 from shared.kernel.noise import WEIGHT_BITS, exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.sample_edits import (
+    LOG_MIN_P,
+    SEED,
+    SMALLEST,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Outputs,
+    RowParams,
+    edited,
+)
 
 GREEDY_BELOW = 1e-5  # a temperature below it means argmax
-TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
-TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
 
 _f32 = np.float32
 _i32 = np.int32
 _i64 = np.int64
 _LOW32 = 0xFFFFFFFF
 _NOTHING = -(1 << 63)
-_DONE = -1
-_SMALLEST = _f32(-np.inf)
-
-
-class RowParams(NamedTuple):
-    """Parameters of B rows as arrays; ids of row b lie at [offsets[b], offsets[b + 1])."""
-
-    knobs: npt.NDArray[np.float32]  # (B, 6)
-    counts: npt.NDArray[np.int64]  # (B, 4); the seed as a bit pattern
-    stop_ids: npt.NDArray[np.int64]
-    stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
-    bias_ids: npt.NDArray[np.int64]
-    bias_values: npt.NDArray[np.float32]
-    bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
-
-
-class Outputs(NamedTuple):
-    """E outputs: which parameter row and which history row each belongs to, the position of its input token, and what
-    its penalties count: the first `common` tokens of its history row, and N drafts (-1: none)."""
-
-    rows: npt.NDArray[np.int64]  # (E,)
-    positions: npt.NDArray[np.int64]  # (E,)
-    history_rows: npt.NDArray[np.int64]  # (B,) into `history`
-    history: npt.NDArray[np.int32]  # (rows, max_context)
-    common: npt.NDArray[np.int64]  # (E,)
-    drafted: npt.NDArray[np.int32]  # (E, N)
 
 
 @exact
@@ -97,7 +78,7 @@ def _draw(
     log_min_p: np.float32,
 ) -> np.int64:
     """Gumbel-max over the ids above min-p."""
-    best, chosen = logits[first], _ranked(_SMALLEST, first)
+    best, chosen = logits[first], _ranked(SMALLEST, first)
     for i in range(logits.shape[0]):
         scaled = _f32(_f32(logits[i] - best) * scale)
         score = _f32(scaled + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
@@ -115,7 +96,7 @@ def _draw_before(
 ) -> np.int64:
     """The same over the ids that rank before `last`; `first`, the head of the ranking, is one of them."""
     best, bound = logits[first], logits[last]
-    chosen = _ranked(_SMALLEST, first)
+    chosen = _ranked(SMALLEST, first)
     for i in range(logits.shape[0]):
         score = _f32(_f32(_f32(logits[i] - best) * scale) + nb_gumbel(nb_noise_bits(keys[0], keys[1], i)))
         chosen = max(chosen, _ranked(score if _before(logits[i], i, bound, last) else _f32(np.nan), i))
@@ -200,7 +181,7 @@ def _draw_top_k(
     for rank in range(ranking.shape[0]):
         total += nb_weight(_f32(_f32(logits[ranking[rank]] - best) * scale))
     wanted = _wanted(knobs[TOP_P], total) if knobs[TOP_P] < _f32(1) else total + _i64(1)
-    chosen = _ranked(_SMALLEST, ranking[0])
+    chosen = _ranked(SMALLEST, ranking[0])
     for rank in range(ranking.shape[0]):
         i = ranking[rank]
         scaled = _f32(_f32(logits[i] - best) * scale)
@@ -222,80 +203,17 @@ def _narrow(
 ) -> np.int64:
     """Draw again from what ranks before the chosen id, until it lies in the nucleus. min-p holds all along."""
     best = logits[first]
-    wanted = _wanted(top_p, _mass_before(logits, best, scale, _SMALLEST, logits.shape[0]))
+    wanted = _wanted(top_p, _mass_before(logits, best, scale, SMALLEST, logits.shape[0]))
     while chosen != first and _mass_before(logits, best, scale, logits[chosen], chosen) >= wanted:
         chosen = _draw_before(logits, first, scale, keys, chosen)
     return chosen
 
 
 @exact
-def _count(tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
-    for j in range(tokens.shape[0]):
-        if 0 <= tokens[j] < counts.shape[0]:
-            counts[tokens[j]] += 1
-
-
-@exact
-def _penalise(
-    logits: npt.NDArray[np.float32],
-    tokens: npt.NDArray[np.int32],
-    counts: npt.NDArray[np.int32],
-    knobs: npt.NDArray[np.float32],
-) -> None:
-    """Repetition for each of the tokens, presence and frequency for those that were counted; each id once. In place,
-    counts too."""
-    vocab_size = logits.shape[0]
-    for j in range(tokens.shape[0]):
-        i = tokens[j]
-        if i < 0 or i >= vocab_size or counts[i] == _DONE:
-            continue
-        if knobs[REPETITION] != _f32(1):
-            shrink = logits[i] > _f32(0)
-            logits[i] = _f32(logits[i] / knobs[REPETITION]) if shrink else _f32(logits[i] * knobs[REPETITION])
-        if counts[i] > 0:
-            logits[i] = _f32(logits[i] - _f32(_f32(knobs[FREQUENCY] * _f32(counts[i])) + knobs[PRESENCE]))
-        counts[i] = _DONE
-
-
-@exact
-def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
-    for j in range(ids.shape[0]):
-        if 0 <= ids[j] < logits.shape[0]:
-            logits[ids[j]] = _f32(logits[ids[j]] + values[j])
-
-
-@exact
-def _edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
-    """Penalties, bias and mask on a copy; the logits themselves where nothing is to be done."""
-    row, position = outputs.rows[e], outputs.positions[e]
-    knobs, counts = params.knobs[row], params.counts[row]
-    stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]
-    begin, end = params.bias_offsets[row], params.bias_offsets[row + 1]
-    penalised = knobs[REPETITION] != _f32(1) or knobs[PRESENCE] != _f32(0) or knobs[FREQUENCY] != _f32(0)
-    masked = stops.shape[0] > 0 and position + 1 - counts[PROMPT_LEN] < counts[MIN_TOKENS]
-    if not penalised and not masked and begin == end:
-        return logits
-    logits = logits.copy()
-    if penalised:
-        tokens = outputs.history[outputs.history_rows[row], : outputs.common[e]]
-        uses = np.zeros(logits.shape[0], dtype=np.int32)
-        _count(tokens[counts[PROMPT_LEN] :], uses)
-        _count(outputs.drafted[e], uses)
-        _penalise(logits, tokens, uses, knobs)
-        _penalise(logits, outputs.drafted[e], uses, knobs)
-    _add(logits, params.bias_ids[begin:end], params.bias_values[begin:end])
-    if masked:
-        for j in range(stops.shape[0]):
-            if 0 <= stops[j] < logits.shape[0]:
-                logits[stops[j]] = _SMALLEST
-    return logits
-
-
-@exact
 def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
-    final = _edited(logits, params, outputs, e)
+    final = edited(logits, params, outputs, e)
     return _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
 
 
@@ -312,7 +230,7 @@ def rank_candidates(
     for e in range(logits.shape[0]):
         row, position = outputs.rows[e], outputs.positions[e]
         keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
-        final = _edited(logits[e], params, outputs, e)
+        final = edited(logits[e], params, outputs, e)
         first = _sample(final, params.knobs[row], params.counts[row, TOP_K], keys)
         scores = final.copy()
         if params.knobs[row, TEMPERATURE] >= _f32(GREEDY_BELOW):
@@ -320,7 +238,7 @@ def rank_candidates(
                 noise = nb_gumbel(nb_noise_bits(keys[0], keys[1], i))
                 scores[i] = _f32(final[i] + _f32(params.knobs[row, TEMPERATURE] * noise))
         best = scores[argmax(scores)]
-        mass = _mass_before(scores, best, _f32(1), _SMALLEST, scores.shape[0])
+        mass = _mass_before(scores, best, _f32(1), SMALLEST, scores.shape[0])
         log_total = nb_log(_f32(_f32(mass) * _f32(2.0**-WEIGHT_BITS)))
         scores[first] = _f32(np.inf)
         ranking = largest(scores, ids.shape[1])
@@ -361,7 +279,7 @@ def logprobs(
         if num_best[e] < 0:
             continue
         top = logits[e, argmax(logits[e])]
-        mass = _mass_before(logits[e], top, _f32(1), _SMALLEST, logits.shape[1])
+        mass = _mass_before(logits[e], top, _f32(1), SMALLEST, logits.shape[1])
         log_total = nb_log(_f32(_f32(mass) * _f32(2.0**-WEIGHT_BITS)))
         chosen[e] = _f32(_f32(logits[e, ids[e]] - top) - log_total)
         if num_best[e] > 0:

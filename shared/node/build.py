@@ -273,6 +273,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
             presence_penalty=0.1,
             frequency_penalty=0.1,
             logit_bias=((1, 0.5),),
+            bad_words=((1,), (2, 1)),
             min_tokens=1,
             stop_token_ids=(2,),
             num_logprobs=2,

@@ -98,6 +98,8 @@ class NodeContext:
             return InvalidRequest(f"a token id beyond the vocabulary of {vocab_size}")
         if any(token_id >= vocab_size for token_id, _ in sampling.logit_bias):
             return InvalidRequest(f"logit_bias: a token id beyond the vocabulary of {vocab_size}")
+        if any(token_id >= vocab_size for token_id in sampling.allowed_token_ids):
+            return InvalidRequest(f"allowed_token_ids: a token id beyond the vocabulary of {vocab_size}")
         if len(outputs) >= sampling.max_tokens:
             return InvalidRequest("output_ids: as many tokens as max_tokens allows, or more")
         return None

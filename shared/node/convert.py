@@ -38,6 +38,7 @@ def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float)
             deadline=now + generate.remaining_ms / 1000,
             adapter=generate.adapter,
             scored=generate.scored,
+            cache_salt=generate.cache_salt,
         )
         for index in range(generate.num_sequences)
         if index not in generate.ended
@@ -54,6 +55,7 @@ def request_of(offer: Offer, arrival: int, now: float) -> Request:
         output_ids=list(offer.output_ids),
         deadline=now + offer.remaining_ms / 1000,
         adapter=offer.adapter,
+        cache_salt=offer.cache_salt,
         scored=len(offer.prompt_ids),  # who computes the prompt says how likely it was
     )
 

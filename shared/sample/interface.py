@@ -30,6 +30,8 @@ class SamplingBatch:
     num_logprobs: npt.NDArray[np.int32]
     stop_ids: tuple[tuple[int, ...], ...]
     logit_bias: tuple[tuple[tuple[int, float], ...], ...]
+    allowed_ids: tuple[tuple[int, ...], ...]  # (): all of them
+    bad_words: tuple[tuple[tuple[int, ...], ...], ...]
 
     @classmethod
     def build(cls, params: Sequence[SamplingParams], seeds: Sequence[int], prompt_lens: Sequence[int]) -> SamplingBatch:
@@ -50,6 +52,8 @@ class SamplingBatch:
             num_logprobs=column("num_logprobs", np.int32),
             stop_ids=tuple(p.stop_token_ids for p in params),
             logit_bias=tuple(p.logit_bias for p in params),
+            allowed_ids=tuple(p.allowed_token_ids for p in params),
+            bad_words=tuple(p.bad_words for p in params),
         )
 
     def __len__(self) -> int:
@@ -58,9 +62,9 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class History:
-    """What penalties count, on the device: the tokens before an output, prompt, emitted and in flight, by (request row,
-    position), and of a verify window the output's own draft ancestors. Siblings share a position, so drafts have no
-    place in `tokens`.
+    """What penalties and bad words read, on the device: the tokens before an output, prompt, emitted and in flight, by
+    (request row, position), and of a verify window the output's own draft ancestors. Siblings share a position, so
+    drafts have no place in `tokens`.
 
     common and drafted are both there or both None: an output at input position p then counts its row's tokens 0..p.
     """
@@ -68,7 +72,7 @@ class History:
     tokens: torch.Tensor  # (rows, max_context) int32
     rows: npt.NDArray[np.int64]  # (B,) which row of `tokens` each batch row reads
     common: torch.Tensor | None = None  # (E,) int64, how many of them each output counts
-    drafted: torch.Tensor | None = None  # (E, N) int32, in any order, all of them output; -1: none
+    drafted: torch.Tensor | None = None  # (E, N) int32, the oldest first, all of them output; -1: none
 
 
 @dataclass(slots=True)

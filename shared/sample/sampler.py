@@ -1,6 +1,6 @@
 """The sampler: one function of (logits, parameters, seed, position, history), with no state between calls.
 
-    penalties -> bias -> mask -> temperature -> top-k -> top-p -> min-p -> Gumbel-max; ties go to the lowest id
+    penalties -> bias -> masks -> temperature -> top-k -> top-p -> min-p -> Gumbel-max; ties go to the lowest id
 
 The token at position p + 1 is drawn from the logits of the token at p with noise hash(seed, p + 1, id), so batch mates,
 chunks, speculation and the node that runs it can't show. Two implementations give equal ids: numba on a CPU, torch
@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared.kernel.sample_cpu import GREEDY_BELOW, Outputs, RowParams, logprobs, sample_parallel, sample_serial
+from shared.kernel.sample_cpu import GREEDY_BELOW, logprobs, sample_parallel, sample_serial
+from shared.kernel.sample_edits import Outputs, RowParams
 from shared.sample.interface import History, SampleOutput, SamplingBatch
 from shared.sample.sampler_torch import sample_torch, score_torch
 
@@ -34,12 +35,12 @@ def sample(
     """Draw one token for each of E outputs; runs on the stream that made the logits and leaves them as they are.
 
     logits (E, vocab) float32; row_of (E,) batch row of each output, on the host; positions (E,) int64 of the input
-    tokens, on the logits' device. `history` may be None when no row has penalties.
+    tokens, on the logits' device. `history` may be None when no row has penalties or bad words of several tokens.
     """
     if logits.dtype != torch.float32:
         raise TypeError(f"logits are {logits.dtype}: sampling is float32 from the lm_head on")
     if history is None and needs_history(batch):
-        raise ValueError("a row has penalties, but there is no history of its tokens")
+        raise ValueError("a row has penalties or bad words, but there is no history of its tokens")
     if logits.device.type == "cpu":
         return sample_cpu(logits, batch, row_of, positions, history)
     return sample_torch(logits, batch, row_of, positions, history)
@@ -50,12 +51,14 @@ def needs_history(batch: SamplingBatch) -> bool:
         (batch.repetition_penalty != 1).any()
         or (batch.presence_penalty != 0).any()
         or (batch.frequency_penalty != 0).any()
+        or any(len(word) > 1 for words in batch.bad_words for word in words)
     )
 
 
 def takes_largest(batch: SamplingBatch) -> bool:
     """Whether every row's draw is its largest logit, whichever ids the logits are of."""
-    edits = needs_history(batch) or any(map(len, batch.logit_bias)) or bool((batch.min_tokens > 0).any())
+    lists = (*batch.logit_bias, *batch.allowed_ids, *batch.bad_words)
+    edits = needs_history(batch) or any(map(len, lists)) or bool((batch.min_tokens > 0).any())
     return not edits and bool((batch.temperature < GREEDY_BELOW).all())
 
 
@@ -136,6 +139,8 @@ def row_params(batch: SamplingBatch) -> RowParams:
     stop_ids, stop_offsets = _ragged(batch.stop_ids)
     bias_ids, bias_offsets = _ragged([[i for i, _ in row] for row in batch.logit_bias])
     bias_values = np.array([value for row in batch.logit_bias for _, value in row], dtype=np.float32)
+    allowed_ids, allowed_offsets = _ragged(batch.allowed_ids)
+    bad_ids, bad_ends = _ragged([word for words in batch.bad_words for word in words])
     return RowParams(
         np.stack((*knobs, *penalties), axis=1, dtype=np.float32),
         np.stack(counts, axis=1, dtype=np.int64),
@@ -144,6 +149,11 @@ def row_params(batch: SamplingBatch) -> RowParams:
         bias_ids,
         bias_values,
         bias_offsets,
+        allowed_ids,
+        allowed_offsets,
+        bad_ids,
+        bad_ends,
+        np.cumsum([0, *map(len, batch.bad_words)], dtype=np.int64),
     )
 
 

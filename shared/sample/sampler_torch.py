@@ -22,6 +22,7 @@ from shared.kernel.noise import (
     torch_weight,
 )
 from shared.kernel.sample_cpu import GREEDY_BELOW
+from shared.kernel.sample_edits import BARRED
 from shared.sample.interface import History, SampleOutput, SamplingBatch
 
 Rows = npt.NDArray[np.int64]
@@ -64,7 +65,7 @@ def _column(values: npt.NDArray[np.generic], rows: Rows, device: torch.device) -
     return _to(values[rows], device).unsqueeze(1)
 
 
-# --- penalties, bias, mask ------------------------------------------------------------------------------------------
+# --- penalties, bias, masks ------------------------------------------------------------------------------------------
 def _edit(
     logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
 ) -> torch.Tensor:
@@ -76,23 +77,25 @@ def _edit(
     )
     stops = [(e, i) for e, b in enumerate(row_of) if batch.min_tokens[b] > 0 for i in batch.stop_ids[b]]
     biases = [(e, i, value) for e, b in enumerate(row_of) for i, value in batch.logit_bias[b]]
-    if not len(penalised) and not stops and not biases:
+    allowed = [(e, i) for e, b in enumerate(row_of) for i in batch.allowed_ids[b]]
+    bad_words = [(e, word) for e, b in enumerate(row_of) for word in batch.bad_words[b]]
+    if not len(penalised) and not stops and not biases and not allowed and not bad_words:
         return logits
     logits = logits.clone()
     if len(penalised):
         assert history is not None
         where = _to(penalised, logits.device)
-        common = positions + 1 if history.common is None else history.common
-        drafted = None if history.drafted is None else history.drafted[where]
-        past = _Past(history.tokens[_to(history.rows[row_of[penalised]], logits.device)], common[where], drafted)
+        past = _past(history, row_of, positions, penalised)
         logits[where] = _penalise(logits[where], batch, row_of[penalised], past)
     _add_bias(logits, biases)
     _mask_stops(logits, batch, row_of, positions, stops)
+    _allow(logits, allowed)
+    _bar(logits, batch, row_of, positions, history, bad_words)
     return logits
 
 
 class _Past(NamedTuple):
-    """What E outputs count, as in History."""
+    """What E outputs count or have behind them, as in History."""
 
     tokens: torch.Tensor  # (E, max_context) int32
     common: torch.Tensor  # (E,)
@@ -108,6 +111,24 @@ class _Past(NamedTuple):
             drafted = _uses(self.drafted, self.drafted >= 0, vocab_size)
             seen, counts = seen + drafted, counts + drafted
         return seen, counts
+
+    def last(self, num: int, prompt_lens: torch.Tensor) -> torch.Tensor:
+        """(E, num) int32, the last tokens of each answer, drafts included; -1 before its first; prompt_lens (E, 1)."""
+        at = self.common.unsqueeze(1) - torch.arange(num, 0, -1, device=self.tokens.device)
+        emitted = self.tokens.gather(1, at.clamp(min=0)).masked_fill(at < prompt_lens, -1)
+        if self.drafted is None:
+            return emitted
+        answer = torch.cat((emitted, self.drafted), dim=1)
+        order = torch.sort(answer >= 0, dim=1, stable=True).indices  # tokens go to the end, in their order
+        return answer.gather(1, order)[:, -num:]
+
+
+def _past(history: History, row_of: Rows, positions: torch.Tensor, outputs: Rows) -> _Past:
+    """Of some of the outputs."""
+    where = _to(outputs, positions.device)
+    common = positions + 1 if history.common is None else history.common
+    drafted = None if history.drafted is None else history.drafted[where]
+    return _Past(history.tokens[_to(history.rows[row_of[outputs]], positions.device)], common[where], drafted)
 
 
 def _uses(tokens: torch.Tensor, wanted: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -148,6 +169,46 @@ def _mask_stops(
     first_allowed = _to((batch.prompt_lens + batch.min_tokens)[row_of[outputs]], logits.device)
     early = positions[where[0]] + 1 < first_allowed
     logits[where] = torch.where(early, -torch.inf, logits[where])
+
+
+def _allow(logits: torch.Tensor, allowed: list[tuple[int, int]]) -> None:
+    """Outputs that have pairs (output, id) are left with these ids."""
+    if not allowed:
+        return
+    outputs, ids = (np.array(column) for column in zip(*allowed, strict=True))
+    keep = np.ones(logits.shape, dtype=np.bool_)
+    keep[outputs] = False
+    inside = ids < logits.shape[1]
+    keep[outputs[inside], ids[inside]] = True
+    logits.masked_fill_(~_to(keep, logits.device), -torch.inf)
+
+
+def _bar(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: Rows,
+    positions: torch.Tensor,
+    history: History | None,
+    bad_words: list[tuple[int, tuple[int, ...]]],
+) -> None:
+    """No word of the pairs (output, word) is completed."""
+    bad_words = [(e, word) for e, word in bad_words if 0 <= word[-1] < logits.shape[1]]
+    if not bad_words:
+        return
+    outputs, last = np.array([e for e, _ in bad_words]), np.array([word[-1] for _, word in bad_words])
+    where = (_to(outputs, logits.device), _to(last, logits.device))
+    length = max(len(word) for _, word in bad_words) - 1
+    is_next = torch.ones(len(bad_words), dtype=torch.bool, device=logits.device)
+    if length:
+        assert history is not None
+        before = np.array([(-1,) * (length + 1 - len(word)) + word[:-1] for _, word in bad_words], dtype=np.int32)
+        wanted = _to(before, logits.device)
+        past = _past(history, row_of, positions, outputs)
+        answer = past.last(length, _column(batch.prompt_lens, row_of[outputs], logits.device))
+        is_next = ((wanted == answer) | (wanted < 0)).all(dim=1)
+    barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
+    barred.index_put_(where, is_next.to(torch.int32), accumulate=True)  # two words may end alike
+    logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------

@@ -17,10 +17,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from shared.core.sampling_params import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+)
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -40,6 +47,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
 Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
@@ -75,6 +83,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: Real
     frequency_penalty: Real
     logit_bias: Annotated[list[tuple[TokenId, Real]], Meta(max_length=MAX_LOGIT_BIAS)]
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
     min_tokens: Int32
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
     num_logprobs: Int32
@@ -192,6 +202,7 @@ class Generate(Message, frozen=True):
     ended: Annotated[list[Count], Meta(max_length=MAX_SEQUENCES)]
     adapter: Text  # digest of the LoRA adapter it runs with; "": none
     scored: Count  # prompt tokens whose log-probabilities are known, where sampling asks for them
+    cache_salt: Unsigned  # its KV is of use to requests with the same one only; 0: none
 
 
 class Abort(Message, frozen=True):
@@ -268,6 +279,7 @@ class Offer(Message, frozen=True):
     host_id: Name
     transports: Transports
     adapter: Text  # the Generate's: KV of another adapter is of no use
+    cache_salt: Unsigned  # the Generate's
 
 
 class Grant(Message, frozen=True):

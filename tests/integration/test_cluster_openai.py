@@ -100,6 +100,36 @@ def test_the_second_time_the_prompt_is_cached(client: openai.OpenAI) -> None:
     assert details[1].cached_tokens >= 144
 
 
+def test_a_salt_keeps_cached_prompts_apart(client: openai.OpenAI) -> None:
+    def cached(salt: str | None) -> int:
+        answer = client.completions.create(
+            model="hashlm", prompt="salted? " * 20, max_tokens=8, temperature=0, extra_body={"cache_salt": salt}
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    assert [cached(salt) > 0 for salt in ("mine", None, "yours", "mine", None)] == [False] * 3 + [True] * 2
+
+
+def test_allowed_tokens_and_bad_words(client: openai.OpenAI) -> None:
+    """Nothing but digits, no 3, no 1 behind a 1, and no 1 behind 68."""
+    digits, bad = ids_of("0123456789"), ["3", "11", "681"]
+    answer = client.completions.create(
+        model="hashlm",
+        prompt=LONG,
+        max_tokens=200,
+        seed=3,
+        extra_body={"allowed_token_ids": digits, "bad_words": bad, "ignore_eos": True},
+    )
+    words = tuple(tuple(ids_of(space + word)) for word in bad for space in ("", " "))
+    sampling = SamplingParams(200, allowed_token_ids=tuple(digits), bad_words=words)
+    text = answer.choices[0].text
+    assert text == text_of(reference_stream(ids_of(LONG), sampling, 3, 200))
+    assert set(text) == set("012456789") and not [word for word in bad if word in text]
+    free = reference_stream(ids_of(LONG), SamplingParams(200, allowed_token_ids=tuple(digits)), 3, 200)
+    assert [word for word in bad if word in text_of(free)] == bad, "without the words they would stand there"
+
+
 def test_chat_stream_with_usage(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="hashlm",

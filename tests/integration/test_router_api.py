@@ -191,6 +191,10 @@ def test_tokenize_and_back(http: httpx.Client) -> None:
     assert chat["count"] == len("user: hi assistant: ")
 
 
+def test_tokenizer_info(http: httpx.Client) -> None:
+    assert http.get("/tokenizer_info").json() == {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": None}
+
+
 REFUSED = [
     ("post", "/v1/completions", {"json": {"model": "nope", "prompt": "x"}}, 404, "model", "model_not_found"),
     ("post", "/v1/completions", {"json": {"model": MODEL, "prompt": "x" * 4096}}, 400, "prompt", None),

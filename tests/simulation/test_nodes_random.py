@@ -134,6 +134,7 @@ class Cluster:
                 ended=[],
                 adapter=one.job.adapter,
                 scored=1,
+                cache_salt=one.job.cache_salt,
             ),
         )
 

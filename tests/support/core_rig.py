@@ -34,6 +34,8 @@ from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 
 EOS = 95
+# behind an even token no 8, and of what is left to draw some
+BAD_WORDS = tuple((first, 8) for first in range(0, EOS, 2)) + ((9,), (3, 4, 5), *((4, i, 6) for i in range(60)))
 MAX_CONTEXT = 512
 MAX_RETRACTIONS = 20  # forced ones: a prompt retracted every few steps for ever would never end
 
@@ -49,11 +51,21 @@ class Job:
     window: int = 0  # the model's
     adapter: str = ""  # digest
     encoder: bool = False  # whether the model has one
+    cache_salt: int = 0
 
     def request(self, handoff_to: str | None = None) -> Request:
         key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
         prompt = np.asarray(self.prompt, np.int64)
-        return Request(key, prompt, self.sampling, self.seed, self.rid, handoff_to=handoff_to, adapter=self.adapter)
+        return Request(
+            key,
+            prompt,
+            self.sampling,
+            self.seed,
+            self.rid,
+            handoff_to=handoff_to,
+            adapter=self.adapter,
+            cache_salt=self.cache_salt,
+        )
 
     def expected(self) -> list[int]:
         return self.expected_of(self.seed)
@@ -212,7 +224,7 @@ def draw_jobs(rng: random.Random, count: int, temperature: float | None = None, 
 
 
 def draw_sampling(rng: random.Random, temperature: float | None = None) -> SamplingParams:
-    """One in twelve has its prompt scored. That is not drawn, so that seeds stay what they were."""
+    """All that is asked for at times. What came later is not drawn, but follows, so that seeds stay what they were."""
     penalised = rng.random() < 0.4
     drawn = SamplingParams(
         max_tokens=rng.choice([1, 2, 5, 17, 40, 80]),
@@ -228,7 +240,13 @@ def draw_sampling(rng: random.Random, temperature: float | None = None) -> Sampl
         stop_token_ids=(EOS,) if rng.random() < 0.7 else (),
         num_logprobs=rng.choice([-1, -1, 0, 3]),
     )
-    return replace(drawn, prompt_logprobs=2) if drawn.num_logprobs == 3 and drawn.min_tokens else drawn
+    if drawn.num_logprobs == 3 and drawn.min_tokens:
+        drawn = replace(drawn, prompt_logprobs=2)
+    if drawn.top_k and drawn.num_logprobs >= 0:
+        drawn = replace(drawn, bad_words=BAD_WORDS)
+    if drawn.top_p < 1 and drawn.min_tokens:
+        drawn = replace(drawn, allowed_token_ids=tuple(range(0, EOS, 2)))
+    return drawn
 
 
 def run_local(

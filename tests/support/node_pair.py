@@ -200,6 +200,7 @@ class Net:
             ended=[],
             adapter=job.adapter,
             scored=1,
+            cache_salt=job.cache_salt,
         )
         self.to_node(name_of(node), message)
         return key

@@ -90,6 +90,7 @@ class RouterStub:
                 ended=[],
                 adapter=job.adapter,
                 scored=1,
+                cache_salt=job.cache_salt,
             ),
         )
         return key

@@ -14,6 +14,7 @@ from shared.sample.interface import History, SampleOutput, SamplingBatch
 VOCAB = 200
 Sampler = Callable[..., SampleOutput]
 
+THREE = tuple((first, second, 17) for first in range(30) for second in range(0, 30, 2))
 KNOBS: list[dict[str, Any]] = [
     {},
     {"temperature": 0.0},
@@ -41,6 +42,14 @@ KNOBS: list[dict[str, Any]] = [
     {"min_tokens": 30, "stop_token_ids": (1, 2, 150)},
     {"min_tokens": 30, "stop_token_ids": (1, 2, 150), "temperature": 0.0, "logit_bias": ((2, 50.0),)},
     {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)},
+    {"allowed_token_ids": (3, 9, 40, 77, 150)},
+    {"allowed_token_ids": (3, 9, 40), "temperature": 0.0, "logit_bias": ((77, 100.0),)},
+    {"allowed_token_ids": (3, 9, 40, 77), "top_p": 0.6, "top_k": 3, "min_p": 0.01, "repetition_penalty": 1.3},
+    {"bad_words": tuple((i,) for i in range(0, VOCAB, 2))},
+    {"bad_words": tuple((first, i) for first in range(0, 30, 2) for i in range(VOCAB)), "temperature": 0.0},
+    {"bad_words": THREE, "logit_bias": ((17, 100.0),)},
+    {"bad_words": ((3,), (9,), (40,)), "allowed_token_ids": (3, 9, 40)},  # nothing else is left
+    {"bad_words": (*THREE, (79,)), "allowed_token_ids": (17, 79), "min_tokens": 99, "stop_token_ids": (17,)},
 ]
 
 

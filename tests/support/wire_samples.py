@@ -41,7 +41,14 @@ from shared.wire.messages import (
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
 SAMPLING = SamplingParams(
-    max_tokens=16, temperature=0.7, logit_bias=((5, -1.0),), stop_token_ids=(1, 2), num_logprobs=4, prompt_logprobs=2
+    max_tokens=16,
+    temperature=0.7,
+    logit_bias=((5, -1.0),),
+    stop_token_ids=(1, 2),
+    num_logprobs=4,
+    prompt_logprobs=2,
+    allowed_token_ids=(3, 5),
+    bad_words=((7,), (8, 9)),
 )
 WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
 FINGERPRINT = Fingerprint(
@@ -54,7 +61,7 @@ LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
-    ended=[], adapter="b", scored=3,
+    ended=[], adapter="b", scored=3, cache_salt=2**64 - 1,
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False, 2, 3, b"", 0)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
@@ -66,7 +73,7 @@ MESSAGES: list[Message] = [
     Goodbye("d", 1), Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
-    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b"),
+    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b", 7),
     Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "too_large", "pages"), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7),
     Failed(WIRE_KEY, 7, "handoff_failed", "digest"),

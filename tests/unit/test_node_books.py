@@ -181,6 +181,7 @@ def generate(**changes: object) -> Generate:
         ended=[],
         adapter="",
         scored=2,
+        cache_salt=6,
     )
     return Generate(**(fields | changes))
 
@@ -196,6 +197,7 @@ def test_a_generate_becomes_one_request_per_sequence() -> None:
     assert first.prompt_ids.tolist() == [1, 2, 3] and first.sampling == SAMPLING
     assert first.deadline == 11.5 and first.handoff_to == "tcp://127.0.0.1:1"
     assert [req.adapter for req in requests_of(generate(adapter="x"), lambda: 4, now=10.0)] == ["x", "x"]
+    assert first.cache_salt == second.cache_salt == 6
 
 
 def test_sequences_that_have_ended_are_not_run_again() -> None:
@@ -209,9 +211,9 @@ def test_a_generate_without_decode_node_stays_here() -> None:
 
 def test_an_offer_becomes_a_request() -> None:
     fingerprint = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
-    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x")
+    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x", 7)
     req = request_of(offer, 8, now=1.0)
-    assert req.adapter == "x"
+    assert req.adapter == "x" and req.cache_salt == 7
     assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)
     assert req.all_ids().tolist() == [1, 2, 3] and req.handoff_to is None
 

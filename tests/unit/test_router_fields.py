@@ -142,6 +142,19 @@ SHARED = [
     Row("include_stop_str_in_output", ((True, show("keeps_stop", True)), (None, show("keeps_stop", False))), ("x", 1)),
     Row("skip_special_tokens", ((False, show("shows_special", True)), (None, show("shows_special", False))), ("x", 0)),
     Row("return_tokens_as_token_ids", ((True, show("names_tokens_by_id", True)),), ("x", 1)),
+    Row("allowed_token_ids", (([3, 1, 3], sampling("allowed_token_ids", (1, 3))),), ([], [96], [-1], "x", ["1"], 3)),
+    Row("allowed_token_ids", (([95, 3], always),), ([95],), (("min_tokens", 1), ("max_tokens", 8))),
+    Row("allowed_token_ids", (([72, 73], always),), ([72],), (("bad_words", ["h"]),)),
+    Row(
+        "bad_words",
+        ((["hi", " hi"], sampling("bad_words", ((72, 73), (0, 72, 73)))), ([], sampling("bad_words", ()))),
+        ("x", [""], ["x", " "], [1], ["é"], ["x" * 32], [f"x{i}" for i in range(65)]),
+    ),
+    Row(
+        "cache_salt",
+        (("a", lambda plan: 0 < plan.cache_salt < 2**64), (None, lambda plan: plan.cache_salt == 0)),
+        ("", 1, "x" * 513),
+    ),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
     *(
         Row(name, (), (7, "x", {"a": 1}))

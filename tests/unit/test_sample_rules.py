@@ -35,6 +35,11 @@ def plain_edit(logits: list[float], params: SamplingParams, tokens: list[int], p
     if len(output) < params.min_tokens:
         for i in params.stop_token_ids:
             scores[i] = -math.inf
+    if params.allowed_token_ids:
+        scores = [score if i in params.allowed_token_ids else -math.inf for i, score in enumerate(scores)]
+    for *before, last in params.bad_words:
+        if output[len(output) - len(before) :] == before and scores[last] > -math.inf:
+            scores[last] = -1e30
     return scores
 
 
@@ -58,7 +63,8 @@ def plain_sample(logits: list[float], params: SamplingParams, seed: int, tokens:
         return max(range(len(scores)), key=lambda i: (scores[i], -i))
     keys = row_keys(seed, len(tokens))
     noise = [-math.log(-math.log((noise_bits(*keys, i) + 0.5) / 2**23)) for i in range(len(scores))]
-    return max(plain_filter(scores, params), key=lambda i: (scores[i] / params.temperature + noise[i], -i))
+    best = max(scores)
+    return max(plain_filter(scores, params), key=lambda i: ((scores[i] - best) / params.temperature + noise[i], -i))
 
 
 # --- cases ---------------------------------------------------------------------------------------------------------
@@ -208,7 +214,8 @@ def test_no_outputs_is_not_an_error(sampler: Sampler) -> None:
 
 def test_ids_outside_the_vocabulary_are_skipped() -> None:
     """Stop ids, bias and stale history come from elsewhere: none may reach foreign memory."""
-    params = make_params({}, stop_token_ids=(VOCAB, -1), min_tokens=99, logit_bias=((VOCAB + 3, 1.0),))
+    beyond = {"logit_bias": ((VOCAB + 3, 1.0),), "bad_words": ((VOCAB,), (VOCAB + 1, 5)), "min_tokens": 99}
+    params = make_params({}, stop_token_ids=(VOCAB, -1), **beyond)
     penalised = make_params({}, repetition_penalty=1.2)
     batch = SamplingBatch.build([params, penalised], [1, 1], [1, 1])
     history = History(torch.full((2, 10), 10**9, dtype=torch.int32), np.arange(2))
@@ -230,6 +237,18 @@ def test_misuse_is_refused() -> None:
         sample(case.logits, case.batch, case.rows + 1, case.positions, case.history)
     with pytest.raises(IndexError, match="past the history"):
         sample(case.logits, case.batch, case.rows, case.positions + 40, case.history)
+
+
+@BOTH
+def test_a_bad_word_counts_from_the_answer_s_first_token(sampler: Sampler) -> None:
+    """The prompt ends with 5, 6. After it, 7 would be the third of a bad word only if the answer had begun it."""
+    logits = torch.zeros((3, VOCAB))
+    logits[:, 7] = 10.0
+    history = History(torch.tensor([[1, 5, 6], [5, 6, 0], [1, 5, 6]], dtype=torch.int32), np.arange(3))
+    params = make_params({"temperature": 0.0}, bad_words=((5, 6, 7),))
+    batch = SamplingBatch.build([params] * 3, [1] * 3, prompt_lens=[3, 0, 2])
+    ids = sampler(logits, batch, np.arange(3), torch.tensor([2, 1, 2]), history).ids.tolist()
+    assert ids == [7, 0, 7]
 
 
 # --- windows of alternatives ------------------------------------------------------------------------------------------
@@ -286,7 +305,7 @@ def test_candidates_begin_with_the_draw_and_go_on_by_noisy_logits(seed: int) -> 
     for a, b in zip((ids, log_probs), rank_candidates_torch(*arguments, num=6), strict=True):
         assert torch.equal(a, b), "both implementations give the same bits"
     assert torch.equal(ids[:, 0], sample(*arguments).ids)
-    assert (log_probs <= 0).all() and (log_probs[:, 1:].diff(dim=1) <= 0).all()
+    assert (log_probs <= 0).all() and (log_probs[:, 1:-1] >= log_probs[:, 2:]).all()
     for e in range(0, len(case.rows), 5):
         b = case.rows[e]
         own = case.history.tokens[case.history.rows[b], : int(case.history.common[e])].tolist()  # type: ignore[index]

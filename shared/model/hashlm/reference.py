@@ -79,10 +79,16 @@ def reference_run(
         bias[token_id] = value
     stops = np.zeros(vocab_size, dtype=np.bool_)
     stops[[i for i in sampling.stop_token_ids if 0 <= i < vocab_size]] = True
+    allowed = np.full(vocab_size, not sampling.allowed_token_ids, dtype=np.bool_)
+    allowed[list(sampling.allowed_token_ids)] = True
+    words = np.full((len(sampling.bad_words), max(map(len, sampling.bad_words), default=0)), -1, dtype=np.int64)
+    for row, word in zip(words, sampling.bad_words, strict=True):
+        row[len(row) - len(word) :] = word
     limits = (len(prompt_ids), limit, window or len(tokens))
     salt = _u64(adapter_salt(adapter))
+    counts = (sampling.top_k, sampling.min_tokens)
     count, stopped = _run(
-        tokens, *limits, *begin, logprobs, _u64(seed), knobs, sampling.top_k, sampling.min_tokens, bias, stops, salt
+        tokens, *limits, *begin, logprobs, _u64(seed), knobs, *counts, bias, stops, allowed, words, salt
     )
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
@@ -128,6 +134,8 @@ def _run(
     min_tokens: int,
     bias: FloatArray,
     stops: npt.NDArray[np.bool_],
+    allowed: npt.NDArray[np.bool_],
+    words: IntArray,
     salt: np.uint64,
 ) -> tuple[int, bool]:
     vocab_size = bias.shape[0]
@@ -153,12 +161,26 @@ def _run(
         scores += bias
         if count < min_tokens:
             scores[stops] = -np.inf
+        scores[~allowed] = -np.inf
+        _bar(scores, words, tokens[prompt_len : position + 1])
         chosen = _draw(scores, knobs, top_k, seed, position + 1)
         tokens[position + 1] = chosen
         logprobs[count] = _logprob(raw, chosen)
         if stops[chosen]:
             return count + 1, True
     return limit, False
+
+
+@exact
+def _bar(scores: FloatArray, words: IntArray, answer: IntArray) -> None:
+    """Bad words, padded in front with -1, are not completed; where nothing else is allowed they are."""
+    for w in range(words.shape[0]):
+        word = words[w][words[w] >= 0]
+        head, last = word[:-1], word[-1]
+        if head.shape[0] > answer.shape[0]:
+            continue
+        if (answer[answer.shape[0] - head.shape[0] :] == head).all() and scores[last] > -np.inf:
+            scores[last] = _f32(-1e30)
 
 
 @exact

@@ -1,0 +1,163 @@
+"""What a request's parameters make of an output's logits before one is drawn: penalties, bias and masks.
+
+    repetition, presence, frequency -> bias -> stop ids too early -> allowed ids -> bad words
+
+Each of these is a function of the parameters and of the tokens before the output, so a hand-off, a resume and a
+retraction find the same. Knows nothing of temperature and noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.kernel.noise import exact
+
+TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
+TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
+
+_f32 = np.float32
+_DONE = -1
+SMALLEST = _f32(-np.inf)
+BARRED = _f32(-1e30)  # a bad word's logit: drawn only where nothing else is left
+
+
+class RowParams(NamedTuple):
+    """Parameters of B rows as arrays; ids of row b lie at [offsets[b], offsets[b + 1])."""
+
+    knobs: npt.NDArray[np.float32]  # (B, 6)
+    counts: npt.NDArray[np.int64]  # (B, 4); the seed as a bit pattern
+    stop_ids: npt.NDArray[np.int64]
+    stop_offsets: npt.NDArray[np.int64]  # (B + 1,)
+    bias_ids: npt.NDArray[np.int64]
+    bias_values: npt.NDArray[np.float32]
+    bias_offsets: npt.NDArray[np.int64]  # (B + 1,)
+    allowed_ids: npt.NDArray[np.int64]
+    allowed_offsets: npt.NDArray[np.int64]  # (B + 1,); a row without ids allows all
+    bad_ids: npt.NDArray[np.int64]
+    bad_ends: npt.NDArray[np.int64]  # (W + 1,); the ids of word w lie at [bad_ends[w], bad_ends[w + 1])
+    bad_offsets: npt.NDArray[np.int64]  # (B + 1,) into the words
+
+
+class Outputs(NamedTuple):
+    """E outputs: which parameter row and which history row each belongs to, the position of its input token, and what
+    its penalties count: the first `common` tokens of its history row, and N drafts, the oldest first (-1: none)."""
+
+    rows: npt.NDArray[np.int64]  # (E,)
+    positions: npt.NDArray[np.int64]  # (E,)
+    history_rows: npt.NDArray[np.int64]  # (B,) into `history`
+    history: npt.NDArray[np.int32]  # (rows, max_context)
+    common: npt.NDArray[np.int64]  # (E,)
+    drafted: npt.NDArray[np.int32]  # (E, N)
+
+
+@exact
+def _count(tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]) -> None:
+    for j in range(tokens.shape[0]):
+        if 0 <= tokens[j] < counts.shape[0]:
+            counts[tokens[j]] += 1
+
+
+@exact
+def _penalise(
+    logits: npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    knobs: npt.NDArray[np.float32],
+) -> None:
+    """Repetition for each of the tokens, presence and frequency for those that were counted; each id once. In place,
+    counts too."""
+    vocab_size = logits.shape[0]
+    for j in range(tokens.shape[0]):
+        i = tokens[j]
+        if i < 0 or i >= vocab_size or counts[i] == _DONE:
+            continue
+        if knobs[REPETITION] != _f32(1):
+            shrink = logits[i] > _f32(0)
+            logits[i] = _f32(logits[i] / knobs[REPETITION]) if shrink else _f32(logits[i] * knobs[REPETITION])
+        if counts[i] > 0:
+            logits[i] = _f32(logits[i] - _f32(_f32(knobs[FREQUENCY] * _f32(counts[i])) + knobs[PRESENCE]))
+        counts[i] = _DONE
+
+
+@exact
+def _add(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> None:
+    for j in range(ids.shape[0]):
+        if 0 <= ids[j] < logits.shape[0]:
+            logits[ids[j]] = _f32(logits[ids[j]] + values[j])
+
+
+@exact
+def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return a copy that leaves these ids alone to draw from."""
+    narrowed = np.full_like(logits, SMALLEST)
+    for j in range(ids.shape[0]):
+        if 0 <= ids[j] < logits.shape[0]:
+            narrowed[ids[j]] = logits[ids[j]]
+    return narrowed
+
+
+@exact
+def _ends_with(
+    tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
+) -> bool:
+    """Whether the answer, tokens[begin:] and then the drafts, ends with all of a word but its last token."""
+    left = word.shape[0] - 2
+    for j in range(drafted.shape[0] - 1, -1, -1):
+        if left >= 0 and drafted[j] >= 0:
+            if drafted[j] != word[left]:
+                return False
+            left -= 1
+    emitted, num = tokens[begin:], left + 1
+    return emitted.shape[0] >= num and bool((emitted[emitted.shape[0] - num :] == word[:num]).all())
+
+
+@exact
+def _bar(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> None:
+    """No bad word of the output's row is completed, in place."""
+    row = outputs.rows[e]
+    for w in range(params.bad_offsets[row], params.bad_offsets[row + 1]):
+        word = params.bad_ids[params.bad_ends[w] : params.bad_ends[w + 1]]
+        last = word[word.shape[0] - 1]
+        if not 0 <= last < logits.shape[0] or logits[last] == SMALLEST:
+            continue
+        if word.shape[0] > 1:
+            tokens = outputs.history[outputs.history_rows[row], : outputs.common[e]]
+            if not _ends_with(tokens, outputs.drafted[e], params.counts[row, PROMPT_LEN], word):
+                continue
+        logits[last] = BARRED
+
+
+@exact
+def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> npt.NDArray[np.float32]:
+    """Penalties, bias and masks on a copy; the logits themselves where nothing is to be done."""
+    row, position = outputs.rows[e], outputs.positions[e]
+    knobs, counts = params.knobs[row], params.counts[row]
+    stops = params.stop_ids[params.stop_offsets[row] : params.stop_offsets[row + 1]]
+    begin, end = params.bias_offsets[row], params.bias_offsets[row + 1]
+    penalised = knobs[REPETITION] != _f32(1) or knobs[PRESENCE] != _f32(0) or knobs[FREQUENCY] != _f32(0)
+    masked = stops.shape[0] > 0 and position + 1 - counts[PROMPT_LEN] < counts[MIN_TOKENS]
+    allowed = params.allowed_ids[params.allowed_offsets[row] : params.allowed_offsets[row + 1]]
+    has_bad_words = params.bad_offsets[row] < params.bad_offsets[row + 1]
+    if not penalised and not masked and begin == end and not allowed.shape[0] and not has_bad_words:
+        return logits
+    logits = logits.copy()
+    if penalised:
+        tokens = outputs.history[outputs.history_rows[row], : outputs.common[e]]
+        uses = np.zeros(logits.shape[0], dtype=np.int32)
+        _count(tokens[counts[PROMPT_LEN] :], uses)
+        _count(outputs.drafted[e], uses)
+        _penalise(logits, tokens, uses, knobs)
+        _penalise(logits, outputs.drafted[e], uses, knobs)
+    _add(logits, params.bias_ids[begin:end], params.bias_values[begin:end])
+    if masked:
+        for j in range(stops.shape[0]):
+            if 0 <= stops[j] < logits.shape[0]:
+                logits[stops[j]] = SMALLEST
+    if allowed.shape[0]:
+        logits = _allow(logits, allowed)
+    if has_bad_words:
+        _bar(logits, params, outputs, e)
+    return logits
