@@ -19,7 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -32,6 +32,7 @@ BUDGET = "%budget"  # names that no template can write
 COUNTED = "%counted"
 SIZED = "%sized"
 DICT_NAMES = frozenset(dir(dict))
+LOOP_NAMES = frozenset(name for name in dir(LoopContext) if name[0] != "_")
 PLAIN_STR_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
 
 
@@ -44,18 +45,26 @@ class TemplateTooLong(Exception):
 
 
 class Budget:
-    """What one rendering may use. The clock is the thread's CPU time, so that a busy machine refuses nobody."""
+    """What one rendering may use: `limit_s` by the clock, and from then on as much CPU time of its thread, so that a
+    busy machine refuses nobody. To ask for CPU time is a system call, which short renderings are spared."""
 
-    __slots__ = ("_deadline", "_limit_s", "_steps")
+    __slots__ = ("_deadline", "_late_at", "_limit_s", "_steps")
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._deadline = time.thread_time() + limit_s
+        self._late_at = time.monotonic() + limit_s
+        self._deadline: float | None = None  # of CPU time, once it is late
         self._steps = 0
 
     def step(self) -> None:
         self._steps += 1
-        if not self._steps % STEPS_BETWEEN_LOOKS and time.thread_time() > self._deadline:
+        if not self._steps % STEPS_BETWEEN_LOOKS and time.monotonic() > self._late_at:
+            self._look()
+
+    def _look(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.thread_time() + self._limit_s
+        elif time.thread_time() > self._deadline:
             raise TemplateTooLong(f"rendering took more than {self._limit_s:g} s of CPU time")
 
 
@@ -132,11 +141,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return instrumented
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Find fields and methods of text without the sandbox's checks, which they always pass."""
+        """Find fields, methods of text, and what loops and namespaces have, without the sandbox's checks, which they
+        always pass."""
         if type(obj) is dict and attribute not in DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in PLAIN_STR_METHODS:
             return getattr(obj, attribute)
+        if type(obj) is LoopContext and attribute in LOOP_NAMES:
+            return getattr(obj, attribute)
+        if type(obj) is _Namespace and attribute[:1] != "_":
+            value = getattr(obj, attribute, None)
+            return super().getattr(obj, attribute) if value is None else value
         return super().getattr(obj, attribute)
 
     def call(__self: TemplateSandbox, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805

@@ -18,6 +18,7 @@ from router.text.load import load_text_model
 from tests.bench.report import report
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+MISTRAL = "Mistral-Small-3.2-24B-Instruct-2506"
 TURNS = 50  # and a last one that is to be answered
 REPEATS = 200
 
@@ -50,7 +51,7 @@ def main() -> None:
         "smollm2_ids_us": cpu_us(lambda: chat_ids(model, plain)),
         "smollm2_ids_hidden_us": cpu_us(lambda: chat_ids(model, spelled)),
     }
-    for name in ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "openai-gpt-oss-120b", "GLM-4.6"):
+    for name in ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "openai-gpt-oss-120b", "GLM-4.6", MISTRAL):
         source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
         own = replace(model, template=JinjaTemplate({"default": source}, {}, {}))
         figures[f"{name}_render_us"] = cpu_us(lambda own=own: chat_pieces(own, plain))
