@@ -16,8 +16,8 @@ from router.api.answers import (
     TokenLogprob,
     TopLogprob,
 )
+from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.choice_text import Delta
-from router.api.conversation import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.fields import (
     NOT_YET,
     NOTHING,

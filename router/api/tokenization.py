@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from router.api.conversation import ABOUT_TEMPLATE, ChatMessage, conversation_of
+from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
 from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text

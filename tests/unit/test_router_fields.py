@@ -13,8 +13,8 @@ import pytest
 from openai.types import chat, completion_create_params
 
 from router.api.chat import CHAT, Chat
+from router.api.chat_messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from router.api.completions import COMPLETIONS, Completions
-from router.api.conversation import CalledFunction, ChatMessage, ContentPart, ToolCall
 from router.api.field_page import ALL_TABLES, field_page
 from router.api.fields import REFUSED_GENERATION, FieldTable, StreamOptions
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.api.chat import CHAT
-from router.api.conversation import Turn, turns_of
+from router.api.chat_messages import Turn, turns_of
 from router.api.parse import BodyParser
 from shared.core.errors import InvalidRequest
 
