@@ -85,7 +85,7 @@ class Prealloc:
         misfit = difference(ctx.facts.fingerprint, offer.fingerprint)
         if misfit:
             return HandoffFailed(misfit)
-        return ctx.missing_adapter(req) or ctx.bad_ids(req)
+        return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
 
     def grant(self, now: float) -> list[Granted]:
         """Grant everything that fits now, and tell the others to wait. One whose router has not said Welcome here yet
@@ -98,6 +98,8 @@ class Prealloc:
             if self._ctx.routers.peer_of(req.key) is None:
                 continue
             older_waits = bool(scheduler.waiting) and scheduler.waiting[0].arrival < req.arrival
+            if req.constraint is not None and not self._is_compiled(waiting):
+                continue
             cached = None if older_waits else scheduler.grant(req)
             if cached is None:
                 scheduler.oldest_offer = req.arrival
@@ -107,6 +109,18 @@ class Prealloc:
             granted.append(Granted(waiting, cached))
         self._tell_to_wait(now)
         return granted
+
+    def _is_compiled(self, waiting: WaitingOffer) -> bool:
+        """Whether its grammar can be followed now. One that can't be compiled is refused."""
+        constraint = waiting.request.constraint
+        assert constraint is not None
+        if not constraint.is_ready:
+            return False
+        if constraint.error is not None:
+            self._forget(waiting.request.key)
+            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, constraint.error))
+            return False
+        return True
 
     def _tell_to_wait(self, now: float) -> None:
         again = now + self._ctx.facts.lease_s / WAITS_PER_LEASE

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from shared.core.sampling_params import MAX_TOP_LOGPROBS
+from shared.core.sampling_params import MAX_GRAMMAR_CHARS, MAX_TOP_LOGPROBS
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
@@ -30,6 +30,8 @@ NotNegative = Annotated[int, Meta(ge=0)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ShortText = Annotated[str, Meta(max_length=512)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+Schema = dict[str, Any]
 
 NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
 
@@ -75,6 +77,30 @@ class StreamOptions(Body, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None  # taken: we never pad
 
 
+class JsonSchemaFormat(Body, frozen=True, kw_only=True):
+    """OpenAI's. `strict` or not, the answer follows the schema."""
+
+    schema: Schema | None = None
+    name: ShortText | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body, frozen=True, kw_only=True):
+    """vLLM's: one of these."""
+
+    json: Schema | str | None = None
+    json_object: bool | None = None
+    regex: GrammarText | None = None
+    choice: list[str] | None = None
+    grammar: GrammarText | None = None
+
+
 class GenerationFields(Body, frozen=True, kw_only=True):
     """What the endpoints that generate text share."""
 
@@ -104,6 +130,15 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: GrammarText | None = None
+    json_schema: Schema | str | None = None
+    regex: GrammarText | None = None
+    ebnf: GrammarText | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     request_id: ShortText | None = None
 
@@ -135,6 +170,15 @@ ABOUT_GENERATION = {
     "prompt_logprobs": "how likely each token of the prompt was, and so many likeliest ones; not in streams",
     "return_token_ids": "token ids of prompt and answer too",
     "return_tokens_as_token_ids": "tokens in logprobs are written as token_id:N",
+    "response_format": "`json_object`, or `json_schema` with its schema: the answer is such a JSON text, strict or not",
+    "structured_outputs": "what the answer is: one of `json` (a schema), `json_object`, `regex`, `choice`, `grammar`",
+    "guided_json": "a JSON schema that the answer follows",
+    "guided_regex": "a regular expression that the answer matches",
+    "guided_choice": "texts, one of which is the answer",
+    "guided_grammar": "a grammar that the answer follows, in Lark's form or GBNF",
+    "json_schema": "SGLang's name of guided_json",
+    "regex": "SGLang's name of guided_regex",
+    "ebnf": "SGLang's name of guided_grammar",
     "cache_salt": "only requests with the same one share cached prompts with this",
     "request_id": "returned as X-Request-Id, and named in the router's log",
 }
@@ -154,15 +198,6 @@ NOT_YET = "it is not served here"
 REFUSED_GENERATION = {
     "use_beam_search": Refused("answers are sampled"),
     "length_penalty": Refused("answers are sampled", (None, 1, 1.0)),
-    "response_format": Refused(NOT_YET, (*NOTHING, {"type": "text"})),
-    "structured_outputs": Refused(NOT_YET),
-    "guided_json": Refused(NOT_YET),
-    "guided_regex": Refused(NOT_YET),
-    "guided_choice": Refused(NOT_YET),
-    "guided_grammar": Refused(NOT_YET),
-    "regex": Refused(NOT_YET),
-    "ebnf": Refused(NOT_YET),
-    "json_schema": Refused(NOT_YET),
     "kv_transfer_params": Refused("the router alone says which nodes hand over"),
     "logits_processors": Refused("code is never taken from a request"),
 }

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from router.api.fields import GenerationFields
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.structured import grammar_of
 from router.api.token_rules import (
     allowed_ids_of,
     bad_words_of,
@@ -189,6 +190,7 @@ class Resolver:
             ),
             min_tokens=min_tokens,
             stop_token_ids=stop_ids_of(body, tokenizer),
+            grammar=grammar_of(body, tokenizer.facts),
             num_logprobs=num_logprobs,
             prompt_logprobs=prompt_logprobs,
         )

@@ -72,9 +72,11 @@ def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tu
 
 
 def check_something_is_left(sampling: SamplingParams) -> None:
-    """Refuse where every allowed token is barred from the start: nothing could be drawn."""
+    """Refuse where every allowed token is barred from the start, or may be by a grammar: nothing could be drawn."""
     if not sampling.allowed_token_ids:
         return
+    if sampling.grammar:
+        raise InvalidRequest("allowed_token_ids may leave a grammar no token; send one", param="allowed_token_ids")
     barred = {word[0] for word in sampling.bad_words if len(word) == 1}
     too_early = sampling.stop_token_ids if sampling.min_tokens else ()
     if not set(sampling.allowed_token_ids) - barred - set(too_early):

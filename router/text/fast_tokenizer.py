@@ -8,6 +8,7 @@ import tokenizers
 
 from router.text.guarded_encoder import GuardedEncoder
 from router.text.interface import VocabFacts
+from shared.config.vocab_bytes import byte_table
 
 
 class FastTokenizer:
@@ -25,7 +26,9 @@ class FastTokenizer:
         self.facts = facts
         self._inner = inner
         self._bos_id = bos_id
-        self._bytes = self._byte_table(entry_bytes, frozenset(added))
+        self._bytes = byte_table(
+            inner.get_vocab(with_added_tokens=True), frozenset(added), entry_bytes, facts.vocab_size
+        )
         self._guarded = GuardedEncoder(inner)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
@@ -42,11 +45,3 @@ class FastTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id]
-
-    def _byte_table(self, entry_bytes: Callable[[str], bytes], added: frozenset[str]) -> list[bytes]:
-        """Index: token id. Ids the vocabulary leaves out (padding of the embedding) are empty."""
-        table = [b""] * self.facts.vocab_size
-        for entry, index in self._inner.get_vocab(with_added_tokens=True).items():
-            if index < len(table):
-                table[index] = entry.encode() if entry in added else entry_bytes(entry)
-        return table

@@ -8,6 +8,7 @@ from typing import Any
 
 from router.text.chat_template import DEFAULT, TOKEN_NAMES
 from shared.config.json_file import read_json_if_there
+from shared.config.vocabulary import token_content
 from shared.core.errors import ConfigError
 
 
@@ -28,13 +29,6 @@ def template_tokens(folder: Path, own: Mapping[str, Any]) -> dict[str, str]:
     extra = described.get("extra_special_tokens")
     tokens |= extra if isinstance(extra, dict) else {}
     return {name: token_content(token) for name, token in tokens.items()}
-
-
-def token_content(token: object) -> str:
-    """A token in tokenizer_config.json: a string, or an object with its content."""
-    if isinstance(token, dict):
-        return str(token.get("content", ""))
-    return str(token or "")
 
 
 def _described(given: object) -> dict[str, str]:

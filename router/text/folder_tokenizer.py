@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ from router.text.chat_template import JinjaTemplate, NoTemplate
 from router.text.control_tokens import guarded
 from router.text.conversation import Scalar
 from router.text.fast_tokenizer import FastTokenizer
-from router.text.folder_templates import template_sources, template_tokens, token_content
+from router.text.folder_templates import template_sources, template_tokens
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
-from router.text.vocab_bytes import byte_level_decoder, metaspace_bytes
 from shared.config.encoder_decoder import decoder_start_id, has_encoder
 from shared.config.json_file import read_json_if_there
 from shared.config.text_settings import TextConfig
+from shared.config.vocab_bytes import byte_level_decoder, metaspace_bytes
+from shared.config.vocabulary import folder_eos_ids, is_byte_level
 from shared.core.errors import ConfigError
 
 ANY_LENGTH = 1 << 20  # where positions are relative nodes alone say how much they hold
@@ -34,19 +34,18 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
     own = read_json_if_there(folder / "tokenizer_config.json")
     added = {int(token["id"]): token for token in described.get("added_tokens", [])}
     special = {index: token for index, token in added.items() if token.get("special")}
-    is_byte_level = "ByteLevel" in json.dumps(described.get("decoder"))
     start_ids = (decoder_start_id(folder, config),) if has_encoder(config) else ()
     tokenizer = FastTokenizer(
         inner,
-        entry_bytes=byte_level_decoder() if is_byte_level else metaspace_bytes,
+        entry_bytes=byte_level_decoder() if is_byte_level(described) else metaspace_bytes,
         added=[token["content"] for token in added.values()],
         facts=VocabFacts(
             vocab_size=int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True)),
-            eos_ids=_eos_ids(folder, config, own, inner),
+            eos_ids=folder_eos_ids(folder, inner),
             special_ids=frozenset(special),
             context_length=ANY_LENGTH if start_ids else _context_length(folder, config),
             start_ids=start_ids,
-            drops_first_space=bool(start_ids) and not is_byte_level,
+            drops_first_space=bool(start_ids) and not is_byte_level(described),
         ),
         bos_id=None,  # the file's post-processor adds it
     )
@@ -56,18 +55,6 @@ def load_folder(folder: Path, options: TextConfig) -> TextModel:
         control_tokens=guarded(options, [token["content"] for token in special.values()]),
         about=own,
     )
-
-
-def _eos_ids(
-    folder: Path, config: Mapping[str, Any], own: Mapping[str, Any], inner: tokenizers.Tokenizer
-) -> tuple[int, ...]:
-    """generation_config.json first: chat models often end with more tokens than config.json names."""
-    for source in (read_json_if_there(folder / "generation_config.json"), config):
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    index = inner.token_to_id(token_content(own.get("eos_token")))
-    return () if index is None else (index,)
 
 
 def _context_length(folder: Path, config: Mapping[str, Any]) -> int:

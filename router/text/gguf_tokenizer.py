@@ -13,15 +13,14 @@ from router.text.chat_template import DEFAULT, JinjaTemplate
 from router.text.control_tokens import guarded
 from router.text.conversation import Scalar
 from router.text.fast_tokenizer import FastTokenizer
-from router.text.gguf_metadata import read_pairs
 from router.text.hashlm import PlainTemplate
 from router.text.interface import ChatTemplate, TextModel, VocabFacts
-from router.text.vocab_bytes import byte_level_decoder
+from shared.config.gguf_metadata import read_pairs
 from shared.config.text_settings import TextConfig
+from shared.config.vocab_bytes import byte_level_decoder
+from shared.config.vocabulary import CONTROL_TYPE, USER_DEFINED_TYPE, gguf_eos_ids, of_type
 from shared.core.errors import ConfigError
 
-CONTROL_TYPE = 3
-USER_DEFINED_TYPE = 4
 TEMPLATE_KEY = "tokenizer.chat_template"  # and this with .NAME for further ones
 TOKEN_KEYS = {
     "bos_token": "bos",
@@ -73,24 +72,24 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
         inner.normalizer = normalizers.NFC()
     inner.pre_tokenizer = pre_tokenizer(pre)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(t, normalized=False) for t in _of_type(metadata, CONTROL_TYPE)])
-    inner.add_tokens([AddedToken(t, normalized=False) for t in _of_type(metadata, USER_DEFINED_TYPE)])
+    inner.add_special_tokens([AddedToken(t, normalized=False) for t in of_type(metadata, CONTROL_TYPE)])
+    inner.add_tokens([AddedToken(t, normalized=False) for t in of_type(metadata, USER_DEFINED_TYPE)])
     return inner
 
 
 def load_gguf(path: Path, options: TextConfig) -> TextModel:
     metadata = read_metadata(path)
     entries: list[str] = metadata["tokenizer.ggml.tokens"]
-    special = _of_type(metadata, CONTROL_TYPE)
+    special = of_type(metadata, CONTROL_TYPE)
     index = {entry: i for i, entry in enumerate(entries)}
     bos_id = metadata.get("tokenizer.ggml.bos_token_id")
     tokenizer = FastTokenizer(
         build_tokenizer(metadata),
         entry_bytes=byte_level_decoder(),
-        added=[*special, *_of_type(metadata, USER_DEFINED_TYPE)],
+        added=[*special, *of_type(metadata, USER_DEFINED_TYPE)],
         facts=VocabFacts(
             vocab_size=len(entries),
-            eos_ids=_eos_ids(metadata),
+            eos_ids=gguf_eos_ids(metadata),
             special_ids=frozenset(index[entry] for entry in special),
             context_length=_context_length(metadata),
         ),
@@ -108,16 +107,6 @@ def load_gguf(path: Path, options: TextConfig) -> TextModel:
 def _split_merge(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
-
-
-def _of_type(metadata: Mapping[str, Any], kind: int) -> list[str]:
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    return [entry for entry, own in zip(metadata["tokenizer.ggml.tokens"], types, strict=False) if own == kind]
-
-
-def _eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return tuple(dict.fromkeys(int(metadata[name]) for name in names if name in metadata))
 
 
 def _context_length(metadata: Mapping[str, Any]) -> int:

@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, VocabFacts
+from shared.config.vocabulary import HASHLM_EOS, HASHLM_FIRST_CHAR
 from shared.core.errors import InvalidRequest
 
-FIRST_CHAR = 32
-EOS_ID = 95
+FIRST_CHAR = HASHLM_FIRST_CHAR
+EOS_ID = HASHLM_EOS
 CONTEXT_LENGTH = 65536
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from shared.core.constraint import Constraint
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
@@ -53,6 +54,7 @@ class Request:
     deadline: float = float("inf")
     adapter: str = ""  # digest of the LoRA adapter it runs with; "": none. Its KV is of no use to any other
     cache_salt: int = 0  # of 64 bits, 0: none. Its KV is of use to requests with the same one only
+    constraint: Constraint | None = None  # of sampling.grammar, on its way through the answer
     scored: int = 0  # prompt tokens whose log-probabilities are out, where sampling asks for them
 
     state: RequestState = RequestState.WAITING

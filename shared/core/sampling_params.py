@@ -10,6 +10,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 128  # as token ids: a word has several spellings
 MAX_BAD_WORD_TOKENS = 32  # of one of them
+MAX_GRAMMAR_CHARS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str = ""  # llguidance's text of what the answer must follow; "": anything
     num_logprobs: int = -1
     prompt_logprobs: int = -1  # the same of the prompt's tokens, given what is before each
 

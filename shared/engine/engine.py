@@ -4,16 +4,18 @@ Knows nothing of requests: rows in, results out."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
 
 from shared.core.errors import StepFailed
+from shared.device.cpu import do_nothing
 from shared.device.events import Event
 from shared.device.streams import StreamSet
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
+from shared.engine.masks import StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.engine.scores import scores_to_host
 from shared.engine.stages import make_stages
@@ -47,6 +49,7 @@ class Engine:
         self.leases: deque[StepLease] = deque()
         self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
         self.last_done: Event | None = None
+        self.make_masks: Callable[[], None] = do_nothing  # the loop's: asked where a sampling will wait for masks
         self._next_step = 0
 
     def new_step(self) -> int:
@@ -73,12 +76,30 @@ class Engine:
             return self.worker.forward(plan, lease)
 
         marks = layers.events if layers is not None else ()
+        if any(plan.constrained):
+            lease.masks = StepMasks(Event("masks"))
+            if plan.width > 1 and plan.num_prefill < plan.batch_size:
+                lease.drafted = Event("drafted")
+                marks = (*marks, lease.drafted)
         lease.forward = self.streams.forward.launch(forward, fires=marks, label=f"forward({plan.step})")
         lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
+        if lease.masks is not None:
+            self._launch_drafts_copy(lease)
+            self.make_masks()
+            self.streams.forward.wait(lease.masks.ready)
         self.stages.follow(lease)
         return lease
+
+    def _launch_drafts_copy(self, lease: StepLease) -> None:
+        if lease.drafted is not None:
+            self.streams.copy.wait(lease.drafted)
+            lease.host_drafts = self.streams.copy.launch(lease.take_drafts, label=f"drafts({lease.step})")
+
+    def oldest_step(self) -> StepLease | None:
+        """Return the oldest open lease of a step, not of an admission."""
+        return next((lease for lease in self.leases if isinstance(lease.work, StepPlan)), None)
 
     def _launch_sampling(self, lease: StepLease) -> None:
         plan, publish_ready = lease.work, lease.publish_ready
@@ -159,6 +180,9 @@ class Engine:
         """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
         self.stages.flush()
         drained = list(self.leases)
+        for lease in drained:
+            if lease.masks is not None:
+                lease.masks.put(None)
         for lease in drained:
             lease.done.synchronize()
             lease.closed = True

@@ -12,8 +12,9 @@ from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, Ticket
 from shared.engine.carry import Carry
+from shared.engine.masks import HostDrafts, StepMasks, drafts_to_host
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.engine.verify import Verified
+from shared.engine.verify import Drafts, Verified
 from shared.model.interface import LayerMarks
 
 
@@ -58,7 +59,22 @@ class StepLease:
     layers: LayerMarks | None = None
     carry: Carry | None = None  # from the forward to the sampling; None before, after, and once closed (H10)
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
+    masks: StepMasks | None = None  # where rows of the step have a grammar
+    drafted: Event | None = None  # the same, with drafts: `drafts` are there
+    drafts: Drafts | None = None  # on the device, from drafting until they lie on the host
+    host_drafts: Ticket[HostDrafts | None] | None = None
     closed: bool = False
+
+    def drafts_are(self, drafts: Drafts) -> None:
+        """Called on the forward stream, as soon as the window is drafted."""
+        if self.drafted is not None:
+            self.drafts = drafts
+            self.drafted.fire()
+
+    def take_drafts(self) -> HostDrafts | None:
+        """Copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
+        drafts, self.drafts = self.drafts, None
+        return None if drafts is None else drafts_to_host(drafts)
 
     def take_staging(self) -> torch.Tensor:
         """The prompt tokens of this step, once (S9): a second taker would prefill them again."""

@@ -89,6 +89,7 @@ class StepPlan:
     layer_ends: tuple[int, ...] = ()  # somebody waits for the KV of the first so many layers
     encoder_lens: Int64s | None = None  # (B,) positions that are the encoder's; None: the model has none
     scores: tuple[ScoreShare, ...] = ()  # in the order of their rows
+    constrained: tuple[bool, ...] = ()  # (B,) whether a grammar masks the row's outputs; () where none has one
 
     @property
     def batch_size(self) -> int:

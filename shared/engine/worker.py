@@ -4,7 +4,7 @@
         sample    verify -> compact (a tree) -> on_verify_complete (publish) -> draft-extend -> stash
 
 Each is a generator: a `yield` is a point where, on the simulated backend, another stream may run. Two closures, so
-that a row with a grammar can delay its sampling, and only that.
+that rows with a grammar delay a step's sampling (masks.py), and only that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
-from shared.sample.interface import SampleOutput
+from shared.sample.interface import SampleOutput, TokenMasks
 from shared.sample.sampler import needs_history, sample
 
 OnVerifyComplete = Callable[[torch.Tensor], None]
@@ -79,6 +79,7 @@ class Worker:
             with lease.times.drafting():
                 drafts = self.drafter.propose(fb, self.future_map, self.kv)
             lay_out(fb, drafts)
+            lease.drafts_are(drafts)
             yield
         fb.inputs.layers = lease.layers
         output = self._runner.forward(self.model, fb.inputs, self.kv)
@@ -97,7 +98,7 @@ class Worker:
         if plan.scores:
             scores, output = take_scores(fb, output)
             yield
-        sampled = self._sample_rows(fb, output.logits, drafts)
+        sampled = self._sample_rows(fb, output.logits, drafts, lease.masks.value if lease.masks is not None else None)
         verified = verify(fb, sampled, drafts)
         verified.scores = scores
         yield
@@ -142,11 +143,13 @@ class Worker:
         positions = fb.committed[rows].unsqueeze(1) + offsets
         self.future_map.write_history(fb.future.indices[rows].unsqueeze(1), positions, drafts)
 
-    def _sample_rows(self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None) -> SampleOutput:
+    def _sample_rows(
+        self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None, masks: TokenMasks | None
+    ) -> SampleOutput:
         history = None
         if needs_history(fb.plan.sampling):
             history = self.future_map.history_of(fb.plan.req_pool_indices)
             if drafts is not None:
                 history.common, history.drafted = counted_tokens(fb, drafts)
         positions = fb.inputs.positions[fb.inputs.logits_idx]
-        return sample(logits, fb.plan.sampling, fb.output_rows, positions, history)
+        return sample(logits, fb.plan.sampling, fb.output_rows, positions, history, masks)

@@ -1,9 +1,10 @@
 """What a request's parameters make of an output's logits before one is drawn: penalties, bias and masks.
 
-    repetition, presence, frequency -> bias -> stop ids too early -> allowed ids -> bad words
+    repetition, presence, frequency -> bias -> stop ids too early -> allowed ids, grammar -> bad words
 
-Each of these is a function of the parameters and of the tokens before the output, so a hand-off, a resume and a
-retraction find the same. Knows nothing of temperature and noise.
+Allowed ids and grammars hold always. Where they leave nothing else, a stop id may come early, and a bad word. All of it
+is a function of the parameters and of the tokens before the output, so a hand-off, a resume and a retraction find the
+same. Knows nothing of temperature and noise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
 _f32 = np.float32
 _DONE = -1
 SMALLEST = _f32(-np.inf)
-BARRED = _f32(-1e30)  # a bad word's logit: drawn only where nothing else is left
+BARRED = _f32(-1e30)  # of a bad word, or of a stop id that comes too early: drawn only where nothing else is left
 
 
 class RowParams(NamedTuple):
@@ -51,6 +52,8 @@ class Outputs(NamedTuple):
     history: npt.NDArray[np.int32]  # (rows, max_context)
     common: npt.NDArray[np.int64]  # (E,)
     drafted: npt.NDArray[np.int32]  # (E, N)
+    mask_rows: npt.NDArray[np.int64]  # (E,) into `masks`; -1: all ids are allowed
+    masks: npt.NDArray[np.uint32]  # (M, at least V / 32) a bit for each id, the lowest first
 
 
 @exact
@@ -100,6 +103,14 @@ def _allow(logits: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> npt.N
 
 
 @exact
+def _keep(logits: npt.NDArray[np.float32], mask: npt.NDArray[np.uint32]) -> None:
+    """Leave the ids whose bit is set, in place."""
+    for i in range(logits.shape[0]):
+        if not (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1):
+            logits[i] = SMALLEST
+
+
+@exact
 def _ends_with(
     tokens: npt.NDArray[np.int32], drafted: npt.NDArray[np.int32], begin: np.int64, word: npt.NDArray[np.int64]
 ) -> bool:
@@ -141,7 +152,9 @@ def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs,
     masked = stops.shape[0] > 0 and position + 1 - counts[PROMPT_LEN] < counts[MIN_TOKENS]
     allowed = params.allowed_ids[params.allowed_offsets[row] : params.allowed_offsets[row + 1]]
     has_bad_words = params.bad_offsets[row] < params.bad_offsets[row + 1]
-    if not penalised and not masked and begin == end and not allowed.shape[0] and not has_bad_words:
+    has_grammar = outputs.mask_rows[e] >= 0
+    narrowed = masked or allowed.shape[0] > 0 or has_grammar or has_bad_words
+    if not penalised and begin == end and not narrowed:
         return logits
     logits = logits.copy()
     if penalised:
@@ -155,9 +168,11 @@ def edited(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs,
     if masked:
         for j in range(stops.shape[0]):
             if 0 <= stops[j] < logits.shape[0]:
-                logits[stops[j]] = SMALLEST
+                logits[stops[j]] = BARRED
     if allowed.shape[0]:
         logits = _allow(logits, allowed)
+    if has_grammar:
+        _keep(logits, outputs.masks[outputs.mask_rows[e]])
     if has_bad_words:
         _bar(logits, params, outputs, e)
     return logits

@@ -16,6 +16,7 @@ from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
+from shared.grammar.shelf import GrammarShelf
 from shared.kv.cold_store import ColdStore
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.kv.manager import KVManager, page_count
@@ -101,10 +102,11 @@ def assemble_core(
     widths: WidthChoice | None = None,
     ranks: Ranks | None = None,
     stages: Sequence[Stage] = (),
+    grammars: GrammarShelf | None = None,
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
     that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
-    pipeline."""
+    pipeline. `grammars`: of the model's vocabulary; None: requests with a grammar are refused."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
@@ -139,5 +141,6 @@ def assemble_core(
     worker = Worker(model, pool, future_map, drafter, settings.device, runner)
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
-    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier, engine.stages.choose)
+    choose = engine.stages.choose
+    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier, choose, grammars)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

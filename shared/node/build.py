@@ -19,7 +19,8 @@ import torch
 from shared.config import core_plan
 from shared.config.processes import NodeParts, NodeProcessConfig
 from shared.config.settings import SchedConfig
-from shared.core.errors import BatonError, DeviceLost, RankLost
+from shared.config.vocabulary import read_vocabulary
+from shared.core.errors import BatonError, ConfigError, DeviceLost, RankLost
 from shared.core.extras import DISTRIBUTION
 from shared.core.keys import RequestKey
 from shared.core.overshoot import loop_depth
@@ -29,8 +30,10 @@ from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.shelf import GrammarShelf
 from shared.kv.layout import layer_ends, page_bytes
-from shared.model.interface import Model, Stage
+from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -152,9 +155,26 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         widths=make_width_choice(parts.spec),
         ranks=others.ranks,
         stages=loaded.stages,
+        grammars=make_grammars(parts, loaded.model.spec, log, notify),
     )
     others.share(core.pool)
     return core
+
+
+def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> GrammarShelf | None:
+    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known."""
+    if spec.has_encoder or parts.parallel.pp > 1:
+        return None
+    try:
+        vocabulary = read_vocabulary(parts.model.model)
+    except ConfigError as error:
+        log.warning("no structured output: the vocabulary can't be read", error=error)
+        return None
+    if not vocabulary.eos_ids or len(vocabulary.tokens) != spec.vocab_size:
+        told = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
+        log.warning("no structured output: the vocabulary does not fit the model", **told)
+        return None
+    return GrammarShelf(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
 
 
 def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
@@ -241,7 +261,9 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         endpoint=links.endpoint,
         host_id=host_id(),
         transports=transports(parts, core.settings.device),
-        fingerprint=make_fingerprint(core.spec, core.pool.planes, page_size, drafter, build_name()),
+        fingerprint=make_fingerprint(
+            core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.grammar_version
+        ),
         max_context=core.settings.max_context,
         max_running=parts.memory.max_running,
         max_waiting=parts.sched.max_waiting,

@@ -90,6 +90,14 @@ class NodeContext:
             return None
         return AdapterMissing(f"{self.facts.node_id} does not have the adapter {req.adapter[:100]}")
 
+    def unconstrained(self, req: Request) -> InvalidRequest | None:
+        """Why a request's grammar can't be followed here; None where it can, or there is none."""
+        try:
+            self.core.scheduler.constrain(req)
+        except InvalidRequest as error:
+            return error
+        return None
+
     def bad_ids(self, req: Request) -> InvalidRequest | None:
         """What is wrong with a request's ids for this model."""
         vocab_size = self.core.spec.vocab_size

@@ -82,5 +82,5 @@ class NodeCore:
 
     def close(self) -> None:
         self.streams.stop()
-        self.scheduler.queues.offload.close()
+        self.scheduler.close()
         self.pool.close()

@@ -10,13 +10,19 @@ from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
+NO_GRAMMAR = "none"
 NUMERICS_VERSION = 1  # rises when the same weights, seed and prompt may give other tokens than before
 
 
 def make_fingerprint(
-    spec: ModelSpec, planes: Sequence[PlaneSpec], page_size: int, drafter: Drafter | None, build: str
+    spec: ModelSpec,
+    planes: Sequence[PlaneSpec],
+    page_size: int,
+    drafter: Drafter | None,
+    build: str,
+    grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """How far a node drafts is its own affair: the width is not in it."""
+    """How far a node drafts is its own affair: the width is not in it. `grammar`: the shelf's version."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,
@@ -27,6 +33,7 @@ def make_fingerprint(
         page_layout=PLANE_SEPARATOR.join([*_window_name(planes), *map(_plane_name, planes)]),
         spec=drafter.state_name if drafter is not None else NO_DRAFT_STATE,
         build=build,
+        grammar=grammar,
     )
 
 

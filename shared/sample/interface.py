@@ -75,6 +75,14 @@ class History:
     drafted: torch.Tensor | None = None  # (E, N) int32, the oldest first, all of them output; -1: none
 
 
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which ids each of E outputs may be, on the host: of outputs whose request has a grammar."""
+
+    rows: npt.NDArray[np.int64]  # (E,) into `bits`; -1: all ids are allowed
+    bits: npt.NDArray[np.uint32]  # (M, words) a bit for each id, the lowest first; words >= vocab / 32
+
+
 @dataclass(slots=True)
 class SampleOutput:
     """E outputs; K = max(num_logprobs) of the batch, 0 columns when none. logprob is 0 where not asked for."""

@@ -18,7 +18,7 @@ import torch
 
 from shared.kernel.sample_cpu import GREEDY_BELOW, logprobs, sample_parallel, sample_serial
 from shared.kernel.sample_edits import Outputs, RowParams
-from shared.sample.interface import History, SampleOutput, SamplingBatch
+from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import sample_torch, score_torch
 
 PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
@@ -31,19 +31,21 @@ def sample(
     row_of: npt.NDArray[np.int64],
     positions: torch.Tensor,
     history: History | None = None,
+    masks: TokenMasks | None = None,
 ) -> SampleOutput:
     """Draw one token for each of E outputs; runs on the stream that made the logits and leaves them as they are.
 
     logits (E, vocab) float32; row_of (E,) batch row of each output, on the host; positions (E,) int64 of the input
-    tokens, on the logits' device. `history` may be None when no row has penalties or bad words of several tokens.
+    tokens, on the logits' device. `history` may be None when no row has penalties or bad words of several tokens,
+    `masks` when no row has a grammar.
     """
     if logits.dtype != torch.float32:
         raise TypeError(f"logits are {logits.dtype}: sampling is float32 from the lm_head on")
     if history is None and needs_history(batch):
         raise ValueError("a row has penalties or bad words, but there is no history of its tokens")
     if logits.device.type == "cpu":
-        return sample_cpu(logits, batch, row_of, positions, history)
-    return sample_torch(logits, batch, row_of, positions, history)
+        return sample_cpu(logits, batch, row_of, positions, history, masks)
+    return sample_torch(logits, batch, row_of, positions, history, masks)
 
 
 def needs_history(batch: SamplingBatch) -> bool:
@@ -68,8 +70,9 @@ def sample_cpu(
     row_of: npt.NDArray[np.int64],
     positions: torch.Tensor,
     history: History | None,
+    masks: TokenMasks | None = None,
 ) -> SampleOutput:
-    values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history)
+    values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history, masks)
     ids = np.zeros(len(values), dtype=np.int64)
     parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
     (sample_parallel if parallel else sample_serial)(values, params, outputs, ids)
@@ -94,21 +97,29 @@ def kernel_inputs(
     row_of: npt.NDArray[np.int64],
     positions: torch.Tensor,
     history: History | None,
+    masks: TokenMasks | None = None,
 ) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
     """What the numba kernels take, checked."""
-    outputs = outputs_of(row_of, positions, history or History(torch.zeros((1, 1), dtype=torch.int32), row_of[:0]))
+    history = history or History(torch.zeros((1, 1), dtype=torch.int32), row_of[:0])
+    outputs = outputs_of(row_of, positions, history, masks)
     _check_range(outputs, len(batch), needs_history(batch))
+    check_masks(outputs.mask_rows, outputs.masks, len(row_of), logits.shape[1])
     return logits.contiguous().numpy(), row_params(batch), outputs
 
 
-def outputs_of(row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History) -> Outputs:
+def outputs_of(
+    row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History, masks: TokenMasks | None = None
+) -> Outputs:
     """In the layout of the numba kernels."""
     where = positions.contiguous().numpy()
     rows, tokens = history.rows.astype(np.int64), history.tokens.numpy()
-    if history.common is None or history.drafted is None:
-        return Outputs(np.array(row_of, np.int64), where, rows, tokens, where + 1, np.zeros((len(where), 0), np.int32))
-    common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
-    return Outputs(np.array(row_of, np.int64), where, rows, tokens, common, drafted)
+    common, drafted = where + 1, np.zeros((len(where), 0), np.int32)
+    if history.common is not None and history.drafted is not None:
+        common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
+    mask_rows, bits = np.full(len(where), -1, np.int64), np.zeros((0, 0), np.uint32)
+    if masks is not None:
+        mask_rows, bits = masks.rows, masks.bits
+    return Outputs(np.array(row_of, np.int64), where, rows, tokens, common, drafted, mask_rows, bits)
 
 
 def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
@@ -127,6 +138,14 @@ def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
         raise IndexError(f"an output counts {outputs.common.max()} tokens, past the history's {max_context}")
     if len(outputs.common) != len(outputs.rows) or len(outputs.drafted) != len(outputs.rows):
         raise IndexError(f"{len(outputs.rows)} outputs, but drafts of {len(outputs.drafted)}")
+
+
+def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_outputs: int, vocab_size: int) -> None:
+    """Raise IndexError unless each output has its mask, and each mask a bit for each id."""
+    if len(rows) != num_outputs:
+        raise IndexError(f"{num_outputs} outputs, but masks of {len(rows)}")
+    if rows.max(initial=-1) >= len(bits) or (len(bits) and 32 * bits.shape[1] < vocab_size):
+        raise IndexError(f"{bits.shape} words of masks do not hold mask {rows.max(initial=-1)} of {vocab_size} ids")
 
 
 def row_params(batch: SamplingBatch) -> RowParams:

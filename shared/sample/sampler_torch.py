@@ -23,7 +23,7 @@ from shared.kernel.noise import (
 )
 from shared.kernel.sample_cpu import GREEDY_BELOW
 from shared.kernel.sample_edits import BARRED
-from shared.sample.interface import History, SampleOutput, SamplingBatch
+from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 
 Rows = npt.NDArray[np.int64]
 SCORED_AT_ONCE = 256  # tokens of a prompt
@@ -37,10 +37,15 @@ class _Group(NamedTuple):
 
 
 def sample_torch(
-    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: Rows,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: TokenMasks | None = None,
 ) -> SampleOutput:
-    """As `sampler.sample`; every tensor on the device of `logits`."""
-    edited = _edit(logits, batch, row_of, positions, history)
+    """As `sampler.sample`; every tensor on the device of `logits`, but the masks, which are copied there."""
+    edited = _edit(logits, batch, row_of, positions, history, masks)
     ids = torch.zeros(len(row_of), dtype=torch.int64, device=logits.device)
     greedy = batch.temperature[row_of] < GREEDY_BELOW
     filtered = ~greedy & (
@@ -67,7 +72,12 @@ def _column(values: npt.NDArray[np.generic], rows: Rows, device: torch.device) -
 
 # --- penalties, bias, masks ------------------------------------------------------------------------------------------
 def _edit(
-    logits: torch.Tensor, batch: SamplingBatch, row_of: Rows, positions: torch.Tensor, history: History | None
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: Rows,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: TokenMasks | None = None,
 ) -> torch.Tensor:
     """A copy where any output is edited: the raw logits are needed for logprobs."""
     penalised = np.flatnonzero(
@@ -79,7 +89,7 @@ def _edit(
     biases = [(e, i, value) for e, b in enumerate(row_of) for i, value in batch.logit_bias[b]]
     allowed = [(e, i) for e, b in enumerate(row_of) for i in batch.allowed_ids[b]]
     bad_words = [(e, word) for e, b in enumerate(row_of) for word in batch.bad_words[b]]
-    if not len(penalised) and not stops and not biases and not allowed and not bad_words:
+    if not len(penalised) and not stops and not biases and not allowed and not bad_words and masks is None:
         return logits
     logits = logits.clone()
     if len(penalised):
@@ -90,6 +100,8 @@ def _edit(
     _add_bias(logits, biases)
     _mask_stops(logits, batch, row_of, positions, stops)
     _allow(logits, allowed)
+    if masks is not None:
+        _keep(logits, masks)
     _bar(logits, batch, row_of, positions, history, bad_words)
     return logits
 
@@ -168,7 +180,7 @@ def _mask_stops(
     where = (_to(outputs, logits.device), _to(ids, logits.device))
     first_allowed = _to((batch.prompt_lens + batch.min_tokens)[row_of[outputs]], logits.device)
     early = positions[where[0]] + 1 < first_allowed
-    logits[where] = torch.where(early, -torch.inf, logits[where])
+    logits[where] = torch.where(early, float(BARRED), logits[where])
 
 
 def _allow(logits: torch.Tensor, allowed: list[tuple[int, int]]) -> None:
@@ -181,6 +193,18 @@ def _allow(logits: torch.Tensor, allowed: list[tuple[int, int]]) -> None:
     inside = ids < logits.shape[1]
     keep[outputs[inside], ids[inside]] = True
     logits.masked_fill_(~_to(keep, logits.device), -torch.inf)
+
+
+def _keep(logits: torch.Tensor, masks: TokenMasks) -> None:
+    """Outputs with a mask are left with the ids whose bit is set."""
+    outputs = np.flatnonzero(masks.rows >= 0)
+    if not len(outputs):
+        return
+    bits = _to(masks.bits[masks.rows[outputs]].view(np.int32), logits.device)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    keep = (bits[:, ids >> 5] >> (ids & 31).to(torch.int32)) & 1
+    where = _to(outputs, logits.device)
+    logits[where] = logits[where].masked_fill(keep == 0, -torch.inf)
 
 
 def _bar(

@@ -83,6 +83,7 @@ class PlanFreezer:
             layer_ends=self._settings.layer_ends if any(req.handoff_to is not None for req in reqs) else (),
             encoder_lens=encoder_lens,
             scores=_score_shares(shares) if encoder_lens is None else (),
+            constrained=_constrained(reqs),
         )
 
     def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
@@ -113,6 +114,11 @@ class PlanFreezer:
             if not chunk.started and chunk.computed and self._settings.keeps_history(chunk.request):
                 seeds.append(HistorySeed(chunk.request.row, chunk.ids[: chunk.computed].copy()))
         return seeds
+
+
+def _constrained(reqs: Sequence[Request]) -> tuple[bool, ...]:
+    constrained = tuple(req.constraint is not None for req in reqs)
+    return constrained if any(constrained) else ()
 
 
 def _score_shares(shares: Sequence[ChunkShare]) -> tuple[ScoreShare, ...]:

@@ -38,11 +38,13 @@ class EngineLoop:
         self.num_failed_steps = 0
         self._failed_in_a_row = 0
         self._readmissions = Readmissions(scheduler, engine)
+        engine.make_masks = self._make_masks
 
     def step(self, block: bool = False) -> bool:
         """Run one round. Return True when anything happened. With `block`, wait for the oldest step when nothing could
         be launched."""
         progressed = self._process_results()
+        self._make_masks()
         progressed = self._readmissions.take() or progressed
         if self._num_open_steps() <= self.depth and self._launch_next():
             return True
@@ -79,6 +81,21 @@ class EngineLoop:
             progressed = True
         return progressed
 
+    def _make_masks(self, *, block: bool = False) -> None:
+        """Make the grammar masks of the oldest open step: all results before it are processed. With `block`, wait for
+        its drafts: always before anything waits for the step itself."""
+        lease = self.engine.oldest_step()
+        if lease is None or lease.masks is None or lease.masks.is_made:
+            return
+        drafts = None
+        if lease.host_drafts is not None:
+            if not block and not lease.host_drafts.done.query():
+                return
+            lease.host_drafts.done.synchronize()
+            drafts = lease.host_drafts.result
+        assert isinstance(lease.work, StepPlan)
+        lease.masks.put(self.scheduler.masks_of(lease.work, drafts))
+
     def admit(self, arrivals: Sequence[Arrival]) -> None:
         """Install PREBUILT records whose KV is here."""
         admission = self.scheduler.process_prebuilt(arrivals)
@@ -94,6 +111,7 @@ class EngineLoop:
         return sum(isinstance(lease.work, StepPlan) for lease in self.engine.leases)
 
     def _wait_oldest(self) -> bool:
+        self._make_masks(block=True)
         if not self.engine.wait_oldest():
             self._readmissions.wait_oldest()
         progressed = self._process_results()
@@ -106,6 +124,7 @@ class EngineLoop:
         running = self.scheduler.running
         publish_ready = self.engine.newest_publish()
         if publish_ready is not None:
+            self._make_masks(block=True)
             publish_ready.synchronize()
             if publish_ready.error is not None:
                 self._drain()
@@ -120,6 +139,7 @@ class EngineLoop:
         failures = self.num_failed_steps
         while self.num_failed_steps == failures and self.engine.wait_oldest():
             self._process_results()
+            self._make_masks(block=True)
 
     def _recover(self, lease: StepLease, error: Exception) -> None:
         if isinstance(error, RankLost):

@@ -19,21 +19,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from shared.core.errors import BatonError, DeadlineExceeded, TooLarge
+from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.core.states import FinishReason, PageState
 from shared.device.stream import Stream
+from shared.engine.masks import HostDrafts
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.engine.stages import every_row
+from shared.grammar.shelf import GrammarShelf
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
+from shared.sample.interface import TokenMasks
 from shared.sched.batch import ScheduleBatch
 from shared.sched.capacity import Capacity
 from shared.sched.chunking import ChunkedPrompt
 from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
+from shared.sched.masks import MaskMaker
 from shared.sched.mirror import concat_lengths
 from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
@@ -59,8 +63,9 @@ class Scheduler:
         widths: WidthChoice,
         tier: ColdTier | None = None,
         choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
+        grammars: GrammarShelf | None = None,
     ) -> None:
-        """`choose_rows`: see Stages.choose."""
+        """`choose_rows`: see Stages.choose. `grammars`: None where no request may have one."""
         self.settings = settings
         self.widths = widths
         self.kv = kv
@@ -71,6 +76,8 @@ class Scheduler:
         self.queues = queues = Queues(kv, settings, schedule, tier)
         self.capacity = Capacity(kv, settings, queues)
         self._results = Results(settings, queues)
+        self._grammars = grammars
+        self._masks = MaskMaker(queues.requests, grammars.num_words if grammars is not None else 0, self.fail)
         self.budget = queues.budget
         self.requests = queues.requests
         self.waiting = queues.waiting
@@ -88,12 +95,35 @@ class Scheduler:
     def submit(self, req: Request) -> None:
         """Queue a request. One that can never fit ends at once with an error."""
         self.requests[req.key] = req
+        try:
+            self.constrain(req)
+        except InvalidRequest as error:
+            self.fail(req.key, error)
+            return
         if not self.can_fit(req):
             self.fail(req.key, TooLarge(f"{req.num_tokens} tokens and an answer can never fit this node"))
             return
         if req.handoff_to is not None:
             self.queues.ungranted[req.key] = req
         self.queues.await_memory(req)
+
+    @property
+    def grammar_version(self) -> str:
+        """Return what decides which tokens a grammar allows here; "none" where none is followed."""
+        return self._grammars.version if self._grammars is not None else "none"
+
+    def close(self) -> None:
+        """End the threads of the cold tier and of the grammars."""
+        self.queues.offload.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+    def constrain(self, req: Request) -> None:
+        """Begin to compile the request's grammar, if it has one. Raise InvalidRequest where no grammar is followed."""
+        if req.sampling.grammar and req.constraint is None:
+            if self._grammars is None:
+                raise InvalidRequest("this node knows no vocabulary, so it follows no grammar")
+            req.constraint = self._grammars.constraint(req.sampling.grammar)
 
     def can_fit(self, req: Request) -> bool:
         """Whether an empty node could run it to its end."""
@@ -277,6 +307,10 @@ class Scheduler:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
             self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
+
+    def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
+        """Make the masks of a step before which all results are processed; see masks.py."""
+        return self._masks.make(plan, drafts)
 
     def process(self, result: StepResult) -> None:
         """Take a step's tokens."""

@@ -16,7 +16,13 @@ import msgspec
 
 from shared.core.errors import WireError
 from shared.core.keys import RequestKey
-from shared.core.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS, SamplingParams
+from shared.core.sampling_params import (
+    MAX_GRAMMAR_CHARS,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    SamplingParams,
+)
 from shared.wire.messages import (
     MAX_DRAFT_BYTES,
     MAX_REAL,
@@ -45,7 +51,7 @@ class WireLimits:
     max_control_bytes: int = 12 << 20
     max_frame_bytes: int = 64 << 20
     max_frames: int = 4096
-    max_string: int = 1 << 16
+    max_string: int = 4 * MAX_GRAMMAR_CHARS  # bytes
     max_bytes: int = MAX_DRAFT_BYTES
     max_map: int = 256
 
@@ -158,6 +164,7 @@ def to_wire(value: RequestKey | SamplingParams) -> Key | Sampling:
         bad_words=[list(word) for word in value.bad_words],
         min_tokens=value.min_tokens,
         stop_token_ids=list(value.stop_token_ids),
+        grammar=value.grammar,
         num_logprobs=value.num_logprobs,
         prompt_logprobs=value.prompt_logprobs,
     )
@@ -194,6 +201,7 @@ def sampling_of(wire: Sampling) -> SamplingParams:
         bad_words=tuple(tuple(word) for word in wire.bad_words),
         min_tokens=wire.min_tokens,
         stop_token_ids=tuple(wire.stop_token_ids),
+        grammar=wire.grammar,
         num_logprobs=wire.num_logprobs,
         prompt_logprobs=wire.prompt_logprobs,
     )

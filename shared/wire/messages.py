@@ -21,6 +21,7 @@ from shared.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_GRAMMAR_CHARS,
     MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
@@ -87,6 +88,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
     min_tokens: Int32
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)]
     num_logprobs: Int32
     prompt_logprobs: Int32
 
@@ -103,6 +105,7 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     page_layout: Text  # the planes of a page, in their order
     spec: Text  # what drafts leave in pages and records, with the head's weights
     build: Text
+    grammar: Text  # whose masks are alike: llguidance's version and the vocabulary's digest; "none" without grammars
 
 
 class Adapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -128,6 +130,40 @@ def test_allowed_tokens_and_bad_words(client: openai.OpenAI) -> None:
     assert set(text) == set("012456789") and not [word for word in bad if word in text]
     free = reference_stream(ids_of(LONG), SamplingParams(200, allowed_token_ids=tuple(digits)), 3, 200)
     assert [word for word in bad if word in text_of(free)] == bad, "without the words they would stand there"
+
+
+def test_a_json_schema_is_followed(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 8}, "warm": {"type": "boolean"}},
+        "required": ["city", "warm"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model="hashlm",
+        messages=[{"role": "user", "content": LONG}],
+        seed=5,
+        n=3,
+        max_completion_tokens=200,
+        response_format={"type": "json_schema", "json_schema": {"name": "weather", "schema": schema, "strict": True}},
+    )
+    for choice in answer.choices:
+        told = json.loads(choice.message.content or "")
+        assert choice.finish_reason == "stop" and set(told) == {"city", "warm"} and isinstance(told["warm"], bool)
+    assert len({choice.message.content for choice in answer.choices}) == 3
+
+
+def test_other_names_of_structured_output(client: openai.OpenAI) -> None:
+    def text(**fields: object) -> str:
+        answer = client.completions.create(model="hashlm", prompt=LONG, max_tokens=60, seed=1, extra_body=fields)
+        assert answer.choices[0].finish_reason == "stop"
+        return answer.choices[0].text
+
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", text(guided_regex="[0-9]{3}-[a-f]{2}"))
+    assert text(structured_outputs={"choice": ["north", "south"]}) in ("north", "south")
+    assert re.fullmatch("(yes|no)!", text(ebnf='root ::= ("yes" | "no") "!"'))
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        text(guided_json={"type": "array", "uniqueItems": True})
 
 
 def test_chat_stream_with_usage(client: openai.OpenAI) -> None:

@@ -16,6 +16,7 @@ from shared.device.simulated import World
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
+from shared.grammar.shelf import GrammarShelf
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
@@ -32,6 +33,7 @@ from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
+from tests.support.grammar_oracle import allows_of, make_shelf
 
 EOS = 95
 # behind an even token no 8, and of what is left to draw some
@@ -74,7 +76,8 @@ class Job:
         num = self.sampling.max_tokens
         if self.encoder:
             return seq2seq_stream(self.prompt, self.sampling, seed, num)
-        return reference_stream(self.prompt, self.sampling, seed, num, window=self.window, adapter=self.adapter)
+        more = {"window": self.window, "adapter": self.adapter}
+        return reference_stream(self.prompt, self.sampling, seed, num, **more, allows=allows_of(self.sampling.grammar))
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,9 @@ def make_core(
     *,
     model: HashLM | None = None,
     ranks: Ranks | None = None,
+    grammars: GrammarShelf | None = None,
 ) -> NodeCore:
-    """`drafter`, `model`: others than the knobs name. `ranks`: where the model is one rank's part."""
+    """`drafter`, `model`, `grammars`: others than the knobs name. `ranks`: where the model is one rank's part."""
     if knobs.backend == "simulated" and world is None:
         world = World(knobs.seed)
     adapters = tuple(AdapterSpec(name, name) for name in knobs.adapters)
@@ -184,7 +188,13 @@ def make_core(
     drawn = (1, settings.width) if knobs.topk > 1 else range(1, settings.width + 1)
     widths = DrawnWidths(drawn, knobs.seed) if knobs.draw_widths else None
     stages = stages_of(model, knobs.stages)
-    how = {"overlap": knobs.overlap, "widths": widths, "ranks": ranks, "stages": stages}
+    how = {
+        "overlap": knobs.overlap,
+        "widths": widths,
+        "ranks": ranks,
+        "stages": stages,
+        "grammars": grammars or make_shelf(),
+    }
     return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 
 

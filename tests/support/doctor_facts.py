@@ -16,7 +16,7 @@ from shared.wire.messages import Fingerprint, Hello
 
 NOW = 1_800_000_000.0
 GIB = 1 << 30
-FINGERPRINT = Fingerprint(3, 1, "m", "w", "bfloat16", 16, "k;v", "none", "0.1.0")
+FINGERPRINT = Fingerprint(3, 1, "m", "w", "bfloat16", 16, "k;v", "none", "0.1.0", "none")
 
 
 def node(

@@ -69,7 +69,9 @@ def make_node(
         endpoint=f"tcp://127.0.0.1:{9000 + epoch}",
         host_id="here",
         transports=(transport,),
-        fingerprint=make_fingerprint(core.model.spec, planes, knobs.page_size, core.engine.worker.drafter, "test"),
+        fingerprint=make_fingerprint(
+            core.model.spec, planes, knobs.page_size, core.engine.worker.drafter, "test", core.scheduler.grammar_version
+        ),
         max_context=512,
         max_running=knobs.max_running,
         lease_s=LEASE_S,

@@ -37,7 +37,7 @@ from shared.wire.peers import PeerUp, Received
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
-FINGERPRINT = Fingerprint(1, 1, "hashlm", "w", "int", 16, "paged", "none", "build")
+FINGERPRINT = Fingerprint(1, 1, "hashlm", "w", "int", 16, "paged", "none", "build", "none")
 _epochs = itertools.count(1)
 
 

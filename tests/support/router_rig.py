@@ -25,7 +25,7 @@ from shared.wire.messages import (
 )
 from shared.wire.peers import peer_name
 
-FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build")
+FINGERPRINT = Fingerprint(1, 1, "m", "w", "int", 16, "paged", "none", "build", "none")
 
 
 def hello(

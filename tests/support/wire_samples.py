@@ -49,10 +49,20 @@ SAMPLING = SamplingParams(
     prompt_logprobs=2,
     allowed_token_ids=(3, 5),
     bad_words=((7,), (8, 9)),
+    grammar="g",
 )
 WIRE_KEY, WIRE_SAMPLING = to_wire(KEY), to_wire(SAMPLING)
 FINGERPRINT = Fingerprint(
-    protocol=1, numerics=1, model="m", weights="w", dtype="f", page_size=16, page_layout="l", spec="none", build="b"
+    protocol=1,
+    numerics=1,
+    model="m",
+    weights="w",
+    dtype="f",
+    page_size=16,
+    page_layout="l",
+    spec="none",
+    build="b",
+    grammar="g",
 )
 LOAD = NodeLoad(
     10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}

@@ -22,8 +22,8 @@ from router.text.guarded_encoder import GuardedEncoder
 from router.text.hashlm import HashTokenizer
 from router.text.interface import TextModel, VocabFacts
 from router.text.load import load_text_model
-from router.text.vocab_bytes import byte_level_decoder
 from shared.config.text_settings import TextConfig
+from shared.config.vocab_bytes import byte_level_decoder
 from shared.core.errors import InvalidRequest
 
 TURN = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"

@@ -8,13 +8,11 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from shared.core.errors import StepFailed
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.device.events import Event
 from shared.engine.lease import StepLease
 from shared.engine.plan import Admission, StepPlan
-from shared.node.core import NodeCore
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     CoreKnobs,
@@ -26,58 +24,9 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
+from tests.support.step_faults import PLACES, Fault, break_at, run_with_fault
 
 BACKENDS = ("inline", "cpu", "simulated")
-PLACES = ("forward", "sample", "propose", "extend", "copy", "schedule")
-
-
-class Fault(RuntimeError):
-    pass
-
-
-def break_at(core: NodeCore, place: str, nth: int) -> Callable[[], int]:
-    """Make the nth call at that place raise; gives back how often it has raised."""
-    calls, raised = 0, 0
-
-    def faulty(original: Callable) -> Callable:
-        def run(*args: object, **kwargs: object) -> object:
-            nonlocal calls, raised
-            calls += 1
-            if calls == nth:
-                raised += 1
-                raise Fault(f"injected at {place}")
-            return original(*args, **kwargs)
-
-        return run
-
-    worker = core.engine.worker
-    if place == "forward":
-        worker.model.forward = faulty(worker.model.forward)  # type: ignore[method-assign]
-    elif place == "sample":
-        worker._sample_rows = faulty(worker._sample_rows)  # type: ignore[method-assign]
-    elif place in ("propose", "extend"):
-        setattr(worker.drafter, place, faulty(getattr(worker.drafter, place)))
-    else:
-        stream = getattr(core.streams, place)
-        launch = stream.launch
-        stream.launch = lambda fn, *args, **kwargs: launch(faulty(fn), *args, **kwargs)
-    return lambda: raised
-
-
-def run_with_fault(core: NodeCore, jobs: list[Job]) -> Outcome:
-    outcome = run_local(core, jobs, rng=random.Random(1))
-    failed = {rid for rid, end in outcome.ends.items() if end.reason is FinishReason.ERROR}
-    for job in jobs:
-        stream, expected = outcome.streams[f"r{job.rid}"], job.expected()
-        if f"r{job.rid}" in failed:
-            assert stream == expected[: len(stream)], "a failed request had said something wrong"
-        else:
-            assert stream == expected, f"r{job.rid} was not in the failed step, and its stream is wrong"
-    for rid in failed:
-        error = outcome.ends[rid].error
-        assert isinstance(error, StepFailed), outcome.ends[rid]
-        assert "injected" in error.message
-    return outcome
 
 
 @pytest.mark.rule("Rf")

@@ -41,6 +41,8 @@ ALLOWED = {
     "shared/engine/stages.py": HOST,
     "shared/engine/engine.py": "copies of results, on the copy stream behind the step",
     "shared/engine/scores.py": "the same, of scores",
+    "shared/engine/masks.py": "copies of drafts, on the copy stream behind the drafting",
+    "shared/sched/masks.py": HOST,
     "shared/ranks/tp.py": "a forward's inputs on their way to other processes; ranks are on CPUs",
     "shared/ranks/dp.py": "bounds of rows to deal out; ranks are on CPUs",
     "shared/sched/mirror.py": "lengths that resolve_seq_lens_cpu waited for",

@@ -102,7 +102,7 @@ def test_short_prompts_go_to_decode_alone() -> None:
 
 
 def test_nodes_that_do_not_fit_are_not_paired(rig: RouterRig) -> None:
-    other = Fingerprint(1, 1, "m", "w", "int", 64, "paged", "none", "build")
+    other = Fingerprint(1, 1, "m", "w", "int", 64, "paged", "none", "build", "none")
     rig.join("prefill", "p", fingerprint=other)
     rig.join("decode", "d")
     assert rig.open()[0].decode_node == ""

@@ -16,7 +16,14 @@ from router.api.chat import CHAT, Chat
 from router.api.chat_messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from router.api.completions import COMPLETIONS, Completions
 from router.api.field_page import ALL_TABLES, field_page
-from router.api.fields import REFUSED_GENERATION, FieldTable, StreamOptions
+from router.api.fields import (
+    REFUSED_GENERATION,
+    FieldTable,
+    JsonSchemaFormat,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+)
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.ignored import names_in_header
 from router.api.parse import BodyParser
@@ -25,6 +32,19 @@ from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
+from shared.core.sampling_params import MAX_GRAMMAR_CHARS
+from tests.support.nested_fields import (
+    CALL,
+    CALL_FIELDS,
+    FORMAT_FIELDS,
+    FUNCTION_FIELDS,
+    MESSAGE_FIELDS,
+    OUTPUTS_FIELDS,
+    PART_FIELDS,
+    SCHEMA,
+    SCHEMA_FIELDS,
+    STREAM_FIELDS,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 1000
@@ -76,6 +96,16 @@ def harmless(*values: Any) -> tuple[tuple[Any, Check], ...]:
     return tuple((value, always) for value in values)
 
 
+def grammar_with(part: str) -> Check:
+    return lambda plan: part in plan.sampling.grammar
+
+
+def follows_schema(plan: GenerationPlan) -> bool:
+    return "maxLength" in plan.sampling.grammar
+
+
+BAD_SCHEMAS = ({"not": {}}, {"type": "foo"}, {"uniqueItems": True}, {"pattern": "a(?=b)"}, {"$ref": "http://x/y"})
+TWO = {"regex": "a", "choice": ["a"]}
 BIG = 10**30
 SHARED = [
     Row("model", harmless("hashlm", None), ("gpt-4", "", 3, [])),
@@ -145,6 +175,7 @@ SHARED = [
     Row("allowed_token_ids", (([3, 1, 3], sampling("allowed_token_ids", (1, 3))),), ([], [96], [-1], "x", ["1"], 3)),
     Row("allowed_token_ids", (([95, 3], always),), ([95],), (("min_tokens", 1), ("max_tokens", 8))),
     Row("allowed_token_ids", (([72, 73], always),), ([72],), (("bad_words", ["h"]),)),
+    Row("allowed_token_ids", ((None, always),), ([72],), (("guided_regex", "h+"),)),
     Row(
         "bad_words",
         ((["hi", " hi"], sampling("bad_words", ((72, 73), (0, 72, 73)))), ([], sampling("bad_words", ()))),
@@ -156,14 +187,48 @@ SHARED = [
         ("", 1, "x" * 513),
     ),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
-    *(
-        Row(name, (), (7, "x", {"a": 1}))
-        for name in (*REFUSED_GENERATION.keys() - {"length_penalty", "response_format"},)
-    ),
+    *(Row(name, (), (7, "x", {"a": 1})) for name in (*REFUSED_GENERATION.keys() - {"length_penalty"},)),
     Row("prompt_logprobs", ((3, sampling("prompt_logprobs", 3)), (0, show("prompt_logprobs", 0))), (-1, 21, "x", True)),
     Row("prompt_logprobs", (), (3,), (("stream", True),)),
     Row("length_penalty", harmless(1, 1.0, None), (2, 0.5)),
-    Row("response_format", harmless(None, {"type": "text"}), ({"type": "json_object"}, "json")),
+    Row(
+        "response_format",
+        (
+            (None, sampling("grammar", "")),
+            ({"type": "text"}, sampling("grammar", "")),
+            ({"type": "json_object"}, grammar_with('"object"')),
+            ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, follows_schema),
+        ),
+        ("json", {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "x"}}),
+    ),
+    Row("response_format", (), ({"type": "json_object"},), (("ignore_eos", True),), param="ignore_eos"),
+    Row("response_format", (), ({"type": "json_object"},), (("structured_outputs", {"regex": "a"}),)),
+    Row(
+        "structured_outputs",
+        (
+            ({"json": SCHEMA}, follows_schema),
+            ({"json": json.dumps(SCHEMA)}, follows_schema),
+            ({"json_object": True}, grammar_with('"object"')),
+            ({"regex": "[0-9]+"}, grammar_with("[0-9]+")),
+            ({"choice": ["yes", "no"]}, grammar_with("yes")),
+            ({"grammar": 'start: "x"'}, grammar_with("start:")),
+            ({}, sampling("grammar", "")),
+        ),
+        ("x", {"json": 3}, {"regex": "("}, {"choice": []}, {"choice": [""]}, {"grammar": "start: ["}, TWO),
+    ),
+    *(
+        Row(name, ((SCHEMA, follows_schema), (json.dumps(SCHEMA), follows_schema)), (3, "x", *BAD_SCHEMAS))
+        for name in ("guided_json", "json_schema")
+    ),
+    *(
+        Row(name, (("[a-f]{3}", grammar_with("[a-f]{3}")),), ("", "(", "a(?=b)", 3, "x" * (MAX_GRAMMAR_CHARS + 1)))
+        for name in ("guided_regex", "regex")
+    ),
+    Row("guided_choice", ((["a b", "é"], grammar_with("a b")),), ([], [""], "x", [1], ["x"] * 1025)),
+    *(
+        Row(name, (('root ::= "x" | "y"', grammar_with("start")), ('start: "x"', always)), ("", "start: (", "x y", 3))
+        for name in ("guided_grammar", "ebnf")
+    ),
 ]
 CHAT_ROWS = [
     Row(
@@ -271,45 +336,6 @@ OTHER_ROWS = [
     Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
 ]
 ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS]
-
-# objects inside a body: field -> (good values, bad values)
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-ANYTHING = ((None, 1, "x", {"a": 1}), ())
-MESSAGE_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "role": (("system", "developer", "user", "assistant", "tool", "function"), ("god", "", 1)),
-    "content": (("x", "", [], ["x"], [{"type": "text", "text": "x"}], None), (1, [1])),
-    "name": (("x", None), (1,)),
-    "refusal": ((None, "", "no"), (1,)),
-    "reasoning": (("x", None), (1,)),
-    "reasoning_content": (("x", None), (1,)),
-    "tool_call_id": (("c", None), (1,)),
-    "tool_calls": ((None, [], [CALL]), ([{"id": "x"}], "x", [1])),
-    "function_call": ((None, CALL["function"]), ("f", {"arguments": ""})),
-    "audio": ((None,), ({"id": "x"},)),
-    **dict.fromkeys(("annotations", "reasoning_details", "provider_specific_fields", "cache_control"), ANYTHING),
-}
-PART_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "type": (("text", "input_text", "output_text"), ("image_url", "input_audio", "file", "video_url", 1)),
-    "text": (("x", ""), (1,)),
-    "refusal": (("x", None), (1,)),
-    "thinking": (("x", None), (1,)),
-    **dict.fromkeys(("signature", "cache_control", "annotations"), ANYTHING),
-}
-CALL_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "function": ((CALL["function"],), ("f",)),
-    "id": (("x", None), (1,)),
-    "type": (("function",), ("custom", 1)),
-    "index": ANYTHING,
-}
-FUNCTION_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "name": (("f",), (1,)),
-    "arguments": (("{}", {}, {"a": 1}), (1, [1])),
-}
-STREAM_FIELDS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    "include_usage": ((True, False, None), ("x", 1)),
-    "continuous_usage_stats": ((True, False, None), ("x", 1)),
-    "include_obfuscation": ((True, False, None), ("x",)),
-}
 
 
 def run(table: Table, body: dict[str, Any], parsers: dict[Table, BodyParser[Any]] = PARSERS) -> GenerationPlan | None:
@@ -473,6 +499,10 @@ NESTED = [
      lambda obj: {"messages": [{"role": "assistant", "tool_calls": [{**CALL, **obj}]}]}),
     (CalledFunction, FUNCTION_FIELDS, "messages[0].function_call",
      lambda obj: {"messages": [{"role": "assistant", "function_call": {"name": "f", **obj}}]}),
+    (ResponseFormat, FORMAT_FIELDS, "response_format", lambda obj: {"response_format": {"type": "text", **obj}}),
+    (JsonSchemaFormat, SCHEMA_FIELDS, "response_format.json_schema",
+     lambda obj: {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, **obj}}}),
+    (StructuredOutputs, OUTPUTS_FIELDS, "structured_outputs", lambda obj: {"structured_outputs": obj}),
     (StreamOptions, STREAM_FIELDS, "stream_options", lambda obj: {"stream": True, "stream_options": obj}),
 ]  # fmt: skip
 

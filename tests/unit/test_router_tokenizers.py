@@ -17,12 +17,12 @@ from router.text import gguf_tokenizer
 from router.text.chat_prompt import chat_text
 from router.text.conversation import Conversation
 from router.text.folder_tokenizer import load_folder
-from router.text.gguf_metadata import read_pairs
 from router.text.interface import TextModel, decode_ids
 from router.text.load import load_text_model
-from router.text.vocab_bytes import byte_level_alphabet
+from shared.config.gguf_metadata import read_pairs
 from shared.config.model_path import bundled_gguf
 from shared.config.text_settings import TextConfig
+from shared.config.vocab_bytes import byte_level_alphabet
 from shared.core.errors import ConfigError, InvalidRequest
 
 SAMPLES = [

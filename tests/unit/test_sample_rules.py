@@ -34,7 +34,7 @@ def plain_edit(logits: list[float], params: SamplingParams, tokens: list[int], p
         scores[i] += value
     if len(output) < params.min_tokens:
         for i in params.stop_token_ids:
-            scores[i] = -math.inf
+            scores[i] = -1e30
     if params.allowed_token_ids:
         scores = [score if i in params.allowed_token_ids else -math.inf for i, score in enumerate(scores)]
     for *before, last in params.bad_words:

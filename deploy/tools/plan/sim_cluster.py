@@ -34,7 +34,7 @@ from shared.sched.settings import SchedSettings
 from shared.wire.messages import Fingerprint, Hello
 
 EQUAL = Fingerprint(  # all nodes of a plan fit
-    0, 0, "", "", "", 1, "", "", ""
+    0, 0, "", "", "", 1, "", "", "", ""
 )
 PINNED_FRACTION = 0.5  # MemoryConfig's default
 

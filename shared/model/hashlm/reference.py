@@ -8,7 +8,7 @@ one running pair, sorts the whole vocabulary, and draws one token at a time. Kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ _f32 = np.float32
 _u64 = np.uint64
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+Allows = Callable[[list[int]], npt.NDArray[np.bool_]]  # emitted ids -> which may be next
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,10 @@ def reference_stream(
     vocab_size: int = VOCAB_SIZE,
     window: int = 0,
     adapter: str = "",
+    allows: Allows | None = None,
 ) -> list[int]:
     """The first `num` tokens (fewer if the sequence ends) that any engine must emit for this request."""
-    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter).ids
+    return reference_run(prompt_ids, sampling, seed, num, vocab_size, window, adapter, allows=allows).ids
 
 
 def reference_run(
@@ -56,9 +58,10 @@ def reference_run(
     window: int = 0,
     adapter: str = "",
     begin: tuple[int, np.uint64, np.uint64] = (0, _u64(0), _u64(0)),
+    allows: Allows | None = None,
 ) -> ReferenceRun:
     """`window`: HashLM's, 0 for none; `adapter`: its digest. `begin`: the position to begin at, and the sums over all
-    before it."""
+    before it. `allows`: what the request's grammar allows."""
     limit = min(num, sampling.max_tokens)
     tokens = np.empty(len(prompt_ids) + limit, dtype=np.int64)
     tokens[: len(prompt_ids)] = prompt_ids
@@ -84,12 +87,21 @@ def reference_run(
     words = np.full((len(sampling.bad_words), max(map(len, sampling.bad_words), default=0)), -1, dtype=np.int64)
     for row, word in zip(words, sampling.bad_words, strict=True):
         row[len(row) - len(word) :] = word
-    limits = (len(prompt_ids), limit, window or len(tokens))
+    base = allowed
     salt = _u64(adapter_salt(adapter))
     counts = (sampling.top_k, sampling.min_tokens)
-    count, stopped = _run(
-        tokens, *limits, *begin, logprobs, _u64(seed), knobs, *counts, bias, stops, allowed, words, salt
-    )
+    # a grammar is asked before each token, with all that are there
+    ends = [limit] if allows is None else range(1, limit + 1)
+    count, stopped = 0, False
+    for end in ends:
+        if allows is not None:
+            allowed = base & allows(tokens[len(prompt_ids) : len(prompt_ids) + count].tolist())
+        limits = (len(prompt_ids), count, end, window or len(tokens))
+        count, stopped = _run(
+            tokens, *limits, *begin, logprobs, _u64(seed), knobs, *counts, bias, stops, allowed, words, salt
+        )
+        if stopped:
+            break
     ids = tokens[len(prompt_ids) : len(prompt_ids) + count].tolist()
     return ReferenceRun(ids, logprobs[:count].tolist(), "stop" if stopped else "length")
 
@@ -122,6 +134,7 @@ def _encoded(ids: IntArray) -> tuple[np.uint64, np.uint64]:
 def _run(
     tokens: IntArray,
     prompt_len: int,
+    num_known: int,
     limit: int,
     reach: int,
     begin: int,
@@ -153,14 +166,14 @@ def _run(
         lower += first[position]
         second[position] = mix(lower, position) * odd_weight(position)
         upper += second[position]
-        if position < prompt_len - 1:
+        if position < prompt_len + num_known - 1:
             continue
         write_logits(upper, vocab_size - 1, id_bits, raw)
         count = position + 1 - prompt_len
         scores = _penalised(raw, tokens[: position + 1], prompt_len, knobs)
         scores += bias
         if count < min_tokens:
-            scores[stops] = -np.inf
+            scores[stops] = _f32(-1e30)
         scores[~allowed] = -np.inf
         _bar(scores, words, tokens[prompt_len : position + 1])
         chosen = _draw(scores, knobs, top_k, seed, position + 1)

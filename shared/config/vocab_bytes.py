@@ -7,7 +7,7 @@ metaspace    text as it is, "▁" is a space, <0xE2> is a single byte
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -34,3 +34,15 @@ def byte_level_decoder() -> Callable[[str], bytes]:
 def metaspace_bytes(entry: str) -> bytes:
     single = _BYTE_TOKEN.fullmatch(entry)
     return bytes((int(single[1], 16),)) if single else entry.replace("\u2581", " ").encode()
+
+
+def byte_table(
+    vocab: Mapping[str, int], added: Collection[str], entry_bytes: Callable[[str], bytes], size: int
+) -> list[bytes]:
+    """Return the bytes of each id below `size`. Added tokens are written as plain text; ids that the vocabulary leaves
+    out, as those that pad an embedding, are empty."""
+    table = [b""] * size
+    for entry, index in vocab.items():
+        if index < size:
+            table[index] = entry.encode() if entry in added else entry_bytes(entry)
+    return table

@@ -1,0 +1,84 @@
+"""Which grammar a request asks for: OpenAI's response_format, vLLM's structured_outputs and guided_*, SGLang's fields.
+
+One answer follows one grammar, so a request that names two is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from router.api.fields import GenerationFields, ResponseFormat, StructuredOutputs
+from router.text import grammars
+from router.text.interface import VocabFacts
+from shared.core.errors import InvalidRequest
+
+Asked = tuple[str, Callable[[], str]]  # the field, and what makes its grammar
+
+
+def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
+    """Return the text of the grammar that the answer must follow, "" for none."""
+    asked = [*_shared(body), *_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
+    if not asked:
+        return ""
+    field, make = asked[0]
+    if len(asked) > 1:
+        raise InvalidRequest(f"{field} and {asked[1][0]} both say what the answer follows; send one", param=field)
+    if facts.start_ids:
+        raise InvalidRequest(f"{field}: a model with an encoder follows no grammar", param=field)
+    if not facts.eos_ids:
+        raise InvalidRequest(f"{field}: this model has no token that ends an answer", param=field)
+    if body.ignore_eos:
+        raise InvalidRequest(f"{field} ends the answer by itself: ignore_eos can't be true", param="ignore_eos")
+    try:
+        return make()
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}: {error.message}", param=field) from error
+
+
+def _shared(body: GenerationFields) -> Iterator[Asked]:
+    makers: dict[str, Callable[[Any], str]] = {
+        "guided_json": grammars.of_schema,
+        "guided_regex": grammars.of_regex,
+        "guided_choice": grammars.of_choices,
+        "guided_grammar": grammars.of_grammar,
+        "json_schema": grammars.of_schema,
+        "regex": grammars.of_regex,
+        "ebnf": grammars.of_grammar,
+    }
+    for field, make in makers.items():
+        value = getattr(body, field)
+        if value is not None:
+            yield field, lambda make=make, value=value: make(value)  # type: ignore[misc]  # bound here, not later
+
+
+def _of_format(wanted: ResponseFormat | None) -> Iterator[Asked]:
+    if wanted is None or wanted.type == "text":
+        return
+    if wanted.type == "json_object":
+        yield "response_format", lambda: grammars.of_schema(grammars.ANY_OBJECT)
+        return
+    described = wanted.json_schema
+    schema = described.schema if described is not None else None
+    if schema is None:
+        raise InvalidRequest("response_format: json_schema needs a schema", param="response_format")
+    yield "response_format", lambda: grammars.of_schema(schema)
+
+
+def _of_outputs(wanted: StructuredOutputs | None) -> Iterator[Asked]:
+    if wanted is None:
+        return
+    if wanted.json is not None:
+        schema = wanted.json
+        yield "structured_outputs", lambda: grammars.of_schema(schema)
+    if wanted.json_object:
+        yield "structured_outputs", lambda: grammars.of_schema(grammars.ANY_OBJECT)
+    if wanted.regex is not None:
+        pattern = wanted.regex
+        yield "structured_outputs", lambda: grammars.of_regex(pattern)
+    if wanted.choice is not None:
+        choices = wanted.choice
+        yield "structured_outputs", lambda: grammars.of_choices(choices)
+    if wanted.grammar is not None:
+        text = wanted.grammar
+        yield "structured_outputs", lambda: grammars.of_grammar(text)

@@ -1,0 +1,59 @@
+"""What a client may ask an answer to follow, as the text of a grammar that nodes compile. Checked here once.
+
+Everything raises InvalidRequest in llguidance's words, which name the keyword or the place at fault.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import LLMatcher, grammar_from
+
+from shared.core.errors import InvalidRequest
+from shared.core.sampling_params import MAX_GRAMMAR_CHARS
+from shared.grammar.compiler import check_grammar
+
+ANY_OBJECT = {"type": "object"}
+# Between the parts of a JSON text: a space, or a line break and an indent. A model can't go on with it for ever.
+WHITESPACE = r" |\n[ \t]{0,40}"
+MAX_CHOICES = 1024
+
+
+def of_schema(schema: Mapping[str, Any] | str) -> str:
+    """Of a JSON schema, or of its text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    try:
+        return checked(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
+    except ValueError as error:
+        raise InvalidRequest(f"the schema is no JSON object: {error}") from None
+
+
+def of_regex(pattern: str) -> str:
+    """Of a regular expression that the whole answer matches."""
+    return checked(LLMatcher.grammar_from_regex(pattern))
+
+
+def of_choices(choices: Sequence[str]) -> str:
+    """Of texts, one of which is the whole answer."""
+    if not choices or not all(choices):
+        raise InvalidRequest("there must be something to choose from, and no empty text")
+    if len(choices) > MAX_CHOICES:
+        raise InvalidRequest(f"more than {MAX_CHOICES} texts to choose from")
+    return checked(grammar_from("choice", json.dumps(list(choices))))
+
+
+def of_grammar(text: str) -> str:
+    """Of a context-free grammar in Lark's form, or in llama.cpp's GBNF."""
+    try:
+        return checked(grammar_from("grammar", text))
+    except ValueError as error:
+        raise InvalidRequest(f"the grammar can't be used: {str(error)[:500]}") from None
+
+
+def checked(grammar: str) -> str:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(f"more than {MAX_GRAMMAR_CHARS} characters")
+    check_grammar(grammar)
+    return grammar

@@ -1,0 +1,124 @@
+"""What each token id of a model stands for, as bytes. Reads tokenizer files only; knows nothing of encoding.
+
+Routers turn ids into text with it, nodes tell grammars which ids they may draw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shared.config.gguf_metadata import read_pairs
+from shared.config.json_file import read_json_if_there
+from shared.config.model_path import ModelKind, resolve_model
+from shared.config.vocab_bytes import byte_level_decoder, byte_table, metaspace_bytes
+from shared.core.errors import ConfigError
+
+CONTROL_TYPE = 3  # of a token, in GGUF
+USER_DEFINED_TYPE = 4
+HASHLM_FIRST_CHAR, HASHLM_EOS = 32, 95
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`tokens`: the bytes of each id, b"" for ids that only pad the embedding. `special_ids` are never text."""
+
+    tokens: tuple[bytes, ...]
+    eos_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+
+    @property
+    def digest(self) -> str:
+        """Return 16 hex digits that two vocabularies share only when they are the same."""
+        digest = hashlib.blake2b(repr((self.eos_ids, sorted(self.special_ids))).encode(), digest_size=8)
+        for token in self.tokens:
+            digest.update(len(token).to_bytes(4) + token)
+        return digest.hexdigest()
+
+
+def read_vocabulary(model: str) -> Vocabulary:
+    """Return the vocabulary of what --model names. Raise ConfigError where it has no tokenizer that is read here."""
+    source = resolve_model(model, with_weights=False)
+    if source.path is None:
+        return hashlm_vocabulary()
+    read = folder_vocabulary if source.kind is ModelKind.HF_FOLDER else gguf_vocabulary
+    return read(source.path)
+
+
+def hashlm_vocabulary() -> Vocabulary:
+    """One printable ASCII character per id, and an end."""
+    chars = tuple(bytes((HASHLM_FIRST_CHAR + i,)) for i in range(HASHLM_EOS))
+    return Vocabulary((*chars, b"<eos>"), (HASHLM_EOS,), frozenset({HASHLM_EOS}))
+
+
+def folder_vocabulary(folder: Path) -> Vocabulary:
+    """Of a Hugging Face folder with a tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(str(path))
+    described, config = read_json_if_there(path), read_json_if_there(folder / "config.json")
+    added = {int(token["id"]): token for token in described.get("added_tokens", [])}
+    size = int(config.get("vocab_size") or inner.get_vocab_size(with_added_tokens=True))
+    names = frozenset(str(token["content"]) for token in added.values())
+    entry_bytes = byte_level_decoder() if is_byte_level(described) else metaspace_bytes
+    return Vocabulary(
+        tokens=tuple(byte_table(inner.get_vocab(with_added_tokens=True), names, entry_bytes, size)),
+        eos_ids=folder_eos_ids(folder, inner),
+        special_ids=frozenset(index for index, token in added.items() if token.get("special")),
+    )
+
+
+def is_byte_level(described: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json writes each byte as one printable character."""
+    return "ByteLevel" in repr(described.get("decoder"))
+
+
+def folder_eos_ids(folder: Path, inner: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """Return the ids that end an answer. generation_config.json counts first: chat models often end with more tokens
+    than config.json names."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json_if_there(folder / name).get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    token = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
+    index = inner.token_to_id(token_content(token))
+    return () if index is None else (index,)
+
+
+def token_content(token: object) -> str:
+    """A token in tokenizer_config.json: a string, or an object with its content."""
+    if isinstance(token, dict):
+        return str(token.get("content", ""))
+    return str(token or "")
+
+
+def gguf_vocabulary(path: Path) -> Vocabulary:
+    """Of a GGUF file with byte-level BPE."""
+    metadata = read_pairs(path, lambda name: name.startswith("tokenizer."))
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        raise ConfigError(f"{path} has a tokenizer that is not read here")
+    entries: list[str] = metadata["tokenizer.ggml.tokens"]
+    control = of_type(metadata, CONTROL_TYPE)
+    index = {entry: i for i, entry in enumerate(entries)}
+    names = frozenset((*control, *of_type(metadata, USER_DEFINED_TYPE)))
+    return Vocabulary(
+        tokens=tuple(byte_table(index, names, byte_level_decoder(), len(entries))),
+        eos_ids=gguf_eos_ids(metadata),
+        special_ids=frozenset(index[entry] for entry in control),
+    )
+
+
+def of_type(metadata: Mapping[str, Any], kind: int) -> list[str]:
+    types = metadata.get("tokenizer.ggml.token_type", [])
+    return [entry for entry, own in zip(metadata["tokenizer.ggml.tokens"], types, strict=False) if own == kind]
+
+
+def gguf_eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    return tuple(dict.fromkeys(int(metadata[name]) for name in names if name in metadata))

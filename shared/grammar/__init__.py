@@ -1,0 +1,1 @@
+"""Grammars of structured answers: compiled by llguidance for one vocabulary, followed token by token."""

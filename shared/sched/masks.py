@@ -1,0 +1,67 @@
+"""From the grammars of a step's requests to the masks of its outputs. See shared/engine/masks.py for when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from shared.core.constraint import Constraint
+from shared.core.errors import BatonError
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.engine.masks import HostDrafts
+from shared.engine.plan import StepPlan
+from shared.sample.interface import TokenMasks
+
+EVERY_ID = 0xFFFFFFFF
+
+
+class MaskMaker:
+    """Owned by the scheduler. `num_words`: of a mask, 32 ids each. `fail`: ends a request with an error."""
+
+    def __init__(
+        self,
+        requests: Mapping[RequestKey, Request],
+        num_words: int,
+        fail: Callable[[RequestKey, BatonError], None],
+    ) -> None:
+        self._requests = requests
+        self._num_words = num_words
+        self._fail = fail
+
+    def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
+        """One mask for each output of a row with a grammar. Requests that have ended have none: their tokens are
+        dropped."""
+        num_outputs = [int(emits) for emits in plan.emits[: plan.num_prefill]]
+        num_outputs += [plan.width] * (plan.batch_size - plan.num_prefill)
+        rows = np.full(sum(num_outputs), -1, dtype=np.int64)
+        bits = np.full((len(rows), self._num_words), EVERY_ID, dtype=np.uint32)
+        output = 0
+        for index, num in enumerate(num_outputs):
+            if num and self._fill(plan, index, drafts, bits[output : output + num]):
+                rows[output : output + num] = np.arange(output, output + num)
+            output += num
+        return TokenMasks(rows, bits)
+
+    def _fill(self, plan: StepPlan, index: int, drafts: HostDrafts | None, out: np.ndarray) -> bool:
+        """The masks of one row. Return False where it has none."""
+        req = self._requests.get(plan.row_ids[index].key)
+        if req is None or req.constraint is None:
+            return False
+        ids: list[int] = []
+        parents: list[int] = []
+        if drafts is not None and index >= plan.num_prefill:
+            ids = drafts.ids[index - plan.num_prefill].tolist()
+            parents = drafts.parents[index - plan.num_prefill].tolist()
+        try:
+            req.constraint.fill(req.output_ids, ids, parents, out)
+        except BatonError as error:
+            self._fail(req.key, error)
+            return False
+        return True
+
+
+def may_begin(constraint: Constraint | None) -> bool:
+    """Whether a request need not wait for its grammar to be compiled."""
+    return constraint is None or constraint.is_ready

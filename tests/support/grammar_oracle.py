@@ -1,0 +1,91 @@
+"""Grammars for HashLM, and what each allows, asked anew from its beginning for every token."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from shared.config.vocabulary import hashlm_vocabulary
+from shared.device.cpu import do_nothing
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.shelf import GrammarShelf
+from shared.model.hashlm.reference import Allows
+
+VOCABULARY = hashlm_vocabulary()
+COMPILER = GrammarCompiler(VOCABULARY)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "ok": {"type": "boolean"}, "n": {"type": "integer"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+JSON = LLMatcher.grammar_from_json_schema(SCHEMA)
+REGEXES = (r"[0-9]{3}-[a-f]{4}", r"(yes|no|maybe)( (yes|no|maybe))*", r"[^a]{1,60}", r"(ab|abc|abcd|a[x-z]+)+!")
+GRAMMARS = (JSON, *map(LLMatcher.grammar_from_regex, REGEXES))
+
+
+class AtOnce(Executor):
+    """Compiles on the calling thread, so that a test sees the same order of things each time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class Later(Executor):
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def make_shelf(executor: Executor | None = None) -> GrammarShelf:
+    return GrammarShelf(COMPILER, VOCABULARY.eos_ids, do_nothing, executor or AtOnce())
+
+
+@functools.cache
+def _compiled(grammar: str) -> LLMatcher:
+    return COMPILER.compile(grammar)
+
+
+def mask_bits(matcher: LLMatcher) -> npt.NDArray[np.bool_]:
+    """(vocabulary,) which ids the matcher allows next."""
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return bits[: len(VOCABULARY.tokens)].astype(np.bool_)
+
+
+def allows_of(grammar: str) -> Allows | None:
+    """What a reference asks. Nothing is carried from token to token: no matcher of the engine can share its faults."""
+    if not grammar:
+        return None
+
+    def allows(emitted: Sequence[int]) -> npt.NDArray[np.bool_]:
+        matcher = _compiled(grammar).deep_copy()
+        assert matcher.consume_tokens(list(emitted)), f"{emitted}: {matcher.get_error()}"
+        return mask_bits(matcher)
+
+    return allows
+
+
+def draw_grammar(rng: random.Random) -> str:
+    return rng.choice(GRAMMARS)

@@ -1,0 +1,163 @@
+"""Grammars: compiled within limits, followed token by token, masks of a window as if each draft had been emitted."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from router.text import grammars
+from router.text.load import load_text_model
+from shared.config.vocabulary import Vocabulary, hashlm_vocabulary, read_vocabulary
+from shared.core.errors import InvalidRequest
+from shared.grammar import shelf as shelves
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.shelf import GrammarShelf
+from tests.support.grammar_oracle import COMPILER, GRAMMARS, JSON, VOCABULARY, allows_of, draw_grammar, make_shelf
+from tests.support.patience import HANG_GUARD_S
+
+WORDS = COMPILER.num_words
+
+
+def filled(constraint, emitted, drafts=(), parents=()) -> np.ndarray:  # noqa: ANN001
+    """(1 + len(drafts), vocabulary) what a constraint allows."""
+    out = np.zeros((1 + len(drafts), WORDS), np.uint32)
+    constraint.fill(list(emitted), list(drafts), list(parents), out)
+    return np.unpackbits(out.view(np.uint8), axis=1, bitorder="little")[:, : len(VOCABULARY.tokens)].astype(bool)
+
+
+def ready(shelf: GrammarShelf, grammar: str):  # noqa: ANN201
+    constraint = shelf.constraint(grammar)
+    constraint._compiled.exception(HANG_GUARD_S)
+    return constraint
+
+
+def answer(grammar: str, rng: random.Random, length: int) -> list[int]:
+    """Some tokens that the grammar allows, without its end."""
+    allows, ids = allows_of(grammar), []
+    assert allows is not None
+    while len(ids) < length:
+        choices = [i for i in np.flatnonzero(allows(ids)).tolist() if i not in VOCABULARY.eos_ids]
+        if not choices:
+            break
+        ids.append(rng.choice(choices))
+    return ids
+
+
+@pytest.mark.parametrize("name", ["hashlm", "smollm2"])
+def test_nodes_read_the_vocabulary_that_routers_write_with(name: str) -> None:
+    vocabulary, text = read_vocabulary(name), load_text_model(name)
+    facts = text.tokenizer.facts
+    assert list(vocabulary.tokens) == [text.tokenizer.token_bytes(i) for i in range(facts.vocab_size)]
+    assert vocabulary.eos_ids == facts.eos_ids and vocabulary.special_ids == facts.special_ids
+
+
+def test_two_vocabularies_have_two_digests() -> None:
+    first = hashlm_vocabulary()
+    swapped = Vocabulary((first.tokens[1], first.tokens[0], *first.tokens[2:]), first.eos_ids, first.special_ids)
+    joined = Vocabulary((first.tokens[0] + first.tokens[1], b"", *first.tokens[2:]), first.eos_ids, first.special_ids)
+    ended = Vocabulary(first.tokens, (94,), first.special_ids)
+    assert len({vocabulary.digest for vocabulary in (first, swapped, joined, ended)}) == 4
+    assert GrammarCompiler(first).version != GrammarCompiler(swapped).version
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=range(len(GRAMMARS)))
+def test_masks_along_an_answer_are_those_of_its_beginning(grammar: str) -> None:
+    """Asked at each token, at every third, and once at the end: what came before makes no difference."""
+    shelf, allows = make_shelf(), allows_of(grammar)
+    assert allows is not None
+    for step in (1, 3, 50):
+        constraint, ids = ready(shelf, grammar), answer(grammar, random.Random(step), 40)
+        for end in range(0, len(ids) + 1, step):
+            assert (filled(constraint, ids[:end])[0] == allows(ids[:end])).all()
+    shelf.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_masks_of_a_tree_are_those_of_each_path(seed: int) -> None:
+    """Right and wrong drafts, ends among them, in chains and trees; then the answer goes on."""
+    rng, shelf = random.Random(seed), make_shelf()
+    grammar = draw_grammar(rng)
+    constraint, allows, ids = ready(shelf, grammar), allows_of(grammar), answer(grammar, rng, rng.randrange(20))
+    assert allows is not None
+    for _ in range(4):
+        drafts: list[int] = []
+        parents: list[int] = []
+        paths, alive = [ids], [True]
+        for _ in range(rng.randrange(1, 10)):
+            parent = rng.randrange(len(paths))
+            choices = np.flatnonzero(allows(paths[parent])).tolist() if alive[parent] else []
+            draft = rng.choice(choices) if choices and rng.random() < 0.7 else rng.randrange(len(VOCABULARY.tokens))
+            drafts.append(draft)
+            parents.append(parent)
+            paths.append([*paths[parent], draft])
+            alive.append(alive[parent] and draft in choices and draft not in VOCABULARY.eos_ids)
+        masks = filled(constraint, ids, drafts, parents)
+        for path, is_alive, mask in zip(paths, alive, masks, strict=True):
+            assert not is_alive or (mask == allows(path)).all()
+        ids = max((path for path, is_alive in zip(paths, alive, strict=True) if is_alive), key=len)
+    shelf.close()
+
+
+def test_tokens_that_do_not_follow_are_an_error() -> None:
+    """A peer's word, or a fault of ours: the request ends, and nobody draws from a wrong mask."""
+    shelf = make_shelf()
+    constraint = ready(shelf, JSON)
+    with pytest.raises(InvalidRequest, match="can't follow its grammar"):
+        filled(constraint, [5, 6, 7])
+    shelf.close()
+
+
+def test_a_grammar_that_can_t_be_compiled() -> None:
+    shelf = make_shelf()
+    broken = ready(shelf, LLMatcher.grammar_from_regex("(?<=a)b"))
+    assert broken.is_ready and isinstance(broken.error, InvalidRequest) and "look-around" in broken.error.message
+    assert ready(shelf, JSON).error is None
+    shelf.close()
+
+
+def test_each_grammar_is_compiled_once_and_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelves, "MOST_KEPT", 2)
+    compiled: list[str] = []
+    woken = threading.Event()
+
+    class Counting(GrammarCompiler):
+        def compile(self, grammar: str) -> LLMatcher:
+            compiled.append(grammar)
+            return super().compile(grammar)
+
+    shelf = GrammarShelf(Counting(VOCABULARY), VOCABULARY.eos_ids, woken.set)
+    one, two, three = GRAMMARS[:3]
+    for grammar in (one, two, one, two, three, two, one):
+        ready(shelf, grammar)
+    assert compiled == [one, two, three, one] and woken.is_set()
+    shelf.close()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: grammars.of_schema({"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
+        lambda: grammars.of_regex("(" * 100),
+        lambda: grammars.of_grammar("start: " + " ".join(f"x{i}" for i in range(5)) + "\n"),
+        lambda: grammars.of_choices(["x" * 1000] * 1000),
+        lambda: grammars.of_schema("[1]"),
+        lambda: grammars.of_schema('{"a": '),
+    ],
+)
+def test_what_is_not_supported_or_monstrous_is_refused(make) -> None:  # noqa: ANN001
+    with pytest.raises(InvalidRequest) as error:
+        make()
+    assert len(error.value.message) < 700
+
+
+def test_white_space_comes_to_an_end() -> None:
+    """Between the parts of a JSON text: a model that likes line breaks must close its object some day."""
+    grammar = grammars.of_schema({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]})
+    matcher = COMPILER.compile(grammar)
+    space = VOCABULARY.tokens.index(b" ")
+    taken = matcher.try_consume_tokens([VOCABULARY.tokens.index(b"{"), *[space] * 50])
+    assert 0 < taken < 10
