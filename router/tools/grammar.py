@@ -9,7 +9,7 @@ White space is allowed where models write some, and nowhere without a bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from router.tools.call_shape import HEAD_SPACES, SPACES, CallRules, Markers, escaped, literal, regex
 from router.tools.choice import ChoiceMode, ToolChoice
@@ -96,37 +96,30 @@ class _Grammar:
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
         """Add free text up to what begins a call. Lazy rules win over text as soon as they are complete."""
         self._rules["TEXT"] = TEXT
-        self._rules["answer"] = self._free_or_calls("TEXT", calls, "a")
+        self._rules["answer"] = " | ".join(("TEXT", *self._marked_ways(), *self._bare_ways(calls)))
         if thought is None:
             self._rules["start"] = "answer"
-            return
-        self._add_thought(thought)
-        if thought.is_open:
-            self._rules["start"] = "thought answer"
-        elif self._markers.is_special(thought.tags.opening):
-            self._rules["start"] = "thought answer | answer"
         else:
-            # else what begins a call within the thought would be taken for a call
-            self._rules["PLAIN"] = f"TEXT & ~/{SPACES}{escaped(thought.tags.opening)}(?s:.*)/"
-            self._rules["plain_answer"] = self._free_or_calls("PLAIN", calls, "b")
-            self._rules["start"] = "thought answer | plain_answer"
+            self._add_thought(thought)
+            self._rules["start"] = "thought answer" if thought.is_open else "thought answer | answer"
 
-    def _free_or_calls(self, text: str, calls: Sequence[CallRules], prefix: str) -> str:
-        """Return a rule's right side: text alone, or text with calls at its end."""
-        row = self._row
-        ways = [text]
-        for index, mark in enumerate(self._markers.written(row.begins)):
+    def _marked_ways(self) -> Iterator[str]:
+        """Add rules for text up to a marker; yield the right sides of rules for text with calls at its end."""
+        for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
-                ways.append(f"{text} {self._markers.rule(mark)} calls")
+                yield f"TEXT {self._markers.rule(mark)} calls"
             else:
-                self._rules[f"{prefix}_begins_{index}[lazy]"] = f"{text} {literal(mark)}"
-                ways.append(f"{prefix}_begins_{index} calls")
-        if row.may_begin_bare:
-            opens = escaped(row.opens) + HEAD_SPACES if row.opens else ""
-            for index, call in enumerate(calls):
-                self._rules[f"{prefix}_bare_{index}[lazy]"] = regex(HEAD_SPACES, opens, call.head)
-                ways.append(f"{prefix}_bare_{index} rest_{index} after_call")
-        return " | ".join(ways)
+                self._rules[f"begins_{index}[lazy]"] = f"TEXT {literal(mark)}"
+                yield f"begins_{index} calls"
+
+    def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
+        """Add rules for what begins a call of each tool; yield the right sides of rules for an answer of calls."""
+        if not self._row.may_begin_bare:
+            return
+        opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""
+        for index, call in enumerate(calls):
+            self._rules[f"bare_{index}[lazy]"] = regex(HEAD_SPACES, opens, call.head)
+            yield f"bare_{index} rest_{index} after_call"
 
     def _add_thought(self, thought: Thought) -> None:
         """Add `thought`: from the answer's beginning to the closing tag."""
@@ -140,7 +133,7 @@ class _Grammar:
         elif self._markers.is_special(opening):
             self._rules["thought"] = f"GAP? {self._markers.rule(opening)} inside"
         else:
-            self._rules["opening[lazy]"] = regex(SPACES, escaped(opening))
+            self._rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
             self._rules["thought"] = "opening inside"
 
     def _begins(self) -> str:

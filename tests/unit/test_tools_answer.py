@@ -117,6 +117,8 @@ def _kinds(deltas: list[AnswerDelta]) -> list[type]:
         ("hermes", " \n "),
         ("llama3_json", '{"name": "Bob", "age": 3}'),
         ("llama3_json", 'An object: {"name": "stop", "parameters": {}}'),
+        ("llama3_json", '{"type": "other", "name": "stop", "parameters": {}}'),
+        ("llama3_json", '{"id": "function", "name": "stop", "parameters": {}}'),
         ("mistral", "[TOOL_CALLS][]"),
         ("mistral_args", "[TOOL_CALLS]unknown[ARGS]{}"),
         ("mistral_args", "[TOOL_CALLS]stop[ARGS]x"),

@@ -47,13 +47,14 @@ TWO_STOPS = STOPS | {
 
 
 class Matcher:
-    """llguidance over a vocabulary of bytes; each marker in `special` is a token beyond them."""
+    """llguidance over a vocabulary of bytes; markers in `special` and the `pieces` of text are tokens beyond them."""
 
-    def __init__(self, special: Sequence[str] = ()) -> None:
+    def __init__(self, special: Sequence[str] = (), pieces: Sequence[bytes] = ()) -> None:
         self.llguidance = pytest.importorskip("llguidance")
         self.eos_token_id, self.bos_token_id = 256, None
         self.tokens = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in ("<eos>", *special)]
         self.special_token_ids = list(range(256, len(self.tokens)))
+        self.tokens += pieces
         self.special_ids = {mark: 257 + index for index, mark in enumerate(special)}
         self.tokenizer = self.llguidance.LLTokenizer(self.llguidance.TokenizerWrapper(self))
 
@@ -104,6 +105,25 @@ def test_auto_lets_through_what_models_write(case: Case, plain: Matcher) -> None
     assert plain.takes(tool_grammar(row, AUTO), case.text) == case.is_grammatical
     special = with_special(row)
     assert special.takes(tool_grammar(row, AUTO, special_ids=special.special_ids), case.text) == case.is_grammatical
+
+
+def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
+    rng = random.Random(0)
+    for case in (case for case in CASES if case.is_grammatical):
+        data = case.text.encode()
+        pieces = sorted({data[at : at + rng.randrange(2, 9)] for at in range(len(data) - 1)})
+        matcher = Matcher(pieces=pieces)
+        fresh = matcher.start(tool_grammar(BY_NAME[case.format], AUTO))
+        for _ in range(20):
+            tokens: list[int] = []
+            at = 0
+            while at < len(data):
+                token = rng.choice([token for token, piece in enumerate(matcher.tokens) if data.startswith(piece, at)])
+                tokens.append(token)
+                at += len(matcher.tokens[token])
+            one = fresh.deep_copy()
+            assert one.try_consume_tokens(tokens) == len(tokens), case.text
+            assert one.is_accepting()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.is_grammatical], ids=lambda case: case.text[:40])
@@ -169,11 +189,13 @@ def test_auto_lets_any_other_text_through(name: str, text: str, plain: Matcher) 
         ("hermes", '<tool_call>{"name": "stop", "arguments": {"a'),
         ("hermes", "<tool_call>" + " " * 9),
         ("llama3_json", '{"name": "stop", "name'),
+        ("llama3_json", "\n" * 60 + '{"name"\n\n\n\n\n\n: "stop", "x'),
         ("llama3_json", '<|python_tag|>{"name": "other'),
         ("mistral", "[TOOL_CALLS]stop"),
         ("mistral_args", "[TOOL_CALLS]other"),
         ("mistral_args", "[TOOL_CALLS]get_weather[ARGS]{}"),
         ("pythonic", "[get_weather()"),
+        ("pythonic", "\n" * 60 + "[" + " " * 60 + "get_weather(x"),
         ("pythonic", "[get_weather(city=1"),
         ("pythonic", '[get_weather(city="a", days=1.5'),
         ("pythonic", '[get_weather(city="a", unit="k'),
@@ -206,6 +228,7 @@ def test_thoughts_stand_in_front(name: str, is_special: bool, plain: Matcher) ->
         assert not matcher.takes(is_open, call)
         closed = tool_grammar(row, choice, special_ids=matcher.special_ids, thought=CLOSED)
         assert matcher.takes(closed, "<think>" + thought + call)
+        assert matcher.takes(closed, "\n\n<think>" + thought + call)
         assert matcher.takes(closed, call)
         assert matcher.takes(closed, "<think>" + thought + "Hi") == (choice is AUTO)
         assert matcher.takes(closed, "Hi <b>") == (choice is AUTO)
@@ -263,7 +286,7 @@ def test_no_call_is_read_where_the_grammar_saw_none(row: ToolFormat, thought: Th
     rng = random.Random(row.name)
     cases = [case.text for case in CASES if case.format == row.name]
     num_let_through = 0
-    for _ in range(300):
+    for _ in range(150):
         text = damaged(rng.choice(["", "", "<think>", "\n", "a\n</think>\n\n"]) + rng.choice(cases), rng)
         matcher = fresh.deep_copy()
         if matcher.try_consume_tokens(list(text.encode())) < len(text.encode()) or not matcher.is_accepting():
@@ -275,7 +298,7 @@ def test_no_call_is_read_where_the_grammar_saw_none(row: ToolFormat, thought: Th
         for call in whole.calls:
             tool = next(tool for tool in TOOLS if tool.name == call.name)
             jsonschema.validate(json.loads(call.arguments), dict(tool.schema))
-    assert num_let_through > 10
+    assert num_let_through > 5
 
 
 def damaged(text: str, rng: random.Random) -> str:
