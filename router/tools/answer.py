@@ -34,7 +34,7 @@ class AnswerReader:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the arguments of the last call are incomplete. After `finish`: the call was cut."""
+        """Return whether the last call's arguments are incomplete. After `finish` this means that the call was cut."""
         return self._sink.is_in_call
 
     def feed(self, text: str) -> list[AnswerDelta]:

@@ -1,4 +1,4 @@
-"""What a format's table says of a single call: how a grammar spells it and how a reader reads it, side by side."""
+"""What a format says of a single call: how grammars spell it and how readers read it."""
 
 from __future__ import annotations
 

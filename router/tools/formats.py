@@ -1,4 +1,4 @@
-"""The formats in which models call tools: one row per format, from which both its grammar and its reader are made.
+"""The formats in which models call tools. Each row gives both the format's grammar and its reader.
 
 answer   text  begins opens  call separator call  closes ends  (the next group, where calls have one each)
 hermes         <tool_call>   {"name": ...}               </tool_call>

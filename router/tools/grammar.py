@@ -1,4 +1,4 @@
-"""The grammar of an answer with tools: text in llguidance's dialect of Lark, made from a format's row and the tools.
+"""The grammar of an answer with tools, made from a format's row: text in llguidance's dialect of Lark.
 
     auto       text, or text up to what begins a call, then calls and nothing else
     required   calls only; named: one call only
@@ -104,7 +104,7 @@ class _Grammar:
             self._rules["start"] = "thought answer" if thought.is_open else "thought answer | answer"
 
     def _marked_ways(self) -> Iterator[str]:
-        """Add rules for text up to a marker; yield the right sides of rules for text with calls at its end."""
+        """Add rules for text up to a marker, and yield what an answer with calls may be."""
         for index, mark in enumerate(self._markers.written(self._row.begins)):
             if self._markers.is_special(mark):
                 yield f"TEXT {self._markers.rule(mark)} calls"
@@ -113,7 +113,7 @@ class _Grammar:
                 yield f"begins_{index} calls"
 
     def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
-        """Add rules for what begins a call of each tool; yield the right sides of rules for an answer of calls."""
+        """Add rules for what begins a call of each tool, and yield what an answer of calls may be."""
         if not self._row.may_begin_bare:
             return
         opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""

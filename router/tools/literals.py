@@ -75,7 +75,7 @@ def from_python(text: str) -> str | None:
 
 
 def escaped_char(kind: str, digits: str) -> str:
-    r"""Return the inside of a JSON string for a Python escape: `\` + kind + hexadecimal digits, if it has any."""
+    r"""Return the inside of a JSON string for a Python escape: `\`, its kind and its hexadecimal digits."""
     if kind in HEX_ESCAPES:
         if len(digits) < HEX_ESCAPES[kind] or (code := int(digits, 16)) > 0x10FFFF:
             return json_inside("\\" + kind + digits)

@@ -1,4 +1,4 @@
-"""Reads text that is still growing: scanners that stop where the text ends so far, and go on when more is there.
+"""Scanners for text that is still growing: they stop where it ends so far, and go on later.
 
     text    ....done....|mark ... at ... end so far
                          rewind()  ^ the next character
@@ -51,7 +51,7 @@ class Source:
             self.at, self._mark = self._mark, None
 
     def commit(self) -> None:
-        """What was read is read: nobody goes back any more."""
+        """Forget the mark: what was read is read."""
         self._mark = None
 
     def take(self, end: int) -> str:
