@@ -1,0 +1,165 @@
+"""The tools that a request declares, checked and frozen. All endpoints share them.
+
+Tools come as OpenAI writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}} in
+chats, and the same members without the inner object in /v1/responses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from shared.core.errors import InvalidRequest
+
+MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 256 << 10  # of all tools together
+MAX_SCHEMA_DEPTH = 64  # objects and lists within each other
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function that the model may call. `parameters` is a JSON schema of an object, never changed."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None  # None: the function takes nothing
+    is_strict: bool = False
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """The schema of the arguments, which are always an object."""
+        if self.parameters is None:
+            return NO_PARAMETERS
+        return {**ANY_OBJECT, **self.parameters}
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the tool as chat templates read it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        function["parameters"] = {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTool:
+    """A tool of a type that is not a function. An endpoint may skip it or refuse it."""
+
+    index: int
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTools:
+    tools: tuple[Tool, ...] = ()
+    others: tuple[OtherTool, ...] = ()
+
+
+def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
+    """Return the functions and the other tools of a request. Raise InvalidRequest that names the wrong member."""
+    if value is None:
+        return DeclaredTools()
+    if not isinstance(value, list | tuple):
+        raise InvalidRequest(f"{param} must be a list", param=param)
+    if len(value) > MAX_TOOLS:
+        raise InvalidRequest(f"{param} has {len(value)} tools, and {MAX_TOOLS} is the most", param=param)
+    tools: list[Tool] = []
+    others: list[OtherTool] = []
+    for index, item in enumerate(value):
+        path = f"{param}[{index}]"
+        kind = _member(item, "type", str, path)
+        if kind == "function":
+            tools.append(_function(item, path))
+        else:
+            others.append(OtherTool(index, str(kind)[:64]))
+    check_together(tools, param)
+    return DeclaredTools(tuple(tools), tuple(others))
+
+
+def make_tool(
+    name: object,
+    description: object,
+    parameters: object,
+    strict: object,
+    path: str,
+    schema_name: str = "parameters",
+) -> Tool:
+    """Return one checked tool, from whatever members an endpoint has. Raise InvalidRequest that names the wrong one.
+
+    `schema_name`: what the endpoint calls the schema, as /v1/messages calls it `input_schema`.
+    """
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+        raise InvalidRequest(
+            f"{path}.name must have 1 to 64 letters, digits, underscores, dots and dashes", param=f"{path}.name"
+        )
+    if description is not None and not isinstance(description, str):
+        raise InvalidRequest(f"{path}.description must be a string", param=f"{path}.description")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequest(f"{path}.strict must be true or false", param=f"{path}.strict")
+    if parameters is not None:
+        parameters = checked_schema(parameters, f"{path}.{schema_name}")
+    return Tool(name, description, parameters, bool(strict))
+
+
+def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
+    """Return the schema of a function's arguments. Raise InvalidRequest unless it describes an object."""
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{path} must be a JSON schema, an object", param=path)
+    if schema.get("type", "object") != "object":
+        raise InvalidRequest(f'{path}.type must be "object"', param=f"{path}.type")
+    if _is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise InvalidRequest(f"{path} nests deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
+    return schema
+
+
+def check_together(tools: Iterable[Tool], param: str) -> None:
+    """Raise InvalidRequest where two tools share a name, or all schemas are too large together."""
+    names: set[str] = set()
+    num_bytes = 0
+    for tool in tools:
+        if tool.name in names:
+            raise InvalidRequest(f"{param} has two functions called {tool.name!r}", param=param)
+        names.add(tool.name)
+        num_bytes += len(msgspec.json.encode(tool.parameters))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise InvalidRequest(f"the schemas in {param} have {num_bytes} bytes of {MAX_SCHEMA_BYTES}", param=param)
+
+
+def _function(item: Mapping[str, Any], path: str) -> Tool:
+    if "function" in item:
+        path = f"{path}.function"
+        item = item["function"]
+        if not isinstance(item, dict):
+            raise InvalidRequest(f"{path} must be an object", param=path)
+    return make_tool(item.get("name"), item.get("description"), item.get("parameters"), item.get("strict"), path)
+
+
+def _member(item: object, name: str, kind: type, path: str) -> object:
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"{path} must be an object", param=path)
+    value = item.get(name)
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{path}.{name} is missing or of the wrong type", param=f"{path}.{name}")
+    return value
+
+
+def _is_deeper(schema: object, depth: int) -> bool:
+    """Return whether the value nests deeper. It counts by levels, for recursion would end at Python's own limit."""
+    level = [schema]
+    for _ in range(depth):
+        level = [child for value in level for child in _children(value)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object) -> Iterable[object]:
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [member for member in members if isinstance(member, dict | list | tuple)]

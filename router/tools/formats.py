@@ -1,0 +1,138 @@
+"""The formats in which models call tools. Each row gives both the format's grammar and its reader.
+
+answer   text  begins opens  call separator call  closes ends  (the next group, where calls have one each)
+hermes         <tool_call>   {"name": ...}               </tool_call>
+mistral        [TOOL_CALLS] [  {...}  ,  {...}  ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.text.chat_template import DEFAULT, TOOL_USE
+from router.tools.call_shape import CallShape
+from router.tools.json_calls import JsonCalls, NamedJsonCalls
+from router.tools.python_calls import PythonCalls
+from router.tools.xml_calls import XmlCalls
+from shared.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """One row. `signs`: texts of chat templates; a template that has all texts of one of the tuples has this format."""
+
+    name: str
+    shape: CallShape
+    begins: tuple[str, ...]  # any of them begins a group of calls, wherever it stands
+    signs: tuple[tuple[str, ...], ...]
+    may_begin_bare: bool = False  # at the very beginning of an answer a group needs none of `begins`
+    opens: str = ""
+    separator: str = ""  # "": a group has one call, and further calls have groups of their own
+    closes: str = ""
+    ends: tuple[str, ...] = ()
+    has_short_ids: bool = False  # nine letters and digits: Mistral's templates refuse other ids
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """All texts that may be special tokens and have to reach the reader."""
+        return frozenset((*self.begins, *self.ends, *self.shape.markers))
+
+
+FORMATS = (
+    ToolFormat(
+        "mistral_args",
+        NamedJsonCalls(arguments="[ARGS]", call_id="[CALL_ID]"),
+        begins=("[TOOL_CALLS]",),
+        signs=(("[TOOL_CALLS]", "[ARGS]"),),
+        has_short_ids=True,
+    ),
+    ToolFormat(
+        "mistral",
+        JsonCalls("arguments"),
+        begins=("[TOOL_CALLS]",),
+        signs=(("[TOOL_CALLS]",),),
+        opens="[",
+        separator=",",
+        closes="]",
+        has_short_ids=True,
+    ),
+    ToolFormat(
+        "granite",
+        JsonCalls("arguments"),
+        begins=("<|tool_call|>",),
+        signs=(("<|tool_call|>", "JSON list"),),
+        opens="[",
+        separator=",",
+        closes="]",
+    ),
+    ToolFormat(
+        "apriel",
+        JsonCalls("arguments"),
+        begins=("<tool_calls>",),
+        signs=(("<tool_calls>[",),),
+        opens="[",
+        separator=",",
+        closes="]",
+        ends=("</tool_calls>",),
+    ),
+    ToolFormat(
+        "seed_oss",
+        XmlCalls(padding="", ends="</seed:tool_call>"),
+        begins=("<seed:tool_call>",),
+        signs=(("<seed:tool_call>", "<function=", "<parameter="),),
+        ends=("</seed:tool_call>",),
+    ),
+    ToolFormat(
+        "qwen3_coder",
+        XmlCalls(padding="\n", ends="</tool_call>"),
+        begins=("<tool_call>",),
+        signs=(("<tool_call>", "<function=", "<parameter="),),
+        ends=("</tool_call>",),
+    ),
+    ToolFormat(
+        "hermes",
+        JsonCalls("arguments"),
+        begins=("<tool_call>",),
+        signs=(("<tool_call>", '{"name"', "arguments"), ("<tool_call>", '{\\"name\\"', "arguments")),
+        ends=("</tool_call>",),
+    ),
+    ToolFormat(
+        "pythonic",
+        PythonCalls(),
+        begins=("<|python_start|>",),
+        signs=(("[func_name1(",), ("[func_name(",)),
+        may_begin_bare=True,
+        opens="[",
+        separator=",",
+        closes="]",
+        ends=("<|python_end|>",),
+    ),
+    ToolFormat(
+        "llama3_json",
+        JsonCalls("parameters"),
+        begins=("<|python_tag|>", "<|python_start|>"),
+        signs=(
+            ('{"name": function name, "parameters"',),
+            ("<|python_tag|>", '"parameters": '),
+            ("<|python_start|>", '"parameters": '),
+        ),
+        may_begin_bare=True,
+        separator=";",
+        ends=("<|python_end|>",),
+    ),
+)
+BY_NAME = {row.name: row for row in FORMATS}
+
+
+def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolFormat | None:
+    """Return the format of a model's chat templates, or None. A name wins. Raise ConfigError for an unknown name."""
+    if name is not None:
+        if name not in BY_NAME:
+            raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")
+        return BY_NAME[name]
+    source = sources.get(TOOL_USE, sources.get(DEFAULT, ""))
+    for row in FORMATS:
+        if any(all(sign in source for sign in signs) for signs in row.signs):
+            return row
+    return None

@@ -1,0 +1,148 @@
+"""The grammar of an answer with tools, made from a format's row: text in llguidance's dialect of Lark.
+
+    auto       text, or text up to what begins a call, then calls and nothing else
+    required   calls only; named: one call only
+    a thought  may stand in front of both, or has to be ended first where the prompt has begun it
+
+White space is allowed where models write some, and nowhere without a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from router.tools.call_shape import HEAD_SPACES, SPACES, CallRules, Markers, escaped, literal, regex
+from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.formats import ToolFormat
+from router.tools.reasoning import Thought
+
+TEXT = "/(?s:.*)/"
+
+
+def tool_grammar(
+    row: ToolFormat,
+    choice: ToolChoice,
+    *,
+    allows_parallel: bool = True,
+    special_ids: Mapping[str, int] | None = None,
+    thought: Thought | None = None,
+) -> str | None:
+    """Return the grammar of an answer, or None where any text will do.
+
+    `special_ids` are the markers that the vocabulary has as special tokens; llguidance matches those by id alone.
+    `thought`: what the answer may begin with, as `thought_of` says. Raise InvalidRequest for a tool that the format
+    can't call.
+    """
+    if choice.mode is ChoiceMode.NONE or not choice.tools:
+        return None
+    tags = () if thought is None else (thought.tags.opening, thought.tags.closing)
+    markers = Markers(row.markers.union(tags), special_ids or {})
+    many = allows_parallel and choice.mode is not ChoiceMode.NAMED
+    return _Grammar(row, markers, many).text(choice, thought)
+
+
+class _Grammar:
+    """Collects the rules of one grammar, by name."""
+
+    def __init__(self, row: ToolFormat, markers: Markers, allows_many: bool) -> None:
+        self._row = row
+        self._markers = markers
+        self._many = allows_many
+        self._rules: dict[str, str] = {}
+
+    def text(self, choice: ToolChoice, thought: Thought | None) -> str:
+        calls = [self._call(index, choice) for index in range(len(choice.tools))]
+        self._add_groups(calls)
+        if choice.mode is ChoiceMode.AUTO:
+            self._add_auto(calls, thought)
+        else:
+            self._add_required(thought)
+        start = self._rules.pop("start")
+        return "\n".join(f"{name}: {rule}" for name, rule in {"start": start, **self._rules}.items()) + "\n"
+
+    def _call(self, index: int, choice: ToolChoice) -> CallRules:
+        rules = self._row.shape.rules(choice.tools[index], f"t{index}", self._markers)
+        self._rules |= rules.rules
+        return rules
+
+    def _add_groups(self, calls: Sequence[CallRules]) -> None:
+        """Add `calls`, what follows a group's first marker, and `group`, a whole one."""
+        row = self._row
+        self._rules["call"] = " | ".join(f"call_{index}" for index in range(len(calls)))
+        for index, call in enumerate(calls):
+            self._rules[f"rest_{index}"] = call.rest
+            self._rules[f"call_{index}"] = f"{regex(SPACES, call.head)} rest_{index}"
+        opens = regex(SPACES, escaped(row.opens)) + " " if row.opens else ""
+        self._rules["calls"] = f"{opens}call after_call"
+        self._rules["group"] = f"({self._begins()}) calls"
+        separator = f"({regex(SPACES, escaped(row.separator))} call)* " if row.separator and self._many else ""
+        closes = regex(SPACES, escaped(row.closes)) if row.closes else ""
+        next_groups = " (GAP? group)*" if self._many and not row.separator else ""
+        end = self._end()
+        if not (separator or closes or end or next_groups):
+            end = '""'
+        self._rules["after_call"] = f"{separator}{closes}{end}{next_groups}".strip()
+        self._rules["GAP"] = "/[ \\t\\r\\n]{1,4}/"
+
+    def _add_required(self, thought: Thought | None) -> None:
+        bare = "calls | " if self._row.may_begin_bare else ""
+        answer = f"GAP? ({bare}group)"
+        if thought is None:
+            self._rules["start"] = answer
+        else:
+            self._add_thought(thought)
+            self._rules["start"] = f"thought {answer}" if thought.is_open else f"thought? {answer}"
+
+    def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
+        """Add free text up to what begins a call. Lazy rules win over text as soon as they are complete."""
+        self._rules["TEXT"] = TEXT
+        self._rules["answer"] = " | ".join(("TEXT", *self._marked_ways(), *self._bare_ways(calls)))
+        if thought is None:
+            self._rules["start"] = "answer"
+        else:
+            self._add_thought(thought)
+            self._rules["start"] = "thought answer" if thought.is_open else "thought answer | answer"
+
+    def _marked_ways(self) -> Iterator[str]:
+        """Add rules for text up to a marker, and yield what an answer with calls may be."""
+        for index, mark in enumerate(self._markers.written(self._row.begins)):
+            if self._markers.is_special(mark):
+                yield f"TEXT {self._markers.rule(mark)} calls"
+            else:
+                self._rules[f"begins_{index}[lazy]"] = f"TEXT {literal(mark)}"
+                yield f"begins_{index} calls"
+
+    def _bare_ways(self, calls: Sequence[CallRules]) -> Iterator[str]:
+        """Add rules for what begins a call of each tool, and yield what an answer of calls may be."""
+        if not self._row.may_begin_bare:
+            return
+        opens = escaped(self._row.opens) + HEAD_SPACES if self._row.opens else ""
+        for index, call in enumerate(calls):
+            self._rules[f"bare_{index}[lazy]"] = regex(HEAD_SPACES, opens, call.head)
+            yield f"bare_{index} rest_{index} after_call"
+
+    def _add_thought(self, thought: Thought) -> None:
+        """Add `thought`: from the answer's beginning to the closing tag."""
+        opening, closing = thought.tags.opening, thought.tags.closing
+        if self._markers.is_special(closing):
+            self._rules["inside"] = f"{TEXT} {self._markers.rule(closing)}"
+        else:
+            self._rules["inside[lazy]"] = f"{TEXT} {literal(closing)}"
+        if thought.is_open:
+            self._rules["thought"] = "inside"
+        elif self._markers.is_special(opening):
+            self._rules["thought"] = f"GAP? {self._markers.rule(opening)} inside"
+        else:
+            self._rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
+            self._rules["thought"] = "opening inside"
+
+    def _begins(self) -> str:
+        return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))
+
+    def _end(self) -> str:
+        """Return what ends a group, which may be missing where its beginning may be."""
+        is_needed = not self._row.may_begin_bare
+        marks = (self._markers.written if is_needed else self._markers.written_if_any)(self._row.ends)
+        if not marks:
+            return ""
+        return f" (GAP? ({' | '.join(map(self._markers.rule, marks))})){'' if is_needed else '?'}"

@@ -1,0 +1,164 @@
+"""Calls whose arguments are JSON: `{"name": "f", "arguments": {...}}` and `f[ARGS]{...}`. The JSON passes unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from router.tools.call_shape import (
+    HEAD_SPACES,
+    MAX_NAME_CHARS,
+    NAME_CHARS,
+    SPACES,
+    CallRules,
+    Markers,
+    escaped,
+    json_rule,
+    regex,
+)
+from router.tools.declared import Tool
+from router.tools.deltas import DeltaSink
+from router.tools.reading import (
+    NotACall,
+    Reading,
+    Source,
+    copy_json,
+    expect,
+    found,
+    nowhere,
+    peek,
+    skip_any_space,
+    skip_space,
+    take_run,
+)
+
+LEADING_MEMBER = ("type", "function")  # that models write before the name
+ARGUMENTS = frozenset({"arguments", "parameters"})  # models mix them up
+CALL_ID_CHARS = r"[a-zA-Z0-9]{9}"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """`{"name": "f", "arguments": {...}}`. `arguments` is the member that the model learned."""
+
+    arguments: str
+    markers: tuple[str, ...] = ()
+
+    def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
+        colon, comma = f"{HEAD_SPACES}:{HEAD_SPACES}", f"{HEAD_SPACES},{HEAD_SPACES}"
+        head = f'[{{]{HEAD_SPACES}("type"{colon}"function"{comma})?"name"{colon}"{escaped(tool.name)}"'
+        arguments = regex(f'{SPACES},{SPACES}"{self.arguments}"{SPACES}:{SPACES}')
+        rest = f"{arguments} {prefix}_json {regex(SPACES, '[}]')}"
+        return CallRules(head, rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
+
+    def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
+        name = yield from self._name(source)
+        if name not in tools:
+            raise NotACall
+        source.commit()
+        sink.begin_call(name)
+        yield from self._members(source, sink)
+
+    def _name(self, source: Source) -> Reading[str]:
+        """Go behind the name and return it."""
+        yield from expect(source, "{")
+        while True:
+            yield from skip_space(source)
+            key = yield from _short_string(source)
+            yield from skip_space(source)
+            yield from expect(source, ":")
+            yield from skip_space(source)
+            value = yield from _short_string(source)
+            if key == "name":
+                return value
+            if (key, value) != LEADING_MEMBER:
+                raise NotACall
+            yield from skip_space(source)
+            yield from expect(source, ",")
+
+    def _members(self, source: Source, sink: DeltaSink) -> Reading[None]:
+        """Read the members behind the name up to the end of the object, or to whatever ends it instead."""
+        has_arguments = False
+        while True:
+            yield from skip_any_space(source)
+            if not (yield from found(source, ",")):
+                if not has_arguments and (yield from peek(source)):
+                    sink.arguments("{}")
+                    sink.end_call()
+                yield from found(source, "}")
+                return
+            yield from skip_any_space(source)
+            key: list[str] = []
+            yield from _value(source, key.append)
+            yield from skip_any_space(source)
+            yield from found(source, ":")
+            yield from skip_any_space(source)
+            is_object = (yield from peek(source)) == "{"
+            if "".join(key).strip('"') in ARGUMENTS and is_object and not has_arguments:
+                has_arguments = True
+                if not (yield from copy_json(source, sink.arguments)):
+                    return
+                sink.end_call()
+            else:
+                yield from _value(source, nowhere)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJsonCalls:
+    """`name[ARGS]{...}`, or `name[CALL_ID]id[ARGS]{...}`: both marks are special tokens where the model knows them."""
+
+    arguments: str
+    call_id: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.call_id, self.arguments)
+
+    def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
+        ids = [f"({markers.rule(mark)} {regex(CALL_ID_CHARS)})?" for mark in markers.written_if_any([self.call_id])]
+        rest = " ".join((*ids, markers.rule(self.arguments), f"{prefix}_json"))
+        return CallRules(escaped(tool.name), rest, {f"{prefix}_json": json_rule(tool.schema, is_strict=tool.is_strict)})
+
+    def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
+        name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        if name not in tools:
+            raise NotACall
+        if (yield from found(source, self.call_id)):
+            yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        yield from found(source, self.arguments)  # it is missing where special tokens are not shown
+        yield from skip_space(source)
+        if (yield from peek(source)) != "{":
+            raise NotACall
+        source.commit()
+        sink.begin_call(name)
+        if (yield from copy_json(source, sink.arguments)):
+            sink.end_call()
+
+
+def _short_string(source: Source) -> Reading[str]:
+    """Return a JSON string of a name's characters. Raise NotACall for any other."""
+    yield from expect(source, '"')
+    text = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+    yield from expect(source, '"')
+    return text
+
+
+def _value(source: Source, show: Callable[[str], None]) -> Reading[None]:
+    """Show the JSON value that comes next. Anything goes: it ends where a member ends."""
+    while (char := (yield from peek(source))) and char not in ",:}]" + " \t\r\n":
+        if char in "{[":
+            yield from copy_json(source, show)
+        elif char == '"':
+            yield from _string(source, show)
+        else:
+            show(source.take(source.at + 1))
+
+
+def _string(source: Source, show: Callable[[str], None]) -> Reading[None]:
+    show(source.take(source.at + 1))
+    while char := (yield from peek(source)):
+        show(source.take(source.at + 1))
+        if char == '"':
+            return
+        if char == "\\" and (yield from peek(source)):
+            show(source.take(source.at + 1))

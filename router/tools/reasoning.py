@@ -1,0 +1,102 @@
+"""Splits an answer into what the model thinks and what it says. The tags are those of the model's chat template.
+
+<think> ...reasoning... </think> (blank lines) ...content...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.text.chat_template import DEFAULT, TOOL_USE
+from router.tools.deltas import DeltaSink
+from router.tools.reading import MAX_HELD_SPACE, SPACE, Reading, Source, copy_until, found, peek
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtTags:
+    opening: str
+    closing: str
+
+
+TAGS = (
+    ThoughtTags("<seed:think>", "</seed:think>"),
+    ThoughtTags("<think>", "</think>"),
+    ThoughtTags("[THINK]", "[/THINK]"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """How an answer may begin. `is_open`: the prompt has opened the thought, and the answer begins inside it."""
+
+    tags: ThoughtTags
+    is_open: bool
+
+
+def thought_tags(sources: Mapping[str, str]) -> ThoughtTags | None:
+    """Return the tags of a model's chat templates, or None where these know of no thoughts."""
+    source = sources.get(DEFAULT, "") + sources.get(TOOL_USE, "")
+    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+
+
+def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:
+    """Return how an answer to a rendered prompt may begin, or None: without a thought.
+
+    Only the prompt's end counts, for users may write tags, too. `continued` is the assistant's last message, where the
+    answer goes on with it.
+    """
+    tags = thought_tags(sources)
+    if tags is None:
+        return None
+    if continued:
+        is_open = continued.rfind(tags.opening) > continued.rfind(tags.closing)
+        return Thought(tags, is_open=True) if is_open else None
+    end = prompt.rstrip()
+    if end.endswith(tags.closing):
+        return None
+    return Thought(tags, is_open=end.endswith(tags.opening))
+
+
+def split_thought(source: Source, thought: Thought, sink: DeltaSink) -> Reading[None]:
+    """Read the thought at the beginning of an answer, and what separates it from the content. Without one: nothing."""
+    if not thought.is_open and not (yield from _opens(source, thought.tags.opening)):
+        return
+    yield from _drop_blank_lines(source)
+    held = ""
+
+    def show(text: str) -> None:
+        nonlocal held
+        shown = (held + text).rstrip(SPACE)
+        held = (held + text)[len(shown) :]
+        sink.reasoning(shown)
+
+    if (yield from copy_until(source, (thought.tags.closing,), show)):
+        yield from _drop_blank_lines(source)
+    else:
+        sink.reasoning(held)
+
+
+def _opens(source: Source, opening: str) -> Reading[bool]:
+    """Return whether white space and the opening tag come next, and if so go behind them."""
+    source.mark()
+    num = 0
+    while (char := (yield from peek(source))) and char in SPACE and num < MAX_HELD_SPACE:
+        source.at += 1
+        num += 1
+    is_open = yield from found(source, opening)
+    if is_open:
+        source.commit()
+    else:
+        source.rewind()
+    return is_open
+
+
+def _drop_blank_lines(source: Source) -> Reading[None]:
+    """Go to the beginning of the first line that is not blank."""
+    source.mark()
+    while (char := (yield from peek(source))) and char in SPACE:
+        source.at += 1
+        if char == "\n":
+            source.mark()
+    source.rewind()

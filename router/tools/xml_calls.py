@@ -1,0 +1,148 @@
+"""Calls written with tags: `<function=f><parameter=a>value</parameter></function>`. Values become JSON by the schema.
+
+A text streams as it comes. Any other value is read to its end first, for only then its kind is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from router.tools.call_shape import (
+    MAX_CHOICES,
+    MAX_NAME_CHARS,
+    NAME_CHARS,
+    SPACES,
+    CallRules,
+    Markers,
+    escaped,
+    json_rule,
+    literal,
+    regex,
+)
+from router.tools.declared import Tool
+from router.tools.deltas import DeltaSink
+from router.tools.literals import from_tagged, json_inside, json_string
+from router.tools.reading import NotACall, Reading, Source, copy_until, expect, found, peek, skip_any_space, take_run
+from router.tools.schemas import (
+    UNKNOWN,
+    choices_of,
+    kinds_of,
+    kinds_of_property,
+    properties_of,
+    required_of,
+    resolved,
+    standing_alone,
+    takes_others,
+)
+from shared.core.errors import InvalidRequest
+
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+ANY_KEY = r"[^>\n\r]{1,64}"
+TEXT_RULE = {"xml_text[lazy]": f"/(?s:.*)/ {literal(PARAMETER_END)}"}  # ends where the reader ends it
+ONLY_TEXT = frozenset({"string"})
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCalls:
+    """`padding`: what stands on both sides of each value and is no part of it. `ends`: what ends a call in any case."""
+
+    padding: str
+    ends: str
+    markers: tuple[str, ...] = ()
+
+    def rules(self, tool: Tool, prefix: str, markers: Markers) -> CallRules:
+        schema = tool.schema
+        rules = dict(TEXT_RULE)
+        parts: list[str] = []
+        for index, (key, value) in enumerate(properties_of(schema).items()):
+            if not key or any(char in ">\r\n" for char in key):
+                raise InvalidRequest(
+                    f"{tool.name}: this model can't write a parameter called {key[:64]!r}", param="tools"
+                )
+            name = f"{prefix}_p{index}"
+            opened = regex(SPACES, escaped(f"{PARAMETER}{key}>{self.padding}"))
+            rules[name] = f"{opened} {self._value_rule(f'{name}_json', value, tool, rules)}"
+            parts.append(name if key in required_of(schema) else f"{name}?")
+        if takes_others(schema):
+            opened = regex(SPACES, PARAMETER, ANY_KEY, ">", escaped(self.padding))
+            parts.append(f"({opened} xml_text)*")
+        rest = " ".join((*parts, regex(SPACES, FUNCTION_END)))
+        return CallRules(f"{FUNCTION}{escaped(tool.name)}>", rest, rules)
+
+    def _value_rule(self, name: str, schema: object, tool: Tool, rules: dict[str, str]) -> str:
+        """Return a rule's right side for a value and what ends it."""
+        end = literal(self.padding + PARAMETER_END)
+        kinds = kinds_of(schema, tool.schema)
+        if kinds == ONLY_TEXT:
+            choices = _texts_of(resolved(schema, tool.schema))
+            if choices:
+                return f"({' | '.join(map(literal, choices))}) {end}"
+        if kinds == UNKNOWN or "string" in kinds:
+            return "xml_text"
+        rules[name] = json_rule(standing_alone(schema, tool.schema), is_strict=tool.is_strict)
+        return f"{name} {end}"
+
+    def read(self, source: Source, tools: Mapping[str, Tool], sink: DeltaSink) -> Reading[None]:
+        yield from expect(source, FUNCTION)
+        name = yield from take_run(source, NAME_CHARS, MAX_NAME_CHARS)
+        yield from expect(source, ">")
+        if name not in tools:
+            raise NotACall
+        source.commit()
+        sink.begin_call(name)
+        separator = "{"
+        while True:
+            yield from skip_any_space(source)
+            if (yield from found(source, PARAMETER)):
+                key: list[str] = []
+                yield from copy_until(source, (">",), key.append)
+                before = f"{separator}{json_string(''.join(key))}: "
+                yield from self._read_value(source, kinds_of_property("".join(key), tools[name].schema), before, sink)
+                separator = ", "
+            elif (yield from found(source, FUNCTION_END)) or (yield from self._is_left(source)):
+                sink.arguments("{}" if separator == "{" else "}")
+                sink.end_call()
+                return
+            elif (yield from peek(source)):
+                source.at += 1  # between parameters nothing else has a meaning
+            else:
+                return
+
+    def _is_left(self, source: Source) -> Reading[bool]:
+        """Return whether the whole call ends here, though the function did not. The end is not read."""
+        is_there = yield from found(source, self.ends)
+        source.at -= len(self.ends) * is_there
+        return is_there
+
+    def _read_value(self, source: Source, kinds: frozenset[str], before: str, sink: DeltaSink) -> Reading[None]:
+        """Read the value of one parameter, and show it behind `before`."""
+        ends = (self.padding + PARAMETER_END, PARAMETER_END)
+        if not (yield from peek(source)):
+            return
+        yield from found(source, self.padding)
+        if kinds == ONLY_TEXT:
+            sink.arguments(f'{before}"')
+            yield from _copy_text(source, ends, sink)
+            return
+        value: list[str] = []
+        if (yield from copy_until(source, ends, value.append)):
+            sink.arguments(before + from_tagged("".join(value), kinds))
+
+
+def _texts_of(schema: object) -> list[str]:
+    """Return the only texts that a schema allows, or none where it does not list them or a grammar can't."""
+    choices = (choices_of(schema) if isinstance(schema, Mapping) else None) or []
+    texts = [choice for choice in choices if isinstance(choice, str) and PARAMETER_END not in choice]
+    return texts if len(texts) <= MAX_CHOICES else []
+
+
+def _copy_text(source: Source, ends: Sequence[str], sink: DeltaSink) -> Reading[None]:
+    """Show a text as the inside of a JSON string. Where it is cut, half of what ends it is no part of it."""
+
+    def show(text: str) -> None:
+        sink.arguments(json_inside(text))
+
+    if (yield from copy_until(source, ends, show, shows_half_mark=False)):
+        sink.arguments('"')

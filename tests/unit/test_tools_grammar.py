@@ -1,0 +1,369 @@
+"""Grammars of calls let through what models write and nothing else, and what they let through is read as calls."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from router.tools.answer import AnswerReader
+from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.declared import Tool, parse_tools
+from router.tools.deltas import whole_answer
+from router.tools.formats import BY_NAME, FORMATS, ToolFormat
+from router.tools.grammar import tool_grammar
+from router.tools.reasoning import TAGS, Thought
+from shared.core.errors import InvalidRequest
+from tests.support.tool_cases import CASES, TOOLS, Case
+
+AUTO = ToolChoice(ChoiceMode.AUTO, TOOLS)
+REQUIRED = ToolChoice(ChoiceMode.REQUIRED, TOOLS)
+NAMED = ToolChoice(ChoiceMode.NAMED, (TOOLS[1],))
+OPEN, CLOSED = Thought(TAGS[1], is_open=True), Thought(TAGS[1], is_open=False)
+STOPS = {
+    "apriel": '<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>',
+    "granite": '<|tool_call|>[{"name": "stop", "arguments": {}}]',
+    "hermes": '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+    "llama3_json": '{"name": "stop", "parameters": {}}',
+    "mistral": '[TOOL_CALLS][{"name": "stop", "arguments": {}}]',
+    "mistral_args": "[TOOL_CALLS]stop[ARGS]{}",
+    "pythonic": "[stop()]",
+    "seed_oss": "<seed:tool_call>\n<function=stop>\n</function>\n</seed:tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+}
+TWO_STOPS = STOPS | {
+    "apriel": '<tool_calls>[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]</tool_calls>',
+    "granite": '<|tool_call|>[{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+    "seed_oss": STOPS["seed_oss"] * 2,
+    "hermes": STOPS["hermes"] + "\n" + STOPS["hermes"],
+    "llama3_json": STOPS["llama3_json"] + "; " + STOPS["llama3_json"],
+    "mistral": '[TOOL_CALLS][{"name": "stop", "arguments": {}}, {"name": "stop", "arguments": {}}]',
+    "mistral_args": STOPS["mistral_args"] * 2,
+    "pythonic": "[stop(), stop()]",
+    "qwen3_coder": STOPS["qwen3_coder"] + "\n" + STOPS["qwen3_coder"],
+}
+
+
+class Matcher:
+    """llguidance over a vocabulary of bytes; markers in `special` and the `pieces` of text are tokens beyond them."""
+
+    def __init__(self, special: Sequence[str] = (), pieces: Sequence[bytes] = ()) -> None:
+        self.llguidance = pytest.importorskip("llguidance")
+        self.eos_token_id, self.bos_token_id = 256, None
+        self.tokens = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in ("<eos>", *special)]
+        self.special_token_ids = list(range(256, len(self.tokens)))
+        self.tokens += pieces
+        self.special_ids = {mark: 257 + index for index, mark in enumerate(special)}
+        self.tokenizer = self.llguidance.LLTokenizer(self.llguidance.TokenizerWrapper(self))
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+    def start(self, grammar: str | None):  # type: ignore[no-untyped-def]
+        assert grammar is not None
+        compiled = self.llguidance.LLMatcher.grammar_from_lark(grammar)
+        assert self.llguidance.LLMatcher.validate_grammar(compiled, self.tokenizer) == "", grammar
+        return self.llguidance.LLMatcher(self.tokenizer, compiled)
+
+    def ids(self, text: str) -> list[int]:
+        for mark, number in self.special_ids.items():
+            if mark in text:
+                before, after = text.split(mark, 1)
+                return [*self.ids(before), number, *self.ids(after)]
+        return list(text.encode())
+
+    def num_taken(self, grammar: str | None, text: str) -> int:
+        """Return how many tokens of the text the grammar lets through; all and one more: it may end there."""
+        matcher = self.start(grammar)
+        ids = self.ids(text)
+        num: int = matcher.try_consume_tokens(ids)
+        assert not matcher.is_error() or num < len(ids), matcher.get_error()
+        return num + (num == len(ids) and matcher.is_accepting())
+
+    def takes(self, grammar: str | None, text: str) -> bool:
+        return self.num_taken(grammar, text) == len(self.ids(text)) + 1
+
+    def goes_on_to(self, grammar: str | None, text: str) -> bool:
+        """Whether the text may stand there, at the end or not."""
+        return self.num_taken(grammar, text) >= len(self.ids(text))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Matcher:
+    return Matcher()
+
+
+def with_special(row: ToolFormat, *more: str) -> Matcher:
+    return Matcher([*sorted(row.markers), *more])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.format}: {case.text[:40]!r}")
+def test_auto_lets_through_what_models_write(case: Case, plain: Matcher) -> None:
+    row = BY_NAME[case.format]
+    assert plain.takes(tool_grammar(row, AUTO), case.text) == case.is_grammatical
+    special = with_special(row)
+    assert special.takes(tool_grammar(row, AUTO, special_ids=special.special_ids), case.text) == case.is_grammatical
+
+
+def test_tokens_may_span_what_the_grammar_is_made_of() -> None:
+    rng = random.Random(0)
+    for case in (case for case in CASES if case.is_grammatical):
+        data = case.text.encode()
+        pieces = sorted({data[at : at + rng.randrange(2, 9)] for at in range(len(data) - 1)})
+        matcher = Matcher(pieces=pieces)
+        fresh = matcher.start(tool_grammar(BY_NAME[case.format], AUTO))
+        for _ in range(20):
+            tokens: list[int] = []
+            at = 0
+            while at < len(data):
+                token = rng.choice([token for token, piece in enumerate(matcher.tokens) if data.startswith(piece, at)])
+                tokens.append(token)
+                at += len(matcher.tokens[token])
+            one = fresh.deep_copy()
+            assert one.try_consume_tokens(tokens) == len(tokens), case.text
+            assert one.is_accepting()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_grammatical], ids=lambda case: case.text[:40])
+def test_required_lets_calls_through_alone(case: Case, plain: Matcher) -> None:
+    grammar = tool_grammar(BY_NAME[case.format], REQUIRED)
+    assert plain.takes(grammar, case.text) == (not case.content)
+    assert plain.takes(grammar, case.text[len(case.content) :])
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_no_text_where_a_call_is_required(name: str, plain: Matcher) -> None:
+    for choice in (REQUIRED, NAMED):
+        grammar = tool_grammar(BY_NAME[name], choice)
+        assert not plain.takes(grammar, "")
+        assert not plain.goes_on_to(grammar, "Hello")
+        assert plain.takes(grammar, STOPS[name])
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_one_call_unless_more_are_allowed(name: str, plain: Matcher) -> None:
+    row = BY_NAME[name]
+    assert plain.takes(tool_grammar(row, AUTO), TWO_STOPS[name])
+    assert plain.takes(tool_grammar(row, REQUIRED), TWO_STOPS[name])
+    assert not plain.goes_on_to(tool_grammar(row, AUTO, allows_parallel=False), TWO_STOPS[name])
+    assert not plain.goes_on_to(tool_grammar(row, REQUIRED, allows_parallel=False), TWO_STOPS[name])
+    assert not plain.goes_on_to(tool_grammar(row, NAMED), TWO_STOPS[name])
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_named_lets_that_tool_through_alone(name: str, plain: Matcher) -> None:
+    named = tool_grammar(BY_NAME[name], ToolChoice(ChoiceMode.NAMED, (TOOLS[2],)))
+    assert not plain.goes_on_to(named, STOPS[name])
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_behind_a_call_nothing_else_is_said(name: str, plain: Matcher) -> None:
+    assert not plain.goes_on_to(tool_grammar(BY_NAME[name], AUTO), STOPS[name] + "\nDone")
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("hermes", "Any <text> {and} [more]"),
+        ("hermes", '{"name": "stop"'),
+        ("llama3_json", '{"name": "Bob", "age": 3}'),
+        ("llama3_json", 'See {"name": "stop", "x": 1}'),
+        ("mistral", '[{"name": "stop"}]'),
+        ("pythonic", "[1, 2]"),
+        ("pythonic", "[stopped(1)]"),
+        ("qwen3_coder", "<function=stop> x"),
+    ],
+)
+def test_auto_lets_any_other_text_through(name: str, text: str, plain: Matcher) -> None:
+    assert plain.takes(tool_grammar(BY_NAME[name], AUTO), text)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("hermes", 'So <tool_call>{"name": "other'),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": {}'),
+        ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": 1'),
+        ("hermes", '<tool_call>{"name": "stop", "arguments": {"a'),
+        ("hermes", "<tool_call>" + " " * 9),
+        ("llama3_json", '{"name": "stop", "name'),
+        ("llama3_json", "\n" * 60 + '{"name"\n\n\n\n\n\n: "stop", "x'),
+        ("llama3_json", '<|python_tag|>{"name": "other'),
+        ("mistral", "[TOOL_CALLS]stop"),
+        ("mistral_args", "[TOOL_CALLS]other"),
+        ("mistral_args", "[TOOL_CALLS]get_weather[ARGS]{}"),
+        ("pythonic", "[get_weather()"),
+        ("pythonic", "\n" * 60 + "[" + " " * 60 + "get_weather(x"),
+        ("pythonic", "[get_weather(city=1"),
+        ("pythonic", '[get_weather(city="a", days=1.5'),
+        ("pythonic", '[get_weather(city="a", unit="k'),
+        ("pythonic", '[get_weather(city="a" unit'),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n</function>"),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\na\n</parameter>\n<parameter=x"),
+        ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\na\n</parameter>\n<parameter=days>\nx"),
+    ],
+)
+def test_from_its_beginning_on_a_call_is_bound_to_the_schema(name: str, text: str, plain: Matcher) -> None:
+    row = BY_NAME[name]
+    assert plain.num_taken(tool_grammar(row, AUTO), text) < len(text)
+    special = with_special(row)
+    grammar = tool_grammar(row, AUTO, special_ids=special.special_ids)
+    assert not special.goes_on_to(grammar, text)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("is_special", [False, True])
+def test_thoughts_stand_in_front(name: str, is_special: bool, plain: Matcher) -> None:
+    row = BY_NAME[name]
+    matcher = with_special(row, "<think>", "</think>") if is_special else plain
+    call = STOPS[name]
+    # tokens of calls can't come in a thought; their spelling can
+    thought = f"\nI could {'call' if is_special else call} this\n</think>\n\n"
+    for choice in (AUTO, REQUIRED):
+        is_open = tool_grammar(row, choice, special_ids=matcher.special_ids, thought=OPEN)
+        assert matcher.takes(is_open, thought + call)
+        assert matcher.takes(is_open, thought + "Hi") == (choice is AUTO)
+        assert not matcher.takes(is_open, call)
+        closed = tool_grammar(row, choice, special_ids=matcher.special_ids, thought=CLOSED)
+        assert matcher.takes(closed, "<think>" + thought + call)
+        assert matcher.takes(closed, "\n\n<think>" + thought + call)
+        assert matcher.takes(closed, call)
+        assert matcher.takes(closed, "<think>" + thought + "Hi") == (choice is AUTO)
+        assert matcher.takes(closed, "Hi <b>") == (choice is AUTO)
+        assert not matcher.takes(closed, "<think>\nHm")
+        assert not matcher.goes_on_to(closed, "<think>" + thought + call + "Hi")
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_what_a_grammar_lets_through_is_read_as_calls(row: ToolFormat, mode: str, plain: Matcher) -> None:
+    """Answers drawn byte by byte from what the grammar allows: each is calls of given tools with arguments that fit."""
+    jsonschema = pytest.importorskip("jsonschema")
+    choice = ToolChoice(ChoiceMode(mode), TOOLS)
+    schemas = {tool.name: dict(tool.schema) for tool in TOOLS}
+    begins = {"auto": "Hm " * (not row.may_begin_bare) + row.begins[0], "required": ""}[mode]
+    for seed in range(20):
+        text = draw(plain, tool_grammar(row, choice), begins, random.Random(seed))
+        reader = AnswerReader(row, TOOLS)
+        deltas = [delta for char in text for delta in reader.feed(char)]
+        whole = whole_answer(deltas + reader.finish())
+        assert whole.calls and not reader.is_in_call, text
+        assert whole.content == begins[: -len(row.begins[0])].strip("\n") if begins else not whole.content, text
+        for call in whole.calls:
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+
+
+ENDINGS = ['"', "'", "}", "]", ")", "\n</parameter>", "</function>", "\n</tool_call>", '"}', "\\", "{", " ", "é"]
+
+
+def draw(plain: Matcher, grammar: str | None, begins: str, rng: random.Random) -> str:
+    """Return an answer that begins so. What ends something is drawn more often than a byte that may come next."""
+    matcher = plain.start(grammar)
+    data = begins.encode()
+    assert matcher.consume_tokens(list(data))
+    while not matcher.is_stopped():
+        mask = matcher.compute_logit_bias()
+        if mask[plain.eos_token_id] and rng.random() < 0.5:
+            break
+        allowed = [token for token in range(32, 127) if mask[token]] or [token for token in range(32) if mask[token]]
+        step = rng.choice(ENDINGS).encode()
+        if rng.random() < 0.5 or matcher.validate_tokens(list(step)) < len(step):
+            step = bytes([rng.choice(allowed)])
+        assert matcher.consume_tokens(list(step)), matcher.get_error()
+        data += step
+        assert len(data) < 20_000
+    return data.decode()
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+@pytest.mark.parametrize("thought", [None, OPEN, CLOSED], ids=["no thought", "open", "closed"])
+def test_no_call_is_read_where_the_grammar_saw_none(row: ToolFormat, thought: Thought | None, plain: Matcher) -> None:
+    """Damaged answers: what auto lets through all the same has no call whose arguments do not fit."""
+    jsonschema = pytest.importorskip("jsonschema")
+    fresh = plain.start(tool_grammar(row, AUTO, thought=thought))
+    rng = random.Random(row.name)
+    cases = [case.text for case in CASES if case.format == row.name]
+    num_let_through = 0
+    for _ in range(150):
+        text = damaged(rng.choice(["", "", "<think>", "\n", "a\n</think>\n\n"]) + rng.choice(cases), rng)
+        matcher = fresh.deep_copy()
+        if matcher.try_consume_tokens(list(text.encode())) < len(text.encode()) or not matcher.is_accepting():
+            continue
+        num_let_through += 1
+        reader = AnswerReader(row, TOOLS, thought)
+        whole = whole_answer(reader.feed(text) + reader.finish())
+        assert not reader.is_in_call, text
+        for call in whole.calls:
+            tool = next(tool for tool in TOOLS if tool.name == call.name)
+            jsonschema.validate(json.loads(call.arguments), dict(tool.schema))
+    assert num_let_through > 5
+
+
+def damaged(text: str, rng: random.Random) -> str:
+    for _ in range(rng.randrange(3)):
+        at = rng.randrange(len(text) + 1)
+        gone = rng.choice([0, 0, 1, 2, rng.randrange(20)])
+        text = text[:at] + rng.choice(["", " ", "\n\n\n\n\n\n", "<", "{", '"', "]", "x", ",", "; "]) + text[at + gone :]
+    return text
+
+
+def tool_of(schema: object, strict: bool = False) -> Tool:
+    function = {"name": "f", "parameters": schema, "strict": strict}
+    return parse_tools([{"type": "function", "function": function}]).tools[0]
+
+
+def test_only_a_strict_tool_is_refused_for_what_can_not_be_kept(plain: Matcher) -> None:
+    schema = {"properties": {"a": {"type": "string", "format": "no-such"}}, "required": ["a"]}
+    loose = tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.AUTO, (tool_of(schema),)))
+    assert plain.takes(loose, '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>')
+    strict = tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.AUTO, (tool_of(schema, strict=True),)))
+    llguidance = plain.llguidance
+    assert "no-such" in llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(strict))
+
+
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder"])
+def test_odd_schemas_make_grammars_of_formats_without_json(name: str, plain: Matcher) -> None:
+    schema = {
+        "properties": {
+            "a": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "b": {"enum": ["x/y", 'q"\n', 3, None, True, 1.5]},
+            "c": {"$ref": "#/properties/a"},
+            "d": {"$ref": "#/$defs/loop"},
+            "e": {"type": "array", "items": {"type": "array", "items": {"enum": ["é"]}}},
+            "f": True,
+            "g": {"const": "it's"},
+            "i": {"type": "string", "enum": ["", 1, "</parameter>"]},
+            "h": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        },
+        "required": ["d", "f", "no-such"],
+        "$defs": {"loop": {"type": "array", "items": {"$ref": "#/$defs/loop"}}},
+    }
+    grammar = tool_grammar(BY_NAME[name], ToolChoice(ChoiceMode.REQUIRED, (tool_of(schema),)))
+    plain.start(grammar)
+    if name == "pythonic":
+        assert plain.takes(grammar, "[f(a=1, b='x/y', d=[[], [[]]], e=[['é']], f={}, g=\"it's\")]")
+        assert not plain.goes_on_to(grammar, "[f(a=1, f")
+
+
+def test_what_a_format_can_not_write_is_refused() -> None:
+    dashed = ToolChoice(ChoiceMode.AUTO, (tool_of({"properties": {"a-b": {}}}),))
+    with pytest.raises(InvalidRequest, match="a-b"):
+        tool_grammar(BY_NAME["pythonic"], dashed)
+    broken = ToolChoice(ChoiceMode.AUTO, (tool_of({"properties": {"a>": {}}}),))
+    with pytest.raises(InvalidRequest, match="a>"):
+        tool_grammar(BY_NAME["qwen3_coder"], broken)
+
+
+def test_no_grammar_where_any_text_will_do() -> None:
+    assert tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.NONE)) is None
+    assert tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.AUTO, ())) is None
+
+
+def test_many_tools_make_a_grammar_of_one_rule_each() -> None:
+    tools = tuple(Tool(f"f{index}") for index in range(128))
+    for row in FORMATS:
+        grammar = tool_grammar(row, ToolChoice(ChoiceMode.AUTO, tools))
+        assert grammar is not None and grammar.startswith("start: ")
+        assert sum(line.startswith("rest_") for line in grammar.splitlines()) == 128
