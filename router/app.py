@@ -30,6 +30,7 @@ from router.registry import Registry
 from router.server import bind_http, serve
 from router.text.interface import TextModel
 from router.text.load import load_text_model
+from router.tools.formats import tool_format
 from shared.config.processes import RouterProcessConfig
 from shared.core.errors import ConfigError
 from shared.observe.library_logs import capture_libraries
@@ -66,6 +67,7 @@ def run(config: RouterProcessConfig) -> int:
         link = open_link(config, ring)
         try:
             text = load_text_model(config.model.model, config.text)
+            tool_format({}, config.text.tool_format or None)  # says what is wrong with the name
             gc.freeze()  # the vocabulary never changes: no collection should walk over it
             return uvloop.run(serve_all(config, listener, link, text, log, keys))
         finally:
@@ -101,7 +103,7 @@ async def serve_all(
     registry = Registry(config.timeouts.node_silence_s)
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log)
     handlers = Handlers(
-        Resolver(config.model.public_name, text, config.limits, registry.adapters),
+        Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format),
         gateway,
         registry,
         metrics,

@@ -10,11 +10,16 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -55,15 +60,37 @@ class PromptLogprob(msgspec.Struct, frozen=True):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]  # one for each token of the prompt; None for the first
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole call, or in a chunk a part of one: the first part has id and name, the others more of the arguments."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: CalledFunction
+
+
 class ChatDelta(msgspec.Struct, frozen=True):
+    """Reasoning has two names in the field; both are sent."""
+
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class AssistantMessage(msgspec.Struct, frozen=True):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +135,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage_of(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> Usage:
+    """`reasoning_tokens`: None where the model does not think."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptDetails(cached_tokens),
+        completion_tokens_details=UNSET if reasoning_tokens is None else CompletionDetails(reasoning_tokens),
     )

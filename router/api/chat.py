@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
+from router.api.answer_form import form_of, format_of, grammar_of_calls
 from router.api.answers import (
     AssistantMessage,
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
     Choice,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
 )
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
@@ -33,7 +36,12 @@ from router.api.resolve import Resolver
 from router.api.shapes import PromptShown, TokenNames, shown_ids
 from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
+from router.tools.call_ids import call_id
+from router.tools.choice import ToolChoice, parse_tool_choice
+from router.tools.declared import Tool, parse_tools
+from router.tools.deltas import CallArguments, CallBegun, ContentText, ReasoningText, whole_answer
 from shared.core.errors import InvalidRequest
+from shared.core.states import FinishReason
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True):
@@ -47,6 +55,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True):
     reasoning_effort: ShortText | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 CHAT = generation_table(
@@ -57,18 +68,18 @@ CHAT = generation_table(
         "max_completion_tokens": "longest answer; the new name of max_tokens",
         "logprobs": "the log-probability of every token",
         "top_logprobs": "and of so many likeliest ones",
+        "tools": "functions that the model may call; what it calls follows the function's schema",
+        "tool_choice": "`none`, `auto`, `required`, or the one function that must be called",
+        "parallel_tool_calls": "false: one call at most",
     }
     | ABOUT_TEMPLATE,
     ignored={
-        "parallel_tool_calls": "no tools are called",
         "prediction": "it could only make the answer faster",
         "verbosity": "models served here don't know it",
     },
     refused={
-        "tools": Refused(NOT_YET),
-        "tool_choice": Refused(NOT_YET, (*NOTHING, "none", "auto")),
-        "functions": Refused(NOT_YET),
-        "function_call": Refused(NOT_YET, (*NOTHING, "none")),
+        "functions": Refused("send tools"),
+        "function_call": Refused("send tool_choice", (*NOTHING, "none")),
         "modalities": Refused("this model writes text only", (*NOTHING, ["text"])),
         "audio": Refused("this model writes text only"),
         "moderation": Refused(NOT_YET),
@@ -95,17 +106,32 @@ class Chat:
         resolver.check_shared(body)
         wanted = body.max_completion_tokens or body.max_tokens
         field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
-        ids = resolver.chat_ids(conversation_of(body.messages, body))
+        tools, choice = declared_tools(body)
+        row = format_of(resolver.text, resolver.tool_format, choice)
+        conversation = conversation_of(body.messages, body, tools)
+        ids, prompt = resolver.chat_prompt(conversation)
+        continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
+        form = form_of(resolver.text, row, choice, prompt, continued, body.request_id)
+        grammar = grammar_of_calls(form, choice, allows_parallel=body.parallel_tool_calls is not False)
         ids = resolver.truncated(ids, body.truncate_prompt_tokens, wanted or 1, contexts.largest)
         resolver.check_length(ids, "messages", contexts.largest)
         size = resolver.size(ids)
         default = (contexts.common if contexts.common > size else contexts.largest) - size
         max_tokens = resolver.max_tokens(wanted, field, contexts.largest - size, default=default)
         num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
-        return resolver.plan(body, [(ids, "")], max_tokens, num_logprobs)
+        return resolver.plan(body, [(ids, "")], max_tokens, num_logprobs, form=form, grammar=grammar)
 
     def shape(self, tokenizer: Tokenizer, show: ShowOptions) -> ChatShape:
         return ChatShape(tokenizer, show)
+
+
+def declared_tools(body: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """Return the tools of a request, and which of them may or must be called."""
+    declared = parse_tools(body.tools or [])
+    if declared.others:
+        other = declared.others[0]
+        raise InvalidRequest(f"tools[{other.index}].type {other.type!r} is not supported", param="tools")
+    return declared.tools, parse_tool_choice(body.tool_choice, declared.tools)
 
 
 class ChatShape:
@@ -125,22 +151,64 @@ class ChatShape:
         return ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
 
     def chunk(self, index: int, delta: Delta) -> Choice:
-        is_bare_end = delta.finish_reason is not None and not delta.text
         return ChatChunkChoice(
             index=index,
-            delta=ChatDelta() if is_bare_end else ChatDelta(content=delta.text),
+            delta=self._delta(index, delta),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=self._finish_reason(delta),
             token_ids=shown_ids(delta, self._show),
         )
+
+    def _delta(self, index: int, delta: Delta) -> ChatDelta:
+        if self._show.form.is_plain:
+            is_bare_end = delta.finish_reason is not None and not delta.text
+            return ChatDelta() if is_bare_end else ChatDelta(content=delta.text)
+        content = "".join(part.text for part in delta.parts if isinstance(part, ContentText))
+        reasoning = "".join(part.text for part in delta.parts if isinstance(part, ReasoningText))
+        calls = [self._part_of_call(index, part) for part in delta.parts if isinstance(part, CallBegun | CallArguments)]
+        return ChatDelta(
+            content=content or UNSET,
+            reasoning=reasoning or UNSET,
+            reasoning_content=reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+
+    def _part_of_call(self, index: int, part: CallBegun | CallArguments) -> ToolCall:
+        if isinstance(part, CallArguments):
+            return ToolCall(index=part.index, function=CalledFunction(part.text))
+        function = CalledFunction("", name=part.name)
+        return ToolCall(index=part.index, id=self._call_id(index, part.index), type="function", function=function)
+
+    def _call_id(self, index: int, call: int) -> str:
+        form = self._show.form
+        return call_id(form.request_id, call, choice=index, is_short=form.row is not None and form.row.has_short_ids)
+
+    def _finish_reason(self, delta: Delta) -> str | None:
+        called = delta.has_calls and delta.finish_reason is FinishReason.STOP and not self._show.form.is_named
+        return "tool_calls" if called else delta.finish_reason
 
     def whole(self, index: int, delta: Delta, prompt: PromptShown) -> Choice:
         return ChatChoice(
             index=index,
-            message=AssistantMessage(content=delta.text),
+            message=self._message(index, delta),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=self._finish_reason(delta),
             token_ids=shown_ids(delta, self._show),
+        )
+
+    def _message(self, index: int, delta: Delta) -> AssistantMessage:
+        if self._show.form.is_plain:
+            return AssistantMessage(content=delta.text)
+        answer = whole_answer(delta.parts)
+        calls = [
+            ToolCall(id=self._call_id(index, i), type="function", function=CalledFunction(call.arguments, call.name))
+            for i, call in enumerate(answer.calls)
+        ]
+        return AssistantMessage(
+            content=answer.content or (None if calls else ""),
+            reasoning=answer.reasoning or UNSET,
+            reasoning_content=answer.reasoning or UNSET,
+            tool_calls=calls or UNSET,
         )
 
     def _logprobs(self, delta: Delta) -> ChatLogprobs | None:

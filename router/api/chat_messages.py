@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from router.api.fields import Body, ShortText
 from router.text.conversation import Conversation, Scalar
+from router.tools.declared import Tool
 from shared.core.errors import InvalidRequest
 
 Turn = dict[str, object]
@@ -89,7 +90,9 @@ ABOUT_TEMPLATE = {
 }
 
 
-def conversation_of(messages: Sequence[ChatMessage], fields: TemplateFields) -> Conversation:
+def conversation_of(
+    messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool] = ()
+) -> Conversation:
     """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
     kwargs: dict[str, Scalar] = {}
     if fields.reasoning_effort is not None:
@@ -100,6 +103,7 @@ def conversation_of(messages: Sequence[ChatMessage], fields: TemplateFields) -> 
         kwargs["enable_thinking"] = fields.enable_thinking
     return Conversation(
         turns_of(messages),
+        tools=[tool.for_template() for tool in tools] or None,
         documents=fields.documents,
         kwargs=kwargs | (fields.chat_template_kwargs or {}),
         add_generation_prompt=fields.add_generation_prompt is not False,

@@ -1,6 +1,7 @@
 """One choice of an answer while it grows: tokens in, visible text out. Knows nothing of JSON shapes.
 
 ids -> Detokenizer -> StopMatcher -> text        a stop string cuts text and tokens at the token that completed it
+text -> AnswerReader -> parts                    only where an answer may hold thoughts or calls
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from router.api.generation_plan import ShowOptions
 from router.text.detokenizer import Detokenizer
 from router.text.interface import Tokenizer
 from router.text.stops import StopMatcher
+from router.tools.answer import AnswerReader
+from router.tools.deltas import AnswerDelta, ReasoningText
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.wire.messages import TokenLogprob
@@ -25,14 +28,18 @@ class Delta:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    parts: list[AnswerDelta] = field(default_factory=list)  # instead of `text`, where all text is not content
     finish_reason: FinishReason | None = None
+    has_calls: bool = False  # at the end: whether the answer called tools
 
     def add(self, more: Delta) -> None:
         self.text += more.text
         self.ids += more.ids
         self.logprobs += more.logprobs
         self.offsets += more.offsets
+        self.parts += more.parts
         self.finish_reason = more.finish_reason or self.finish_reason
+        self.has_calls = more.has_calls or self.has_calls
 
 
 class ChoiceText:
@@ -40,7 +47,13 @@ class ChoiceText:
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, show: ShowOptions, num_before: int = 0) -> None:
         """`num_before`: characters of an echo, from whose beginning offsets count."""
-        self._detokenizer = Detokenizer(tokenizer, shows_special=show.shows_special)
+        form = show.form
+        self._detokenizer = Detokenizer(
+            tokenizer, shows_special=show.shows_special, shown_ids=frozenset(form.markers.values())
+        )
+        self._reader = None if form.is_plain else AnswerReader(form.row, form.tools, form.thought)
+        self._is_thinking = form.thought is not None and form.thought.is_open
+        self.num_reasoning = 0  # tokens
         self._matcher = StopMatcher(show.stops, keeps=show.keeps_stop)
         # a stop token ends the text and is no part of it
         self._silent_ids = frozenset() if show.keeps_stop else frozenset(sampling.stop_token_ids)
@@ -57,9 +70,10 @@ class ChoiceText:
             used += 1
             if self._wants_offsets:
                 delta.offsets.append(self._num_chars)
-            delta.text += self._feed_one(token)
+            self._show(self._feed_one(token), delta)
+            self.num_reasoning += self._is_thinking
             if self._matcher.matched is not None:
-                self.finish_reason = delta.finish_reason = FinishReason.STOP
+                self._end(FinishReason.STOP, delta)
                 break
         delta.ids = list(ids[:used])
         delta.logprobs = list(logprobs[:used])
@@ -67,8 +81,27 @@ class ChoiceText:
 
     def finish(self, reason: FinishReason) -> Delta:
         """The node ended the sequence: what was held back is text after all."""
-        self.finish_reason = reason
-        return Delta(text=self._matcher.flush(), finish_reason=reason)
+        delta = Delta()
+        self._show(self._matcher.flush(), delta)
+        self._end(reason, delta)
+        return delta
+
+    def _show(self, text: str, delta: Delta) -> None:
+        if self._reader is None:
+            delta.text += text
+        else:
+            self._take_parts(self._reader.feed(text), delta)
+
+    def _end(self, reason: FinishReason, delta: Delta) -> None:
+        self.finish_reason = delta.finish_reason = reason
+        if self._reader is not None:
+            self._take_parts(self._reader.finish(), delta)
+            delta.has_calls = self._reader.num_calls > 0
+
+    def _take_parts(self, parts: list[AnswerDelta], delta: Delta) -> None:
+        delta.parts += parts
+        if parts:
+            self._is_thinking = isinstance(parts[-1], ReasoningText)
 
     def _feed_one(self, token: int) -> str:
         self.num_tokens += 1

@@ -231,7 +231,7 @@ class Generation:
         return self._sse(
             self._shape.chunk(index, delta)
             for index, delta in deltas.items()
-            if delta.text or delta.finish_reason or delta.logprobs or self._plan.show.return_token_ids
+            if delta.text or delta.parts or delta.finish_reason or delta.logprobs or self._plan.show.return_token_ids
         )
 
     def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
@@ -268,7 +268,10 @@ class Generation:
 
     def _usage(self) -> Usage:
         prompt_tokens = sum(len(job.ids) for job in self._plan.jobs)
-        return usage_of(prompt_tokens, sum(choice.num_tokens for choice in self._choices), sum(self._cached))
+        thinks = self._plan.show.form.thought is not None
+        num_reasoning = sum(choice.num_reasoning for choice in self._choices) if thinks else None
+        num_tokens = sum(choice.num_tokens for choice in self._choices)
+        return usage_of(prompt_tokens, num_tokens, sum(self._cached), num_reasoning)
 
     def _prompt_shown(self, index: int) -> PromptShown:
         """Inside a choice."""

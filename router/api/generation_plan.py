@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from router.tools.declared import Tool
+from router.tools.formats import ToolFormat
+from router.tools.reasoning import Thought
 from shared.core.sampling_params import SamplingParams
 
 
@@ -34,6 +38,26 @@ class PromptJob:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What an answer's text may hold beside content. `tools`: those that may be called, in the format of `row`."""
+
+    row: ToolFormat | None = None
+    tools: tuple[Tool, ...] = ()
+    is_named: bool = False  # one tool has to be called: the answer then ends with stop, as OpenAI's do
+    thought: Thought | None = None
+    markers: Mapping[str, int] = field(default_factory=dict)  # of calls and thoughts: those that are special tokens
+    request_id: str = ""  # what the ids of calls are made of
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content."""
+        return not self.tools and self.thought is None
+
+
+PLAIN = AnswerForm()
+
+
+@dataclass(frozen=True, slots=True)
 class ShowOptions:
     """How the answer is cut and written."""
 
@@ -48,6 +72,7 @@ class ShowOptions:
     keeps_stop: bool = False  # the text ends with what stopped it
     shows_special: bool = False
     names_tokens_by_id: bool = False  # tokens in logprobs
+    form: AnswerForm = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

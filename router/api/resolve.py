@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.api.fields import GenerationFields
-from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
+from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.structured import grammar_of
 from router.api.token_rules import (
     allowed_ids_of,
@@ -22,9 +22,10 @@ from router.api.token_rules import (
     check_something_is_left,
     stop_ids_of,
 )
-from router.text.chat_prompt import chat_ids
+from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
 from router.text.interface import TextModel, decode_ids
+from router.tools.grammar import behind_thought
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
@@ -42,6 +43,7 @@ class Resolver:
     text: TextModel
     limits: LimitsConfig
     adapters: Callable[[], Mapping[str, str]] = dict
+    tool_format: str = ""  # how the model calls tools; "": as its chat template says
 
     def check_model(self, name: str | None) -> None:
         """An adapter's name is as good as the model's."""
@@ -69,7 +71,11 @@ class Resolver:
     # ---- prompts
 
     def chat_ids(self, conversation: Conversation) -> list[int]:
-        return chat_ids(self.text, conversation)
+        return ids_and_text(self.text, conversation)[0]
+
+    def chat_prompt(self, conversation: Conversation) -> tuple[list[int], str]:
+        """Return ids and text of the prompt."""
+        return ids_and_text(self.text, conversation)
 
     def prompt_ids(self, text: str, *, add_special: bool, field: str = "prompt") -> list[int]:
         return self._encode(text, field, add_special=add_special)
@@ -127,7 +133,10 @@ class Resolver:
         num_logprobs: int,
         *,
         echoes_logprobs: bool = False,
+        form: AnswerForm = PLAIN,
+        grammar: str = "",
     ) -> GenerationPlan:
+        """`grammar`: of the calls that the answer may hold."""
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
@@ -141,7 +150,7 @@ class Resolver:
             cache_salt=_salt(body.cache_salt),
             jobs=jobs,
             num_sequences=body.n or 1,
-            sampling=self._sampling(body, max_tokens, num_logprobs, scores),
+            sampling=self._sampling(body, max_tokens, num_logprobs, scores, self._grammar(body, form, grammar)),
             show=ShowOptions(
                 stops=_stops(body),
                 stream=bool(body.stream),
@@ -154,6 +163,7 @@ class Resolver:
                 keeps_stop=bool(body.include_stop_str_in_output),
                 shows_special=body.skip_special_tokens is False,
                 names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+                form=form,
             ),
         )
 
@@ -167,8 +177,23 @@ class Resolver:
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequest("prompt_logprobs needs an answer that is not streamed", param="prompt_logprobs")
 
+    def _grammar(self, body: GenerationFields, form: AnswerForm, calls: str) -> str:
+        """Return what the answer must follow: what the request asks for, behind a thought where the model thinks, or
+        the grammar of its calls."""
+        grammar = grammar_of(body, self.text.tokenizer.facts)
+        if grammar and calls:
+            raise InvalidRequest(
+                "an answer that may call tools can't follow another grammar too; send tool_choice none",
+                param="response_format" if body.response_format is not None else "tools",
+            )
+        if calls and body.ignore_eos:
+            raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
+        if grammar and form.thought is not None:
+            grammar = behind_thought(grammar, form.thought, form.markers)
+        return grammar or calls
+
     def _sampling(
-        self, body: GenerationFields, max_tokens: int, num_logprobs: int, prompt_logprobs: int
+        self, body: GenerationFields, max_tokens: int, num_logprobs: int, prompt_logprobs: int, grammar: str
     ) -> SamplingParams:
         tokenizer, min_tokens = self.text.tokenizer, body.min_tokens or 0
         vocab_size = tokenizer.facts.vocab_size
@@ -190,7 +215,7 @@ class Resolver:
             ),
             min_tokens=min_tokens,
             stop_token_ids=stop_ids_of(body, tokenizer),
-            grammar=grammar_of(body, tokenizer.facts),
+            grammar=grammar,
             num_logprobs=num_logprobs,
             prompt_logprobs=prompt_logprobs,
         )

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
-from router.api.fields import NOT_YET, Body, FieldTable, NotNegative, Refused, ShortText
+from router.api.fields import Body, FieldTable, NotNegative, Refused, ShortText
 from router.api.resolve import Resolver
 from router.api.shapes import token_text
 from router.text.chat_template import DEFAULT
 from router.text.conversation import Scalar
 from router.text.interface import TextModel, decode_ids
+from router.tools.declared import parse_tools
 from shared.core.errors import InvalidRequest
 
 
@@ -34,6 +35,7 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     reasoning_effort: ShortText | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class DetokenizeRequest(Body, frozen=True, kw_only=True):
@@ -53,11 +55,11 @@ TOKENIZE = FieldTable(
         "add_special": "llama-server's name of add_special_tokens",
         "return_token_strs": "the tokens as text too, in token_strs",
         "with_pieces": "llama-server's form: each token with its piece",
+        "tools": "functions that the template shows",
     }
     | ABOUT_TEMPLATE,
     ignored={"parse_special": "control tokens in a prompt are always parsed"},
     refused={
-        "tools": Refused(NOT_YET),
         "chat_template": Refused("templates are taken from the model only"),
     },
 )
@@ -86,7 +88,7 @@ def ids_of(body: TokenizeRequest, resolver: Resolver) -> list[int]:
     if len(given) != 1:
         raise InvalidRequest("send one of prompt and messages", param="prompt")
     if body.messages is not None:
-        return resolver.chat_ids(conversation_of(body.messages, body))
+        return resolver.chat_ids(conversation_of(body.messages, body, parse_tools(body.tools or []).tools))
     if body.content is not None:
         return resolver.prompt_ids(body.content, add_special=bool(body.add_special), field="content")
     return resolver.prompt_ids(body.prompt or "", add_special=body.add_special_tokens is not False)

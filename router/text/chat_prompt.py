@@ -14,11 +14,17 @@ from shared.core.errors import InvalidRequest
 
 def chat_ids(model: TextModel, conversation: Conversation) -> list[int]:
     """Return the prompt's ids. Raises InvalidRequest for what the template or the tokenizer does not take."""
+    return ids_and_text(model, conversation)[0]
+
+
+def ids_and_text(model: TextModel, conversation: Conversation) -> tuple[list[int], str]:
+    """Return the prompt's ids and its text."""
     pieces = chat_pieces(model, conversation)
+    text = "".join(pieces)
     try:
         if model.control_tokens is None:
-            return model.tokenizer.encode("".join(pieces), add_special=False)
-        return model.tokenizer.encode_pieces(pieces)
+            return model.tokenizer.encode(text, add_special=False), text
+        return model.tokenizer.encode_pieces(pieces), text
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param="messages") from error
 

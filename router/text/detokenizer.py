@@ -14,9 +14,12 @@ class Detokenizer:
 
     __slots__ = ("_decoder", "_drops_space", "_special", "_token_bytes")
 
-    def __init__(self, tokenizer: Tokenizer, *, shows_special: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, shows_special: bool = False, shown_ids: frozenset[int] = frozenset()
+    ) -> None:
+        """`shown_ids`: special tokens that are text all the same."""
         self._decoder = new_decoder("replace")
-        self._special = frozenset() if shows_special else tokenizer.facts.special_ids
+        self._special = frozenset() if shows_special else tokenizer.facts.special_ids - shown_ids
         self._drops_space = tokenizer.facts.drops_first_space  # until the first token that shows
         self._token_bytes = tokenizer.token_bytes
 

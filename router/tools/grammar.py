@@ -9,6 +9,7 @@ White space is allowed where models write some, and nowhere without a bound.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from router.tools.call_shape import HEAD_SPACES, SPACES, CallRules, Markers, escaped, literal, regex
@@ -39,6 +40,35 @@ def tool_grammar(
     markers = Markers(row.markers.union(tags), special_ids or {})
     many = allows_parallel and choice.mode is not ChoiceMode.NAMED
     return _Grammar(row, markers, many).text(choice, thought)
+
+
+def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int]) -> str:
+    """Return the serialized grammar of an answer that may think, or has to end its thought, before it follows
+    `grammar`. That one is llguidance's JSON text, of one grammar."""
+    markers = Markers(frozenset((thought.tags.opening, thought.tags.closing)), special_ids)
+    begin = "thought" if thought.is_open else "thought?"
+    rules = {"start": f"{begin} GAP? @body", "GAP": "/[ \\t\\r\\n]{1,4}/", **thought_rules(thought, markers)}
+    lark = "\n".join(f"{name}: {rule}" for name, rule in rules.items()) + "\n"
+    (body,) = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**body, "name": "body"}]})
+
+
+def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
+    """Return the rules of `thought`: from the answer's beginning to the closing tag."""
+    opening, closing = thought.tags.opening, thought.tags.closing
+    rules: dict[str, str] = {}
+    if markers.is_special(closing):
+        rules["inside"] = f"{TEXT} {markers.rule(closing)}"
+    else:
+        rules["inside[lazy]"] = f"{TEXT} {literal(closing)}"
+    if thought.is_open:
+        rules["thought"] = "inside"
+    elif markers.is_special(opening):
+        rules["thought"] = f"GAP? {markers.rule(opening)} inside"
+    else:
+        rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
+        rules["thought"] = "opening inside"
+    return rules
 
 
 class _Grammar:
@@ -123,18 +153,7 @@ class _Grammar:
 
     def _add_thought(self, thought: Thought) -> None:
         """Add `thought`: from the answer's beginning to the closing tag."""
-        opening, closing = thought.tags.opening, thought.tags.closing
-        if self._markers.is_special(closing):
-            self._rules["inside"] = f"{TEXT} {self._markers.rule(closing)}"
-        else:
-            self._rules["inside[lazy]"] = f"{TEXT} {literal(closing)}"
-        if thought.is_open:
-            self._rules["thought"] = "inside"
-        elif self._markers.is_special(opening):
-            self._rules["thought"] = f"GAP? {self._markers.rule(opening)} inside"
-        else:
-            self._rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
-            self._rules["thought"] = "opening inside"
+        self._rules |= thought_rules(thought, self._markers)
 
     def _begins(self) -> str:
         return " | ".join(map(self._markers.rule, self._markers.written(self._row.begins)))

@@ -21,6 +21,9 @@ class TextConfig:
     allow_control_tokens: bool = option(
         False, "let control tokens that a chat's messages spell, as <|im_end|>, act as such; else they are text"
     )
+    tool_format: str = option(
+        "", "how the model calls tools, as hermes; else its chat template says it", metavar="NAME"
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -18,13 +18,14 @@ from tests.support.cluster import Cluster, baton_up
 from tests.support.patience import HANG_GUARD_S
 
 EOS = 95
+TOOLS = ("--tool-format", "hermes")
 LONG = "The quick brown fox jumps over the lazy dog, again and again, until the prefill node has seen enough of it. "
 
 
 @pytest.fixture(scope="module", params=["shm", "zmq", "gloo"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     log = tmp_path_factory.mktemp("up") / "up.log"
-    with baton_up(log, "--model", "hashlm", "--transport", request.param, "--heartbeat-s", "0.1") as cluster:
+    with baton_up(log, "--model", "hashlm", "--transport", request.param, "--heartbeat-s", "0.1", *TOOLS) as cluster:
         yield cluster
 
 
@@ -151,6 +152,31 @@ def test_a_json_schema_is_followed(client: openai.OpenAI) -> None:
         told = json.loads(choice.message.content or "")
         assert choice.finish_reason == "stop" and set(told) == {"city", "warm"} and isinstance(told["warm"], bool)
     assert len({choice.message.content for choice in answer.choices}) == 3
+
+
+def test_a_call_that_is_required_is_one(client: openai.OpenAI) -> None:
+    """By a model that knows nothing of tools: the grammar alone makes the call, and the schema holds."""
+    parameters = {
+        "type": "object",
+        "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["unit", "days"],
+        "additionalProperties": False,
+    }
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="hashlm",
+            messages=[{"role": "user", "content": LONG}],
+            seed=seed,
+            max_completion_tokens=200,
+            tool_choice="required",
+            parallel_tool_calls=False,
+            tools=[{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
+        )
+        (choice,) = answer.choices
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        arguments = json.loads(call.function.arguments)  # type: ignore[union-attr]
+        assert arguments["unit"] in ("C", "F") and 1 <= arguments["days"] <= 9 and len(arguments) == 2
 
 
 def test_other_names_of_structured_output(client: openai.OpenAI) -> None:

@@ -48,7 +48,8 @@ from tests.support.nested_fields import (
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 1000
-RESOLVER = Resolver("hashlm", hash_text_model(), LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10))
+LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
+RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, tool_format="hermes")
 Table = FieldTable[Any]
 TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
 PARSERS: dict[Table, BodyParser[Any]] = {table: BodyParser(table) for table in TABLES}
@@ -98,6 +99,21 @@ def harmless(*values: Any) -> tuple[tuple[Any, Check], ...]:
 
 def grammar_with(part: str) -> Check:
     return lambda plan: part in plan.sampling.grammar
+
+
+def grammar_without(part: str) -> Check:
+    return lambda plan: bool(plan.sampling.grammar) and part not in plan.sampling.grammar
+
+
+def calls(*names: str) -> Check:
+    """Which tools the answer may call."""
+    return lambda plan: (
+        tuple(tool.name for tool in plan.show.form.tools) == names and bool(names) == bool(plan.sampling.grammar)
+    )
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
 
 def follows_schema(plan: GenerationPlan) -> bool:
@@ -266,8 +282,36 @@ CHAT_ROWS = [
             ("continue_final_message", harmless(False, None), ("x", 1)),
         )
     ),
-    Row("tools", harmless(None, []), ([{"type": "function"}], "x"), kinds=(CHAT,)),
-    Row("tool_choice", harmless(None, "none", "auto"), ("required", {"x": 1}), kinds=(CHAT,)),
+    Row(
+        "tools",
+        ((None, calls()), ([], calls()), ([TOOL], calls("f")), ([TOOL, OTHER_TOOL], calls("f", "g"))),
+        ([{"type": "function"}], "x", [3], [{"type": "web_search"}], [TOOL, TOOL], [{**TOOL, "function": {}}]),
+        kinds=(CHAT,),
+    ),
+    Row("tools", (), ([TOOL],), (("ignore_eos", True),), kinds=(CHAT,), param="ignore_eos"),
+    Row("tools", (), ([TOOL],), (("guided_regex", "x"),), kinds=(CHAT,)),
+    Row("tools", ((([TOOL]), calls()),), (), (("tool_choice", "none"),), kinds=(CHAT,)),
+    Row(
+        "tool_choice",
+        (
+            ("auto", calls("f", "g")),
+            ("none", calls()),
+            ("required", calls("f", "g")),
+            ({"type": "function", "function": {"name": "g"}}, calls("g")),
+        ),
+        ("sometimes", {"x": 1}, {"type": "function", "function": {"name": "h"}}, 3),
+        (("tools", [TOOL, OTHER_TOOL]),),
+        kinds=(CHAT,),
+    ),
+    Row("tool_choice", harmless(None, "none", "auto"), ("required",), kinds=(CHAT,)),
+    Row(
+        "parallel_tool_calls",
+        ((False, grammar_without("(GAP? group)*")), (True, grammar_with("(GAP? group)*"))),
+        ("x", 1),
+        (("tools", [TOOL]),),
+        kinds=(CHAT,),
+    ),
+    Row("tools", harmless(None, [], [TOOL]), ("x", [3]), (("prompt", None), ("messages", USER)), kinds=(TOKENIZE,)),
     Row("functions", harmless(None, []), ([{"name": "f"}],), kinds=(CHAT,)),
     Row("function_call", harmless(None, "none"), ("auto", {"name": "f"}), kinds=(CHAT,)),
     Row("modalities", harmless(None, ["text"]), (["audio"], "x"), kinds=(CHAT,)),
@@ -330,7 +374,6 @@ OTHER_ROWS = [
     Row("add_special", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("with_pieces", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("return_token_strs", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
-    Row("tools", harmless(None, []), ([{"type": "function"}],), kinds=(TOKENIZE,)),
     Row("chat_template", harmless(None), ("{{ x }}",), kinds=(TOKENIZE,)),
     Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
@@ -435,8 +478,8 @@ def test_null_is_absent(kind: Table) -> None:
 def test_a_refused_field_is_refused_behind_any_number_of_unknown_ones() -> None:
     odd = [{"role": "user", "content": "x", "a": 1, "b": 2} for _ in range(800)]
     with pytest.raises(InvalidRequest) as error:
-        run(CHAT, {"messages": odd, "tools": [{"type": "function"}]})
-    assert error.value.param == "tools"
+        run(CHAT, {"messages": odd, "functions": [{"name": "f"}]})
+    assert error.value.param == "functions"
 
 
 def test_a_prompt_s_scores_are_bounded() -> None:

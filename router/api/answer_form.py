@@ -1,0 +1,76 @@
+"""What an answer may hold beside content: thoughts and calls of tools, by the model's template and the request."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from llguidance import LLMatcher
+
+from router.api.generation_plan import AnswerForm
+from router.text import grammars
+from router.text.interface import TextModel, Tokenizer
+from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.formats import ToolFormat, tool_format
+from router.tools.grammar import tool_grammar
+from router.tools.reasoning import thought_of
+from shared.core.errors import InvalidRequest
+
+
+def format_of(text: TextModel, name: str, choice: ToolChoice) -> ToolFormat | None:
+    """Return how the model calls tools, None where it may call none. `name`: of --tool-format, "" to ask the template.
+    Raise InvalidRequest where nobody knows."""
+    if choice.mode is ChoiceMode.NONE:
+        return None
+    row = tool_format(text.template.sources, name or None)
+    if row is None:
+        why = "the model's chat template shows no format of calls that is known here; --tool-format can name one"
+        raise InvalidRequest(f"tools: {why}", param="tools")
+    return row
+
+
+def form_of(
+    text: TextModel,
+    row: ToolFormat | None,
+    choice: ToolChoice,
+    prompt: str,
+    continued: str,
+    request_id: str | None,
+) -> AnswerForm:
+    """Return how the answer to a rendered prompt is read. `continued`: the last message, where the answer goes on
+    with it. `request_id`: the client's, which the ids of calls are made of."""
+    thought = thought_of(text.template.sources, prompt, continued)
+    if row is None and thought is None:
+        return AnswerForm()
+    wanted = row.markers if row is not None else frozenset()
+    wanted |= {thought.tags.opening, thought.tags.closing} if thought is not None else set()
+    return AnswerForm(
+        row=row,
+        tools=choice.tools if row is not None else (),
+        is_named=choice.mode is ChoiceMode.NAMED,
+        thought=thought,
+        markers=special_tokens(text.tokenizer, wanted),
+        request_id=request_id or secrets.token_hex(12),
+    )
+
+
+def grammar_of_calls(form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool) -> str:
+    """Return the grammar of an answer with calls, "" where there are none. Raise InvalidRequest for a tool's schema
+    that can't be followed."""
+    if form.row is None:
+        return ""
+    text = tool_grammar(
+        form.row, choice, allows_parallel=allows_parallel, special_ids=form.markers, thought=form.thought
+    )
+    if text is None:
+        return ""
+    try:
+        return grammars.checked(LLMatcher.grammar_from_lark(text))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"tools: {error.message}", param="tools") from error
+
+
+def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:
+    """Return those of the texts that are special tokens of the vocabulary, with their ids."""
+    spelled = {tokenizer.token_bytes(i).decode(errors="replace"): i for i in tokenizer.facts.special_ids}
+    return {text: spelled[text] for text in texts if text in spelled}
