@@ -24,6 +24,7 @@ from router.api.token_rules import (
 )
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
+from router.text.grammars import checked
 from router.text.interface import TextModel, decode_ids
 from router.tools.grammar import behind_thought
 from shared.config.settings import LimitsConfig
@@ -189,7 +190,7 @@ class Resolver:
         if calls and body.ignore_eos:
             raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
         if grammar and form.thought is not None:
-            grammar = behind_thought(grammar, form.thought, form.markers)
+            grammar = checked(behind_thought(grammar, form.thought, form.markers))
         return grammar or calls
 
     def _sampling(

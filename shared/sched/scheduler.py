@@ -48,6 +48,7 @@ from shared.sched.results import Results
 from shared.sched.settings import SchedSettings
 
 S = RequestState
+NO_GRAMMARS = "no grammar is followed here: on CUDA, with --pp, by a model with an encoder or an unknown vocabulary"
 
 
 class Scheduler:
@@ -122,7 +123,7 @@ class Scheduler:
         """Begin to compile the request's grammar, if it has one. Raise InvalidRequest where no grammar is followed."""
         if req.sampling.grammar and req.constraint is None:
             if self._grammars is None:
-                raise InvalidRequest("this node knows no vocabulary, so it follows no grammar")
+                raise InvalidRequest(NO_GRAMMARS)
             req.constraint = self._grammars.constraint(req.sampling.grammar)
 
     def can_fit(self, req: Request) -> bool:

@@ -1,0 +1,111 @@
+"""Thoughts, calls and grammars of a request, by the model's template: what nodes are asked, how answers are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.api.chat import CHAT, Chat
+from router.api.choice_text import ChoiceText, Delta
+from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.parse import BodyParser
+from router.api.resolve import Resolver
+from router.text.chat_template import JinjaTemplate
+from router.text.hashlm import hash_text_model
+from router.text.interface import TextModel
+from router.tools.deltas import WholeAnswer, whole_answer
+from shared.config.settings import LimitsConfig
+from shared.core.states import FinishReason
+from tests.support.grammar_oracle import COMPILER, VOCABULARY
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
+OPENS = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+JSON = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+
+
+def model_with(source: str) -> TextModel:
+    return replace(hash_text_model(), template=JinjaTemplate({"default": source}, {}, {}))
+
+
+MODELS = {
+    "qwen3": model_with((TEMPLATES / "Qwen-Qwen3-0.6B.jinja").read_text().replace("\\n", " ")),
+    "opens": model_with(OPENS),
+    "plain": hash_text_model(),
+}
+
+
+def plan_of(name: str, **fields: Any) -> GenerationPlan:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    resolver = Resolver("m", MODELS[name], LimitsConfig(), tool_format="hermes")
+    return Chat().plan(BodyParser(CHAT).parse(json.dumps(body).encode()).body, resolver, Contexts(4096, 4096))
+
+
+def read(plan: GenerationPlan, text: str, reason: FinishReason = FinishReason.STOP) -> tuple[Delta, ChoiceText]:
+    choice, total = ChoiceText(hash_text_model().tokenizer, plan.sampling, plan.show), Delta()
+    for char in text:
+        total.add(choice.feed([ord(char) - 32], []))
+    if choice.finish_reason is None:
+        total.add(choice.finish(reason))
+    return total, choice
+
+
+def follows(grammar: str, text: str) -> bool:
+    """Whether a text is a whole answer under a grammar."""
+    matcher = COMPILER.compile(grammar)
+    return matcher.consume_tokens([VOCABULARY.tokens.index(c.encode()) for c in text]) and matcher.is_accepting()
+
+
+def test_a_thought_is_told_apart_and_counted() -> None:
+    delta, choice = read(plan_of("qwen3"), "<think>let me see</think>Oslo")
+    assert whole_answer(delta.parts) == WholeAnswer("Oslo", "let me see", ()) and not delta.text
+    assert len("<think>let me see") - 12 <= choice.num_reasoning <= len("<think>let me see</think>")
+
+
+def test_the_prompt_may_have_opened_the_thought() -> None:
+    delta, choice = read(plan_of("opens"), "let me see</think>Oslo")
+    assert whole_answer(delta.parts) == WholeAnswer("Oslo", "let me see", ()) and choice.num_reasoning >= 10
+
+
+def test_a_model_that_does_not_think_shows_tags_as_they_are() -> None:
+    for plan in (plan_of("plain"), plan_of("qwen3", enable_thinking=False)):
+        delta, choice = read(plan, "<think>x</think>y")
+        assert (delta.text, delta.parts, choice.num_reasoning) == ("<think>x</think>y", [], 0)
+
+
+def test_a_grammar_begins_behind_the_thought() -> None:
+    grammar = plan_of("qwen3", **JSON).sampling.grammar
+    assert follows(grammar, '<think>a { b</think> {"a": 1}') and follows(grammar, '{"a": 1}')
+    assert not follows(grammar, '<think>x</think> no {"a": 1}') and not follows(grammar, "no")
+    opened = plan_of("opens", **JSON).sampling.grammar
+    assert follows(opened, 'so</think>{"a": 1}') and not follows(opened, '{"a": 1}')
+    assert follows(plan_of("qwen3", enable_thinking=False, **JSON).sampling.grammar, '{"a": 1}')
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_may_follow_a_thought(choice: str) -> None:
+    plan = plan_of("qwen3", tools=[TOOL], tool_choice=choice)
+    text = '<think>it can</think><tool_call> {"name": "f", "arguments": {}} </tool_call>'
+    assert follows(plan.sampling.grammar, text)
+    assert follows(plan.sampling.grammar, "just text") is (choice == "auto")
+    delta, _ = read(plan, text)
+    answer = whole_answer(delta.parts)
+    assert answer.reasoning == "it can" and [call.name for call in answer.calls] == ["f"] and delta.has_calls
+
+
+def test_a_stop_string_ends_what_was_held_back() -> None:
+    """The reader waits, for `<tool` may begin a call; the stop ends the answer, and the text is content."""
+    delta, choice = read(plan_of("plain", tools=[TOOL], stop=["!"]), "see <tool! and more")
+    assert whole_answer(delta.parts).content == "see <tool" and choice.finish_reason is FinishReason.STOP
+
+
+def test_an_answer_that_is_cut_ends_within_its_call() -> None:
+    plan = plan_of("plain", tools=[TOOL])
+    delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a', FinishReason.LENGTH)
+    (call,) = whole_answer(delta.parts).calls
+    assert call.arguments.startswith("{") and delta.finish_reason is FinishReason.LENGTH
