@@ -82,10 +82,15 @@ class Prealloc:
             return NodeDraining(f"{ctx.facts.node_id} is shutting down")
         if not ctx.core.scheduler.can_fit(req):
             return TooLarge(f"{req.num_tokens} tokens and an answer can never fit {ctx.facts.node_id}")
-        misfit = difference(ctx.facts.fingerprint, offer.fingerprint)
+        misfit = difference(ctx.facts.fingerprint, offer.fingerprint) or self._other_masks(req, offer)
         if misfit:
             return HandoffFailed(misfit)
         return ctx.missing_adapter(req) or ctx.bad_ids(req) or ctx.unconstrained(req)
+
+    def _other_masks(self, req: Request, offer: Offer) -> str:
+        """Why two nodes may not follow this request's grammar alike; empty when they do, or it has none."""
+        ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
+        return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
 
     def grant(self, now: float) -> list[Granted]:
         """Grant everything that fits now, and tell the others to wait. One whose router has not said Welcome here yet
@@ -97,7 +102,8 @@ class Prealloc:
             req = waiting.request
             if self._ctx.routers.peer_of(req.key) is None:
                 continue
-            older_waits = bool(scheduler.waiting) and scheduler.waiting[0].arrival < req.arrival
+            first = next((other for other in scheduler.waiting if other.may_begin), None)
+            older_waits = first is not None and first.arrival < req.arrival
             if req.constraint is not None and not self._is_compiled(waiting):
                 continue
             cached = None if older_waits else scheduler.grant(req)

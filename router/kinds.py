@@ -37,7 +37,7 @@ class Kinds:
 
     def join(self, hello: Hello) -> Kind:
         """Return the kind that this node is of; it counts as one of its nodes until it leaves."""
-        name = (hello.role, msgspec.structs.replace(hello.fingerprint, build=""))
+        name = (hello.role, msgspec.structs.replace(hello.fingerprint, build="", grammar=""))
         kind = self._kinds.get(name) or self._add(name)
         kind.node_ids[hello.node_id] = None
         self._misfits = None

@@ -59,6 +59,8 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, *, allows_parallel: b
     that can't be followed."""
     if form.row is None:
         return ""
+    for tool in form.tools:
+        grammars.check_size(tool.schema)
     text = tool_grammar(
         form.row, choice, allows_parallel=allows_parallel, special_ids=form.markers, thought=form.thought
     )

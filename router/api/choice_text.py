@@ -96,7 +96,7 @@ class ChoiceText:
         self.finish_reason = delta.finish_reason = reason
         if self._reader is not None:
             self._take_parts(self._reader.finish(), delta)
-            delta.has_calls = self._reader.num_calls > 0
+            delta.has_calls = self._reader.num_calls > 0 and not self._reader.is_in_call
 
     def _take_parts(self, parts: list[AnswerDelta], delta: Delta) -> None:
         delta.parts += parts

@@ -12,6 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from router.api.chat import Chat
+from router.api.check_thread import CheckThread, too_deep
 from router.api.completions import Completions
 from router.api.connection import Connection
 from router.api.endpoint import Handler, until_hang_up
@@ -23,10 +24,11 @@ from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
-from shared.core.errors import InvalidRequest, ModelNotFound
+from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
@@ -58,6 +60,7 @@ class Handlers:
         self._max_context = max_context
         self._started = int(time.time())
         self._strict_fields = strict_fields
+        self._checks = CheckThread()
         self._tokenize = self._parser(TOKENIZE)
         self._detokenize = self._parser(DETOKENIZE)
 
@@ -77,14 +80,22 @@ class Handlers:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
-        def plan() -> GenerationPlan:
+        def parse() -> Any:
             body = self._parsed(parser, raw, connection)
             connection.name(body.request_id)
+            return body
+
+        async def planned() -> GenerationPlan:
+            body = await in_time(raw, parse)
             contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
-            return api.plan(body, self._resolver, contexts)
+
+            def plan() -> GenerationPlan:
+                return api.plan(body, self._resolver, contexts)
+
+            return await self._checks.run(plan) if asks_for_grammar(body) else await in_time(raw, plan)
 
         async def work() -> None:
-            ready = await in_time(raw, plan)
+            ready = await planned()
             shape = api.shape(self._tokenizer, ready.show)
             generation = Generation(ready, shape, self._tokenizer, self._gateway, self._metrics, arrived)
             await generation.run(connection)
@@ -185,4 +196,4 @@ async def in_time(raw: bytes, work: Callable[[], T]) -> T:
     try:
         return work() if len(raw) < LONG_BODY_BYTES else await asyncio.to_thread(work)
     except RecursionError:  # what JSON can hold may be too deep for a template
-        raise InvalidRequest("the request body is nested too deeply") from None
+        raise too_deep() from None

@@ -14,6 +14,15 @@ from router.text.interface import VocabFacts
 from shared.core.errors import InvalidRequest
 
 Asked = tuple[str, Callable[[], str]]  # the field, and what makes its grammar
+FIELDS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf", "tools"),
+)
+
+
+def asks_for_grammar(body: object) -> bool:
+    """Whether a grammar is to be checked for this request, which may take seconds."""
+    return any(getattr(body, field, None) is not None for field in FIELDS)
 
 
 def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:

@@ -37,6 +37,8 @@ def chat_text(model: TextModel, conversation: Conversation) -> str:
 def chat_pieces(model: TextModel, conversation: Conversation) -> list[str]:
     """Return the prompt's text in pieces, of which each odd one is a client's, control tokens or not."""
     chat = normalized(conversation)
+    if model.control_tokens is None and not chat.continue_final_message:
+        return [model.template.render(chat)]
     texts = conversation_strings(chat)
     hides = model.control_tokens is not None and model.control_tokens.occur_in(texts)
     if not hides and not chat.continue_final_message:

@@ -6,6 +6,7 @@ Everything raises InvalidRequest in llguidance's words, which name the keyword o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,20 +20,43 @@ ANY_OBJECT = {"type": "object"}
 # Between the parts of a JSON text: a space, or a line break and an indent. A model can't go on with it for ever.
 WHITESPACE = r" |\n[ \t]{0,40}"
 MAX_CHOICES = 1024
+MAX_REFS = 500  # of a schema: llguidance recurses along them
+MAX_DEPTH = 64  # objects and lists of a schema within each other
+MAX_LINES = 500  # of a grammar: the same, along rules
+MAX_GRAMMAR_TEXT = 16 << 10  # what translates GBNF takes a second for so many characters
 
 
 def of_schema(schema: Mapping[str, Any] | str) -> str:
     """Of a JSON schema, or of its text."""
-    text = schema if isinstance(schema, str) else json.dumps(schema)
     try:
+        given = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(given)
+        check_size(given)
         return checked(LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE}))
-    except ValueError as error:
-        raise InvalidRequest(f"the schema is no JSON object: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the schema is no JSON object: {str(error)[:500]}") from None
+
+
+def check_size(schema: object) -> None:
+    """Refuse what goes too deep, level by level. Raise InvalidRequest."""
+    level, num_refs = [schema], 0
+    for _ in range(MAX_DEPTH):
+        dicts = [value for value in level if isinstance(value, dict)]
+        num_refs += sum("$ref" in value for value in dicts)
+        lists = [value for value in level if isinstance(value, list)]
+        level = [item for value in dicts for item in value.values()] + [item for value in lists for item in value]
+        if not level:
+            break
+    if level or num_refs > MAX_REFS:
+        raise InvalidRequest(f"the schema has more than {MAX_REFS} references, or more than {MAX_DEPTH} levels")
 
 
 def of_regex(pattern: str) -> str:
     """Of a regular expression that the whole answer matches."""
-    return checked(LLMatcher.grammar_from_regex(pattern))
+    try:
+        return checked(LLMatcher.grammar_from_regex(pattern))
+    except ValueError as error:
+        raise InvalidRequest(f"the pattern can't be used: {error}") from None
 
 
 def of_choices(choices: Sequence[str]) -> str:
@@ -46,6 +70,9 @@ def of_choices(choices: Sequence[str]) -> str:
 
 def of_grammar(text: str) -> str:
     """Of a context-free grammar in Lark's form, or in llama.cpp's GBNF."""
+    text = re.sub(r"\s*\n\s*", "\n", text)
+    if len(text) > MAX_GRAMMAR_TEXT or text.count("\n") > MAX_LINES:
+        raise InvalidRequest(f"the grammar has more than {MAX_GRAMMAR_TEXT} characters or {MAX_LINES} lines")
     try:
         return checked(grammar_from("grammar", text))
     except ValueError as error:

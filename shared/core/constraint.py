@@ -24,6 +24,10 @@ class Constraint(Protocol):
         """Why the grammar can't be compiled. Asked once it is ready."""
         ...
 
+    def cancel(self) -> None:
+        """The request is over."""
+        ...
+
     def fill(
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: npt.NDArray[np.uint32]
     ) -> None:

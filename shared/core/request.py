@@ -86,5 +86,10 @@ class Request:
         return np.concatenate([self.prompt_ids, np.asarray(self.output_ids, dtype=np.int64)])
 
     @property
+    def may_begin(self) -> bool:
+        """Whether its grammar, if it has one, has been compiled."""
+        return self.constraint is None or self.constraint.is_ready
+
+    @property
     def finished(self) -> bool:
         return self.state is RequestState.FINISHED

@@ -181,7 +181,7 @@ class Engine:
         self.stages.flush()
         drained = list(self.leases)
         for lease in drained:
-            if lease.masks is not None:
+            if lease.masks is not None and not lease.masks.is_made:
                 lease.masks.put(None)
         for lease in drained:
             lease.done.synchronize()

@@ -13,7 +13,7 @@ from shared.core.errors import BatonError, InvalidRequest, StepFailed
 
 
 class GrammarConstraint:
-    """See `shared.core.constraint.Constraint`. Owned by its request; the compiled grammar may be many requests'."""
+    """See `shared.core.constraint.Constraint`. Owned by its request, the matcher too."""
 
     def __init__(self, compiled: Future[LLMatcher], eos_ids: frozenset[int]) -> None:
         self._compiled = compiled
@@ -35,6 +35,20 @@ class GrammarConstraint:
     def fill(
         self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: npt.NDArray[np.uint32]
     ) -> None:
+        try:
+            self._fill(emitted, drafts, parents, out)
+        except (BatonError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of llguidance is no Exception, and ends its request alone
+            raise StepFailed(f"following a grammar: {type(error).__name__}: {error}") from error
+
+    def cancel(self) -> None:
+        """Its request is over: what is not compiled yet need not be."""
+        self._compiled.cancel()
+
+    def _fill(
+        self, emitted: Sequence[int], drafts: Sequence[int], parents: Sequence[int], out: npt.NDArray[np.uint32]
+    ) -> None:
         matcher = self._advanced(emitted)
         children: list[list[int]] = [[] for _ in out]
         for node, parent in enumerate(parents, start=1):
@@ -46,7 +60,7 @@ class GrammarConstraint:
     def _advanced(self, emitted: Sequence[int]) -> LLMatcher:
         """The matcher behind all emitted tokens."""
         if self._matcher is None:
-            self._matcher = self._compiled.result().deep_copy()
+            self._matcher = self._compiled.result()
         matcher, new = self._matcher, list(emitted[self._num_consumed :])
         if new and not matcher.consume_tokens(new):
             raise _refused(matcher)

@@ -16,7 +16,7 @@ from shared.engine.future_map import FutureMap, RelaySpec
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
-from shared.grammar.shelf import GrammarShelf
+from shared.grammar.grammars import Grammars
 from shared.kv.cold_store import ColdStore
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.kv.manager import KVManager, page_count
@@ -102,7 +102,7 @@ def assemble_core(
     widths: WidthChoice | None = None,
     ranks: Ranks | None = None,
     stages: Sequence[Stage] = (),
-    grammars: GrammarShelf | None = None,
+    grammars: Grammars | None = None,
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
     that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a

@@ -31,7 +31,7 @@ from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.shelf import GrammarShelf
+from shared.grammar.grammars import Grammars
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
@@ -163,7 +163,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
 
 def make_grammars(
     parts: NodeParts, device: str, spec: ModelSpec, log: Logger, notify: Callable[[], None]
-) -> GrammarShelf | None:
+) -> Grammars | None:
     """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known. None
     on CUDA, too: a stream there can't wait for the host, as sampling does for its masks."""
     if spec.has_encoder or parts.parallel.pp > 1 or device == "cuda":
@@ -177,7 +177,7 @@ def make_grammars(
         told = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
         log.warning("no structured output: the vocabulary does not fit the model", **told)
         return None
-    return GrammarShelf(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
+    return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
 
 
 def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:

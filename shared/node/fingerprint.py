@@ -22,7 +22,7 @@ def make_fingerprint(
     build: str,
     grammar: str = NO_GRAMMAR,
 ) -> Fingerprint:
-    """How far a node drafts is its own affair: the width is not in it. `grammar`: the shelf's version."""
+    """How far a node drafts is its own affair: the width is not in it. `grammar`: of its Grammars, their version."""
     return Fingerprint(
         protocol=PROTOCOL_VERSION,
         numerics=NUMERICS_VERSION,

@@ -124,15 +124,23 @@ class _Past(NamedTuple):
             seen, counts = seen + drafted, counts + drafted
         return seen, counts
 
-    def last(self, num: int, prompt_lens: torch.Tensor) -> torch.Tensor:
-        """(E, num) int32, the last tokens of each answer, drafts included; -1 before its first; prompt_lens (E, 1)."""
-        at = self.common.unsqueeze(1) - torch.arange(num, 0, -1, device=self.tokens.device)
-        emitted = self.tokens.gather(1, at.clamp(min=0)).masked_fill(at < prompt_lens, -1)
-        if self.drafted is None:
-            return emitted
-        answer = torch.cat((emitted, self.drafted), dim=1)
-        order = torch.sort(answer >= 0, dim=1, stable=True).indices  # tokens go to the end, in their order
-        return answer.gather(1, order)[:, -num:]
+
+def _last_tokens(
+    history: History, row_of: Rows, positions: torch.Tensor, outputs: Rows, num: int, batch: SamplingBatch
+) -> torch.Tensor:
+    """(len(outputs), num) int32, the last tokens of each answer, drafts included; -1 before its first. Takes no more
+    of the history than that."""
+    device, where = positions.device, _to(outputs, positions.device)
+    common = (positions + 1 if history.common is None else history.common)[where]
+    at = common.unsqueeze(1) - torch.arange(num, 0, -1, device=device)
+    rows = _to(history.rows[row_of[outputs]], device).unsqueeze(1)
+    prompt_lens = _column(batch.prompt_lens, row_of[outputs], device)
+    emitted = history.tokens[rows, at.clamp(min=0)].masked_fill(at < prompt_lens, -1)
+    if history.drafted is None:
+        return emitted
+    answer = torch.cat((emitted, history.drafted[where]), dim=1)
+    order = torch.sort(answer >= 0, dim=1, stable=True).indices  # tokens go to the end, in their order
+    return answer.gather(1, order)[:, -num:]
 
 
 def _past(history: History, row_of: Rows, positions: torch.Tensor, outputs: Rows) -> _Past:
@@ -227,9 +235,9 @@ def _bar(
         assert history is not None
         before = np.array([(-1,) * (length + 1 - len(word)) + word[:-1] for _, word in bad_words], dtype=np.int32)
         wanted = _to(before, logits.device)
-        past = _past(history, row_of, positions, outputs)
-        answer = past.last(length, _column(batch.prompt_lens, row_of[outputs], logits.device))
-        is_next = ((wanted == answer) | (wanted < 0)).all(dim=1)
+        some, which = np.unique(outputs, return_inverse=True)
+        answers = _last_tokens(history, row_of, positions, some, length, batch)
+        is_next = ((wanted == answers[_to(which, logits.device)]) | (wanted < 0)).all(dim=1)
     barred = torch.zeros(logits.shape, dtype=torch.int32, device=logits.device)
     barred.index_put_(where, is_next.to(torch.int32), accumulate=True)  # two words may end alike
     logits.masked_fill_((barred > 0) & (logits > -torch.inf), float(BARRED))

@@ -71,7 +71,7 @@ class Capacity:
         for req in list(queues.waiting):
             if oldest_offer is not None and req.arrival > oldest_offer:
                 return  # an Offer is older: it gets memory first
-            if req.constraint is not None and not req.constraint.is_ready:
+            if not req.may_begin:
                 continue  # its grammar is being compiled
             if req.constraint is not None and req.constraint.error is not None:
                 queues.fail(req.key, req.constraint.error)

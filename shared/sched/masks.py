@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from shared.core.constraint import Constraint
 from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -31,23 +30,28 @@ class MaskMaker:
         self._fail = fail
 
     def make(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
-        """One mask for each output of a row with a grammar. Requests that have ended have none: their tokens are
-        dropped."""
+        """One mask for each output of a row with a grammar. Zombies have none: their tokens are dropped."""
         num_outputs = [int(emits) for emits in plan.emits[: plan.num_prefill]]
         num_outputs += [plan.width] * (plan.batch_size - plan.num_prefill)
         rows = np.full(sum(num_outputs), -1, dtype=np.int64)
-        bits = np.full((len(rows), self._num_words), EVERY_ID, dtype=np.uint32)
-        output = 0
+        num_masks = sum(
+            num for num, is_constrained in zip(num_outputs, plan.constrained, strict=True) if is_constrained
+        )
+        bits = np.full((num_masks, self._num_words), EVERY_ID, dtype=np.uint32)
+        output = mask = 0
         for index, num in enumerate(num_outputs):
-            if num and self._fill(plan, index, drafts, bits[output : output + num]):
-                rows[output : output + num] = np.arange(output, output + num)
+            if num and plan.constrained[index]:
+                if self._fill(plan, index, drafts, bits[mask : mask + num]):
+                    rows[output : output + num] = np.arange(mask, mask + num)
+                mask += num
             output += num
         return TokenMasks(rows, bits)
 
     def _fill(self, plan: StepPlan, index: int, drafts: HostDrafts | None, out: np.ndarray) -> bool:
         """The masks of one row. Return False where it has none."""
-        req = self._requests.get(plan.row_ids[index].key)
-        if req is None or req.constraint is None:
+        row_id = plan.row_ids[index]
+        req = self._requests.get(row_id.key)
+        if req is None or req.incarnation != row_id.incarnation or req.constraint is None:
             return False
         ids: list[int] = []
         parents: list[int] = []
@@ -60,8 +64,3 @@ class MaskMaker:
             self._fail(req.key, error)
             return False
         return True
-
-
-def may_begin(constraint: Constraint | None) -> bool:
-    """Whether a request need not wait for its grammar to be compiled."""
-    return constraint is None or constraint.is_ready

@@ -139,6 +139,8 @@ class Queues:
     def leave(self, req: Request) -> None:
         """Out of every queue; computed pages stay in the prefix cache, the others are free."""
         self.suspects.clear(req)
+        if req.constraint is not None:
+            req.constraint.cancel()
         self.waiting[:] = [other for other in self.waiting if other is not req]
         self.leave_prefilling([req])
         self.handed_off.pop(req.key, None)

@@ -27,7 +27,7 @@ from shared.device.stream import Stream
 from shared.engine.masks import HostDrafts
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.engine.stages import every_row
-from shared.grammar.shelf import GrammarShelf
+from shared.grammar.grammars import Grammars
 from shared.kv.manager import KVManager
 from shared.model.interface import LayerMarks
 from shared.sample.interface import TokenMasks
@@ -64,7 +64,7 @@ class Scheduler:
         widths: WidthChoice,
         tier: ColdTier | None = None,
         choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
-        grammars: GrammarShelf | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """`choose_rows`: see Stages.choose. `grammars`: None where no request may have one."""
         self.settings = settings
@@ -307,7 +307,8 @@ class Scheduler:
         if layers is None:
             return
         for row_id, num_tokens, emits in zip(plan.row_ids, plan.chunk_ends, plan.emits, strict=False):  # chunks first
-            self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
+            if row_id.key in self.requests:  # its grammar may have ended it just now
+                self.queues.events.append(ChunkLaunched(row_id.key, num_tokens, bool(emits), layers))
 
     def masks_of(self, plan: StepPlan, drafts: HostDrafts | None) -> TokenMasks:
         """Make the masks of a step before which all results are processed; see masks.py."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from shared.wire.messages import Fingerprint
 
-REPORTED_ONLY = ("build",)
+REPORTED_ONLY = ("build", "grammar")  # the latter counts for requests that have one; see Prealloc
 PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
 PLANE_SEPARATOR = ";"

@@ -27,7 +27,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.grammar_oracle import JSON, Later, allows_of, draw_grammar, make_shelf
+from tests.support.grammar_oracle import JSON, Later, allows_of, draw_grammar, make_grammars
 from tests.support.hazards.attach import watching
 from tests.support.node_pair import Net, assert_clean, make_node
 from tests.support.step_faults import PLACES, break_at, run_with_fault
@@ -148,7 +148,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_request_alone(backend: str) ->
 def test_a_request_whose_grammar_is_being_compiled_holds_nobody_up() -> None:
     """It waits in its place; those behind it begin before it, and it begins when it can."""
     executor = Later()
-    core = make_core(CoreKnobs(), grammars=make_shelf(executor))
+    core = make_core(CoreKnobs(), grammars=make_grammars(executor))
     sampling = SamplingParams(20, temperature=0.0)
     waits = with_grammar(Job(0, (1, 2, 3), sampling, 5), JSON)
     others = [Job(rid, (1, 2, rid), sampling, 5) for rid in (1, 2)]

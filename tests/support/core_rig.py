@@ -16,7 +16,7 @@ from shared.device.simulated import World
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
-from shared.grammar.shelf import GrammarShelf
+from shared.grammar.grammars import Grammars
 from shared.kv.pool import KVPool
 from shared.model.hashlm.draft import HashDraft
 from shared.model.hashlm.model import HashLM
@@ -33,7 +33,7 @@ from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
-from tests.support.grammar_oracle import allows_of, make_shelf
+from tests.support.grammar_oracle import allows_of, make_grammars
 
 EOS = 95
 # behind an even token no 8, and of what is left to draw some
@@ -156,7 +156,7 @@ def make_core(
     *,
     model: HashLM | None = None,
     ranks: Ranks | None = None,
-    grammars: GrammarShelf | None = None,
+    grammars: Grammars | None = None,
 ) -> NodeCore:
     """`drafter`, `model`, `grammars`: others than the knobs name. `ranks`: where the model is one rank's part."""
     if knobs.backend == "simulated" and world is None:
@@ -193,7 +193,7 @@ def make_core(
         "widths": widths,
         "ranks": ranks,
         "stages": stages,
-        "grammars": grammars or make_shelf(),
+        "grammars": grammars or make_grammars(),
     }
     return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from shared.config.vocabulary import hashlm_vocabulary
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.shelf import GrammarShelf
+from shared.grammar.grammars import Grammars
 from shared.model.hashlm.reference import Allows
 
 VOCABULARY = hashlm_vocabulary()
@@ -59,8 +59,8 @@ class Later(Executor):
             self.waiting.pop(0)()
 
 
-def make_shelf(executor: Executor | None = None) -> GrammarShelf:
-    return GrammarShelf(COMPILER, VOCABULARY.eos_ids, do_nothing, executor or AtOnce())
+def make_grammars(executor: Executor | None = None) -> Grammars:
+    return Grammars(COMPILER, VOCABULARY.eos_ids, do_nothing, executor or AtOnce())
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
 from router.tools.deltas import WholeAnswer, whole_answer
 from shared.config.settings import LimitsConfig
+from shared.core.errors import InvalidRequest
 from shared.core.states import FinishReason
 from tests.support.grammar_oracle import COMPILER, VOCABULARY
 
@@ -109,3 +110,17 @@ def test_an_answer_that_is_cut_ends_within_its_call() -> None:
     delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a', FinishReason.LENGTH)
     (call,) = whole_answer(delta.parts).calls
     assert call.arguments.startswith("{") and delta.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_within_a_call_is_no_call() -> None:
+    """A program that reads `tool_calls` would run half of one."""
+    plan = plan_of("plain", tools=[TOOL], stop=["}}"])
+    delta, _ = read(plan, '<tool_call> {"name": "f", "arguments": {"a": {"b": 1}}} </tool_call>')
+    assert delta.finish_reason is FinishReason.STOP and not delta.has_calls
+
+
+def test_a_schema_that_goes_too_deep_is_refused() -> None:
+    deep: dict[str, Any] = {"type": "object", "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(600)}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    with pytest.raises(InvalidRequest, match="references"):
+        plan_of("plain", tools=[tool])

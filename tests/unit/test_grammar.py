@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +12,19 @@ from llguidance import LLMatcher
 from router.text import grammars
 from router.text.load import load_text_model
 from shared.config.vocabulary import Vocabulary, hashlm_vocabulary, read_vocabulary
-from shared.core.errors import InvalidRequest
-from shared.grammar import shelf as shelves
+from shared.core.errors import InvalidRequest, StepFailed
 from shared.grammar.compiler import GrammarCompiler
-from shared.grammar.shelf import GrammarShelf
-from tests.support.grammar_oracle import COMPILER, GRAMMARS, JSON, VOCABULARY, allows_of, draw_grammar, make_shelf
+from shared.grammar.grammars import Grammars
+from tests.support.grammar_oracle import (
+    COMPILER,
+    GRAMMARS,
+    JSON,
+    VOCABULARY,
+    Later,
+    allows_of,
+    draw_grammar,
+    make_grammars,
+)
 from tests.support.patience import HANG_GUARD_S
 
 WORDS = COMPILER.num_words
@@ -29,8 +37,8 @@ def filled(constraint, emitted, drafts=(), parents=()) -> np.ndarray:  # noqa: A
     return np.unpackbits(out.view(np.uint8), axis=1, bitorder="little")[:, : len(VOCABULARY.tokens)].astype(bool)
 
 
-def ready(shelf: GrammarShelf, grammar: str):  # noqa: ANN201
-    constraint = shelf.constraint(grammar)
+def ready(ours: Grammars, grammar: str):  # noqa: ANN201
+    constraint = ours.constraint(grammar)
     constraint._compiled.exception(HANG_GUARD_S)
     return constraint
 
@@ -67,21 +75,21 @@ def test_two_vocabularies_have_two_digests() -> None:
 @pytest.mark.parametrize("grammar", GRAMMARS, ids=range(len(GRAMMARS)))
 def test_masks_along_an_answer_are_those_of_its_beginning(grammar: str) -> None:
     """Asked at each token, at every third, and once at the end: what came before makes no difference."""
-    shelf, allows = make_shelf(), allows_of(grammar)
+    ours, allows = make_grammars(), allows_of(grammar)
     assert allows is not None
     for step in (1, 3, 50):
-        constraint, ids = ready(shelf, grammar), answer(grammar, random.Random(step), 40)
+        constraint, ids = ready(ours, grammar), answer(grammar, random.Random(step), 40)
         for end in range(0, len(ids) + 1, step):
             assert (filled(constraint, ids[:end])[0] == allows(ids[:end])).all()
-    shelf.close()
+    ours.close()
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_masks_of_a_tree_are_those_of_each_path(seed: int) -> None:
     """Right and wrong drafts, ends among them, in chains and trees; then the answer goes on."""
-    rng, shelf = random.Random(seed), make_shelf()
+    rng, ours = random.Random(seed), make_grammars()
     grammar = draw_grammar(rng)
-    constraint, allows, ids = ready(shelf, grammar), allows_of(grammar), answer(grammar, rng, rng.randrange(20))
+    constraint, allows, ids = ready(ours, grammar), allows_of(grammar), answer(grammar, rng, rng.randrange(20))
     assert allows is not None
     for _ in range(4):
         drafts: list[int] = []
@@ -99,42 +107,73 @@ def test_masks_of_a_tree_are_those_of_each_path(seed: int) -> None:
         for path, is_alive, mask in zip(paths, alive, masks, strict=True):
             assert not is_alive or (mask == allows(path)).all()
         ids = max((path for path, is_alive in zip(paths, alive, strict=True) if is_alive), key=len)
-    shelf.close()
+    ours.close()
 
 
 def test_tokens_that_do_not_follow_are_an_error() -> None:
     """A peer's word, or a fault of ours: the request ends, and nobody draws from a wrong mask."""
-    shelf = make_shelf()
-    constraint = ready(shelf, JSON)
+    ours = make_grammars()
+    constraint = ready(ours, JSON)
     with pytest.raises(InvalidRequest, match="can't follow its grammar"):
         filled(constraint, [5, 6, 7])
-    shelf.close()
+    ours.close()
 
 
 def test_a_grammar_that_can_t_be_compiled() -> None:
-    shelf = make_shelf()
-    broken = ready(shelf, LLMatcher.grammar_from_regex("(?<=a)b"))
+    ours = make_grammars()
+    broken = ready(ours, LLMatcher.grammar_from_regex("(?<=a)b"))
     assert broken.is_ready and isinstance(broken.error, InvalidRequest) and "look-around" in broken.error.message
-    assert ready(shelf, JSON).error is None
-    shelf.close()
+    assert ready(ours, JSON).error is None
+    ours.close()
 
 
-def test_each_grammar_is_compiled_once_and_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelves, "MOST_KEPT", 2)
-    compiled: list[str] = []
-    woken = threading.Event()
+def test_a_long_answer_costs_no_other_request_its_grammar() -> None:
+    """A text of a bounded length has a lexer state for each of its characters, and these are bounded: each request has
+    its own."""
+    grammar = LLMatcher.grammar_from_json_schema({"type": "string", "maxLength": 100_000})
+    ours = make_grammars()
+    long, other = ready(ours, grammar), ready(ours, grammar)
+    quote, char = VOCABULARY.tokens.index(b'"'), VOCABULARY.tokens.index(b"x")
+    with pytest.raises(InvalidRequest, match="can't follow"):
+        for end in range(0, 400_000, 5000):
+            filled(long, [quote, *[char] * end])
+    assert filled(other, [quote])[0][char]
+    ours.close()
 
-    class Counting(GrammarCompiler):
-        def compile(self, grammar: str) -> LLMatcher:
-            compiled.append(grammar)
-            return super().compile(grammar)
 
-    shelf = GrammarShelf(Counting(VOCABULARY), VOCABULARY.eos_ids, woken.set)
-    one, two, three = GRAMMARS[:3]
-    for grammar in (one, two, one, two, three, two, one):
-        ready(shelf, grammar)
-    assert compiled == [one, two, three, one] and woken.is_set()
-    shelf.close()
+def test_what_is_not_compiled_yet_is_cancelled_with_its_request() -> None:
+    executor = Later()
+    ours = make_grammars(executor)
+    constraint = ours.constraint(JSON)
+    assert not constraint.is_ready
+    constraint.cancel()
+    assert constraint.is_ready
+    ours.close()
+
+
+def test_a_panic_ends_its_request_alone() -> None:
+    """llguidance is compiled code; what it raises may be no Exception."""
+
+    class Panic(BaseException):
+        pass
+
+    class Broken:
+        def consume_tokens(self, ids: list[int]) -> bool:
+            raise Panic("in compiled code")
+
+    ours = make_grammars()
+    constraint = ready(ours, JSON)
+    constraint._matcher = Broken()
+    with pytest.raises(StepFailed, match="Panic"):
+        filled(constraint, [1])
+    ours.close()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 @pytest.mark.parametrize(
@@ -146,6 +185,12 @@ def test_each_grammar_is_compiled_once_and_some_are_kept(monkeypatch: pytest.Mon
         lambda: grammars.of_choices(["x" * 1000] * 1000),
         lambda: grammars.of_schema("[1]"),
         lambda: grammars.of_schema('{"a": '),
+        lambda: grammars.of_schema(nested(100)),
+        lambda: grammars.of_schema({"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(600)}}),
+        lambda: grammars.of_schema("[" * 100_000),
+        lambda: grammars.of_grammar(
+            "start: r0\n" + "".join(f'r{i}: "a" r{i + 1}\n' for i in range(3000)) + 'r3000: "b"'
+        ),
     ],
 )
 def test_what_is_not_supported_or_monstrous_is_refused(make) -> None:  # noqa: ANN001

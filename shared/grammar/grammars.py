@@ -1,20 +1,20 @@
-"""Compiled grammars by their text. Each is compiled once, beside the loop, and kept as long as there is room."""
+"""The grammars of a node's requests: each request has one of its own, compiled beside the loop.
+
+Nothing is shared between requests. llguidance's copies share their lexer, whose states are counted and bounded, so
+that one long answer would decide whether another one can go on.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 
-from llguidance import LLMatcher
-
+from shared.grammar.big_stack import one_thread
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.constraint import GrammarConstraint
 
-MOST_KEPT = 256  # grammars that nobody has asked for since; a lexer may take megabytes
 
-
-class GrammarShelf:
+class Grammars:
     """Owned by the node's loop thread. `wake`: called by another thread when a grammar has been compiled. `executor`:
     a thread of its own, when not given."""
 
@@ -28,9 +28,8 @@ class GrammarShelf:
         self._compiler = compiler
         self._eos_ids = frozenset(eos_ids)
         self._wake = wake
-        self._thread = executor or ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._thread = executor or one_thread("grammar")
         self._thread.submit(compiler.warm_up)
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()  # the last one asked for at the end
 
     @property
     def num_words(self) -> int:
@@ -42,14 +41,9 @@ class GrammarShelf:
         return self._compiler.version
 
     def constraint(self, grammar: str) -> GrammarConstraint:
-        """Return a constraint at the grammar's beginning, which may still have to be compiled."""
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = self._thread.submit(self._compiler.compile, grammar)
-            compiled.add_done_callback(lambda _: self._wake())
-            while len(self._compiled) > MOST_KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
+        """Return a constraint at the grammar's beginning, which is still to be compiled."""
+        compiled = self._thread.submit(self._compiler.compile, grammar)
+        compiled.add_done_callback(lambda _: self._wake())
         return GrammarConstraint(compiled, self._eos_ids)
 
     def close(self) -> None:

@@ -1,0 +1,36 @@
+"""Bodies that are no JSON of ours, and limits of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.api.completions import COMPLETIONS, Completions
+from router.api.field_page import ALL_TABLES
+from router.api.fields import FieldTable
+from router.api.generation_plan import Contexts
+from router.api.parse import BodyParser
+from router.api.resolve import Resolver
+from router.text.hashlm import hash_text_model
+from shared.config.settings import LimitsConfig
+from shared.core.errors import InvalidRequest
+
+BROKEN = [b"", b"{", b"[]", b"3", b'"x"', b"null", b'{"model":', b"\xff\xfe", b'{"model": NaN}', b'{"a":1}trailing',
+          b'{"model": "\xff"}', b'{"tools":' + b"[" * 200_000, b"[" * 200_000]  # fmt: skip
+
+
+@pytest.mark.parametrize("raw", BROKEN, ids=range(len(BROKEN)))
+@pytest.mark.parametrize("table", [pytest.param(table, id=table.path) for table in ALL_TABLES])
+def test_broken_json_is_a_4xx(table: FieldTable[Any], raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        BodyParser(table).parse(raw)
+    assert error.value.status == 400 and len(error.value.message) < 600
+
+
+def test_a_prompt_limit_below_the_context() -> None:
+    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig(max_prompt_tokens=2))
+    parsed: Any = BodyParser(COMPLETIONS).parse(b'{"model":"hashlm","prompt":"abc"}').body
+    with pytest.raises(InvalidRequest) as error:
+        Completions().plan(parsed, resolver, Contexts(1000, 1000))
+    assert error.value.param == "prompt"
