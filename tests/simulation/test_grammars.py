@@ -10,6 +10,7 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 
+import msgspec
 import pytest
 from llguidance import LLMatcher
 
@@ -113,6 +114,21 @@ def test_hand_offs_under_grammars(seed: int, width: int) -> None:
         assert net.router.streams[key] == one.expected(), one.sampling.grammar
     assert len({tuple(stream) for key, stream in net.router.streams.items() if key.rid == leader.rid}) == 3
     assert net.messages(Grant)
+    assert_clean(p, d)
+
+
+def test_nodes_that_follow_grammars_unlike_share_no_request_with_one() -> None:
+    """Another llguidance on the decode node: its masks may be others. Plain requests go there as ever."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs())
+    other = msgspec.structs.replace(d.ctx.facts.fingerprint, grammar="llguidance 99")
+    d.ctx.facts = replace(d.ctx.facts, fingerprint=other)
+    net = Net([p, d])
+    plain, bound = Job(0, (1, 2, 3), SamplingParams(9), 7), Job(1, (1, 2, 3), SamplingParams(9), 7)
+    first, second = net.generate(p, plain, d), net.generate(p, with_grammar(bound, JSON), d)
+    net.run()
+    assert net.router.streams[first] == plain.expected()
+    end = net.router.end(second)
+    assert end.error_code == "handoff_failed" and "llguidance 99" in end.error_message
     assert_clean(p, d)
 
 

@@ -14,13 +14,13 @@ from router.policy.least_load import LeastLoad
 from router.policy.round_robin import RoundRobin
 from router.registry import Registry
 from shared.core.errors import NoNodes
-from shared.wire.fitting import misfit
+from shared.wire.fitting import REPORTED_ONLY, misfit
 from shared.wire.messages import Drain, Fingerprint, Heartbeat
 from shared.wire.peers import peer_name
 from tests.support.router_rig import FINGERPRINT, RouterRig, hello, load
 
 
-@pytest.mark.parametrize("name", [name for name in Fingerprint.__struct_fields__ if name != "build"])
+@pytest.mark.parametrize("name", [name for name in Fingerprint.__struct_fields__ if name not in REPORTED_ONLY])
 def test_each_field_of_the_fingerprint_keeps_nodes_apart(name: str) -> None:
     value = getattr(FINGERPRINT, name)
     other = msgspec.structs.replace(FINGERPRINT, **{name: value + 1 if isinstance(value, int) else value + "x"})
@@ -28,8 +28,9 @@ def test_each_field_of_the_fingerprint_keeps_nodes_apart(name: str) -> None:
     assert misfit(other, FINGERPRINT) == name
 
 
-def test_builds_may_differ() -> None:
-    assert misfit(FINGERPRINT, msgspec.structs.replace(FINGERPRINT, build="newer")) is None
+@pytest.mark.parametrize("name", REPORTED_ONLY)
+def test_builds_and_grammars_may_differ(name: str) -> None:
+    assert misfit(FINGERPRINT, msgspec.structs.replace(FINGERPRINT, **{name: "newer"})) is None
 
 
 def test_only_the_newest_epoch_counts() -> None:

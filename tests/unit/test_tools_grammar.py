@@ -6,6 +6,8 @@ import json
 import random
 from collections.abc import Sequence
 
+import jsonschema
+import llguidance
 import pytest
 
 from router.tools.answer import AnswerReader
@@ -50,22 +52,21 @@ class Matcher:
     """llguidance over a vocabulary of bytes; markers in `special` and the `pieces` of text are tokens beyond them."""
 
     def __init__(self, special: Sequence[str] = (), pieces: Sequence[bytes] = ()) -> None:
-        self.llguidance = pytest.importorskip("llguidance")
         self.eos_token_id, self.bos_token_id = 256, None
         self.tokens = [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in ("<eos>", *special)]
         self.special_token_ids = list(range(256, len(self.tokens)))
         self.tokens += pieces
         self.special_ids = {mark: 257 + index for index, mark in enumerate(special)}
-        self.tokenizer = self.llguidance.LLTokenizer(self.llguidance.TokenizerWrapper(self))
+        self.tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(self))
 
     def __call__(self, text: bytes) -> list[int]:
         return list(text)
 
     def start(self, grammar: str | None):  # type: ignore[no-untyped-def]
         assert grammar is not None
-        compiled = self.llguidance.LLMatcher.grammar_from_lark(grammar)
-        assert self.llguidance.LLMatcher.validate_grammar(compiled, self.tokenizer) == "", grammar
-        return self.llguidance.LLMatcher(self.tokenizer, compiled)
+        compiled = llguidance.LLMatcher.grammar_from_lark(grammar)
+        assert llguidance.LLMatcher.validate_grammar(compiled, self.tokenizer) == "", grammar
+        return llguidance.LLMatcher(self.tokenizer, compiled)
 
     def ids(self, text: str) -> list[int]:
         for mark, number in self.special_ids.items():
@@ -240,7 +241,6 @@ def test_thoughts_stand_in_front(name: str, is_special: bool, plain: Matcher) ->
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_what_a_grammar_lets_through_is_read_as_calls(row: ToolFormat, mode: str, plain: Matcher) -> None:
     """Answers drawn byte by byte from what the grammar allows: each is calls of given tools with arguments that fit."""
-    jsonschema = pytest.importorskip("jsonschema")
     choice = ToolChoice(ChoiceMode(mode), TOOLS)
     schemas = {tool.name: dict(tool.schema) for tool in TOOLS}
     begins = {"auto": "Hm " * (not row.may_begin_bare) + row.begins[0], "required": ""}[mode]
@@ -281,7 +281,6 @@ def draw(plain: Matcher, grammar: str | None, begins: str, rng: random.Random) -
 @pytest.mark.parametrize("thought", [None, OPEN, CLOSED], ids=["no thought", "open", "closed"])
 def test_no_call_is_read_where_the_grammar_saw_none(row: ToolFormat, thought: Thought | None, plain: Matcher) -> None:
     """Damaged answers: what auto lets through all the same has no call whose arguments do not fit."""
-    jsonschema = pytest.importorskip("jsonschema")
     fresh = plain.start(tool_grammar(row, AUTO, thought=thought))
     rng = random.Random(row.name)
     cases = [case.text for case in CASES if case.format == row.name]
@@ -319,7 +318,6 @@ def test_only_a_strict_tool_is_refused_for_what_can_not_be_kept(plain: Matcher) 
     loose = tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.AUTO, (tool_of(schema),)))
     assert plain.takes(loose, '<tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>')
     strict = tool_grammar(BY_NAME["hermes"], ToolChoice(ChoiceMode.AUTO, (tool_of(schema, strict=True),)))
-    llguidance = plain.llguidance
     assert "no-such" in llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(strict))
 
 
