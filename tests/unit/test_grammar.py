@@ -103,7 +103,10 @@ def test_masks_of_a_tree_are_those_of_each_path(seed: int) -> None:
             parents.append(parent)
             paths.append([*paths[parent], draft])
             alive.append(alive[parent] and draft in choices and draft not in VOCABULARY.eos_ids)
-        masks = filled(constraint, ids, drafts, parents)
+        try:
+            masks = filled(constraint, ids, drafts, parents)
+        except InvalidRequest as error:
+            pytest.fail(f"drafts of {drafts} were taken for what was emitted: {error}")
         for path, is_alive, mask in zip(paths, alive, masks, strict=True):
             assert not is_alive or (mask == allows(path)).all()
         ids = max((path for path, is_alive in zip(paths, alive, strict=True) if is_alive), key=len)
