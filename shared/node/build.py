@@ -171,7 +171,7 @@ def make_grammars(
     try:
         vocabulary = read_vocabulary(parts.model.model)
     except ConfigError as error:
-        log.warning("no structured output: the vocabulary can't be read", error=error)
+        log.warning("no structured output: the vocabulary can't be read", why=error.message)
         return None
     if not vocabulary.eos_ids or len(vocabulary.tokens) != spec.vocab_size:
         told = {"ends": len(vocabulary.eos_ids), "vocabulary": len(vocabulary.tokens), "model": spec.vocab_size}
