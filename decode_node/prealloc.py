@@ -102,10 +102,10 @@ class Prealloc:
             req = waiting.request
             if self._ctx.routers.peer_of(req.key) is None:
                 continue
+            if not self._is_compiled(waiting):
+                continue
             first = next((other for other in scheduler.waiting if other.may_begin), None)
             older_waits = first is not None and first.arrival < req.arrival
-            if req.constraint is not None and not self._is_compiled(waiting):
-                continue
             cached = None if older_waits else scheduler.grant(req)
             if cached is None:
                 scheduler.oldest_offer = req.arrival
@@ -117,13 +117,12 @@ class Prealloc:
         return granted
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
-        """Whether its grammar can be followed now. One that can't be compiled is refused."""
-        constraint = waiting.request.constraint
-        assert constraint is not None
-        if not constraint.is_ready:
+        """Whether its grammar, if it has one, can be followed now. One that can't be compiled is refused."""
+        req, constraint = waiting.request, waiting.request.constraint
+        if not req.may_begin:
             return False
-        if constraint.error is not None:
-            self._forget(waiting.request.key)
+        if constraint is not None and constraint.error is not None:
+            self._forget(req.key)
             self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, constraint.error))
             return False
         return True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from llguidance import LLMatcher
 
 from router.api.generation_plan import AnswerForm
+from router.api.structured import blamed_on
 from router.text import grammars
 from router.text.interface import TextModel, Tokenizer
 from router.tools.choice import ChoiceMode, ToolChoice
@@ -59,17 +60,16 @@ def grammar_of_calls(form: AnswerForm, choice: ToolChoice, *, allows_parallel: b
     that can't be followed."""
     if form.row is None:
         return ""
-    for tool in form.tools:
-        grammars.check_size(tool.schema)
+    with blamed_on("tools"):
+        for tool in form.tools:
+            grammars.check_size(tool.schema)
     text = tool_grammar(
         form.row, choice, allows_parallel=allows_parallel, special_ids=form.markers, thought=form.thought
     )
     if text is None:
         return ""
-    try:
+    with blamed_on("tools"):
         return grammars.checked(LLMatcher.grammar_from_lark(text))
-    except InvalidRequest as error:
-        raise InvalidRequest(f"tools: {error.message}", param="tools") from error
 
 
 def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:

@@ -39,13 +39,13 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer's text may hold beside content. `tools`: those that may be called, in the format of `row`."""
+    """What an answer's text may hold beside content. The model may call `tools`, in the format of `row`."""
 
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     is_named: bool = False  # one tool has to be called: the answer then ends with stop, as OpenAI's do
     thought: Thought | None = None
-    markers: Mapping[str, int] = field(default_factory=dict)  # of calls and thoughts: those that are special tokens
+    markers: Mapping[str, int] = field(default_factory=dict)  # ids of the special tokens around calls and thoughts
     request_id: str = ""  # what the ids of calls are made of
 
     @property

@@ -5,7 +5,8 @@ One answer follows one grammar, so a request that names two is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from router.api.fields import GenerationFields, ResponseFormat, StructuredOutputs
@@ -14,10 +15,16 @@ from router.text.interface import VocabFacts
 from shared.core.errors import InvalidRequest
 
 Asked = tuple[str, Callable[[], str]]  # the field, and what makes its grammar
-FIELDS = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("json_schema", "regex", "ebnf", "tools"),
-)
+MAKERS: Mapping[str, Callable[[Any], str]] = {
+    "guided_json": grammars.of_schema,
+    "guided_regex": grammars.of_regex,
+    "guided_choice": grammars.of_choices,
+    "guided_grammar": grammars.of_grammar,
+    "json_schema": grammars.of_schema,
+    "regex": grammars.of_regex,
+    "ebnf": grammars.of_grammar,
+}
+FIELDS = ("response_format", "structured_outputs", "tools", *MAKERS)
 
 
 def asks_for_grammar(body: object) -> bool:
@@ -39,23 +46,21 @@ def grammar_of(body: GenerationFields, facts: VocabFacts) -> str:
         raise InvalidRequest(f"{field}: this model has no token that ends an answer", param=field)
     if body.ignore_eos:
         raise InvalidRequest(f"{field} ends the answer by itself: ignore_eos can't be true", param="ignore_eos")
-    try:
+    with blamed_on(field):
         return make()
+
+
+@contextlib.contextmanager
+def blamed_on(field: str) -> Iterator[None]:
+    """Let an InvalidRequest from inside name this field."""
+    try:
+        yield
     except InvalidRequest as error:
         raise InvalidRequest(f"{field}: {error.message}", param=field) from error
 
 
 def _shared(body: GenerationFields) -> Iterator[Asked]:
-    makers: dict[str, Callable[[Any], str]] = {
-        "guided_json": grammars.of_schema,
-        "guided_regex": grammars.of_regex,
-        "guided_choice": grammars.of_choices,
-        "guided_grammar": grammars.of_grammar,
-        "json_schema": grammars.of_schema,
-        "regex": grammars.of_regex,
-        "ebnf": grammars.of_grammar,
-    }
-    for field, make in makers.items():
+    for field, make in MAKERS.items():
         value = getattr(body, field)
         if value is not None:
             yield field, lambda make=make, value=value: make(value)  # type: ignore[misc]  # bound here, not later

@@ -23,7 +23,7 @@ MAX_CHOICES = 1024
 MAX_REFS = 500  # of a schema: llguidance recurses along them
 MAX_DEPTH = 64  # objects and lists of a schema within each other
 MAX_LINES = 500  # of a grammar: the same, along rules
-MAX_GRAMMAR_TEXT = 16 << 10  # what translates GBNF takes a second for so many characters
+MAX_GRAMMAR_TEXT = 16 << 10  # llguidance translates that much GBNF in a second
 
 
 def of_schema(schema: Mapping[str, Any] | str) -> str:

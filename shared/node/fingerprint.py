@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from shared.engine.drafter import Drafter
 from shared.kv.layout import PlaneSpec, pool_window
 from shared.model.interface import ModelSpec
-from shared.wire.fitting import NO_DRAFT_STATE, PLANE_SEPARATOR, misfit
+from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NO_GRAMMAR = "none"
 NUMERICS_VERSION = 1  # rises when the same weights, seed and prompt may give other tokens than before
 
 

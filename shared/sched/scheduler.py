@@ -46,6 +46,7 @@ from shared.sched.probe import probe_plan
 from shared.sched.queues import Queues
 from shared.sched.results import Results
 from shared.sched.settings import SchedSettings
+from shared.wire.fitting import NO_GRAMMAR
 
 S = RequestState
 NO_GRAMMARS = "no grammar is followed here: on CUDA, with --pp, by a model with an encoder or an unknown vocabulary"
@@ -111,7 +112,7 @@ class Scheduler:
     @property
     def grammar_version(self) -> str:
         """Return what decides which tokens a grammar allows here; "none" where none is followed."""
-        return self._grammars.version if self._grammars is not None else "none"
+        return self._grammars.version if self._grammars is not None else NO_GRAMMAR
 
     def close(self) -> None:
         """End the threads of the cold tier and of the grammars."""

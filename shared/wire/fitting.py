@@ -8,6 +8,7 @@ from shared.wire.messages import Fingerprint
 REPORTED_ONLY = ("build", "grammar")  # the latter counts for requests that have one; see Prealloc
 PREFILL = "prefill"
 NO_DRAFT_STATE = "none"
+NO_GRAMMAR = "none"
 PLANE_SEPARATOR = ";"
 
 
