@@ -31,7 +31,7 @@ import psutil
 from tests.support.chaos_cluster import ChaosCluster
 from tests.support.mixed_clients import make_client
 from tests.support.patience import SILENCE_S
-from tests.support.sdk_clients import check_broken, stream
+from tests.support.sdk_clients import check_whole_or_broken, stream
 
 SMALL_POOL = ("--kv-bytes", "400KiB")  # full before the first sample counts
 SAMPLE_S = 2.0
@@ -146,12 +146,9 @@ class Load:
                 self.outcomes["hung up"] += 1
                 continue
             self.tokens += client.num_tokens
-            if client.error and self._errors_allowed:
-                check_broken(client)
-                self.outcomes["declared error"] += 1
-            else:
-                client.check()
-                self.outcomes["complete"] += 1
+            assert self._errors_allowed or not client.error, f"{client.error}: {client.fields}"
+            check_whole_or_broken(client)
+            self.outcomes["declared error" if client.error else "complete"] += 1
 
 
 class Faults:

@@ -22,7 +22,7 @@ from tests.support.cluster import ROOT, free_port
 from tests.support.metrics_page import read_metrics
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_process import eventually
-from tests.support.sdk_clients import check_broken, fresh_clients, run_clients, stream_all
+from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
 
 NUM_ABORTING = 1000
 ABORTING_AT_ONCE = 100
@@ -149,10 +149,7 @@ def test_requests_while_the_router_has_no_descriptors(cluster: ChaosCluster) -> 
     with few_descriptors(cluster.routers[0].process.pid, spare=3):
         run_clients(cluster.url, clients)
     for client in clients:
-        if client.error:
-            check_broken(client)
-        else:
-            client.check()
+        check_whole_or_broken(client)
 
 
 # ---- disks

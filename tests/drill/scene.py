@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tests.drill.cluster import NODES, ROUTERS, URL, DrillCluster, Pair
 from tests.drill.load import MAX_TOKENS, Load
-from tests.support.sdk_clients import check_broken
+from tests.support.sdk_clients import check_whole_or_broken
 
 STRETCH = 1.2  # a machine that froze somebody for so many times what it was asked to proves nothing
 
@@ -128,7 +128,4 @@ class Scene:
     def check_broken_streams(self, load: Load) -> None:
         """What came before the declared error is the beginning of the unbroken run."""
         for client in [request.client for request in load.requests]:
-            if client.error:
-                check_broken(client)
-            else:
-                client.check()
+            check_whole_or_broken(client)
