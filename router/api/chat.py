@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta
 
-from router.api.answer_form import form_of, format_of, grammar_of_calls
 from router.api.answers import (
     AssistantMessage,
     CalledFunction,
@@ -20,7 +20,9 @@ from router.api.answers import (
     TopLogprob,
 )
 from router.api.chat_messages import ABOUT_TEMPLATE, ChatMessage, conversation_of
+from router.api.chat_task import ChatTask, plan_of
 from router.api.choice_text import Delta
+from router.api.choices_writer import ChoicesWriter
 from router.api.fields import (
     NOT_YET,
     NOTHING,
@@ -34,6 +36,7 @@ from router.api.fields import (
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import PromptShown, TokenNames, shown_ids
+from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
 from router.tools.call_ids import call_id
@@ -98,31 +101,26 @@ class Chat:
     table = CHAT
 
     def plan(self, body: ChatRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
-        """An answer of no given length keeps to what any node can run; a longer prompt may use all there is."""
         if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
             raise InvalidRequest("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-        resolver.check_shared(body)
-        wanted = body.max_completion_tokens or body.max_tokens
-        field = "max_completion_tokens" if body.max_completion_tokens else "max_tokens"
         tools, choice = declared_tools(body)
-        row = format_of(resolver.text, resolver.tool_format, choice)
-        conversation = conversation_of(body.messages, body, tools)
-        ids, prompt = resolver.chat_prompt(conversation)
-        continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
-        form = form_of(resolver.text, row, choice, prompt, continued, body.request_id)
-        grammar = grammar_of_calls(form, choice, allows_parallel=body.parallel_tool_calls is not False)
-        ids = resolver.truncated(ids, body.truncate_prompt_tokens, wanted or 1, contexts.largest)
-        resolver.check_length(ids, "messages", contexts.largest)
-        size = resolver.size(ids)
-        default = (contexts.common if contexts.common > size else contexts.largest) - size
-        max_tokens = resolver.max_tokens(wanted, field, contexts.largest - size, default=default)
-        num_logprobs = (body.top_logprobs or 0) if body.logprobs else -1
-        return resolver.plan(body, [(ids, "")], max_tokens, num_logprobs, form=form, grammar=grammar)
+        task = ChatTask(
+            conversation_of(body.messages, body, tools),
+            choice,
+            allows_parallel=body.parallel_tool_calls is not False,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            max_tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+            num_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+        )
+        return plan_of(task, body, resolver, contexts)
 
-    def shape(self, tokenizer: Tokenizer, show: ShowOptions) -> ChatShape:
-        return ChatShape(tokenizer, show)
+    def skipped(self, body: ChatRequest) -> Sequence[str]:
+        return ()
+
+    def writer(self, body: ChatRequest, facts: AnswerFacts) -> Writer:
+        return ChoicesWriter(ChatShape(facts.tokenizer, facts.plan.show), facts)
 
 
 def declared_tools(body: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:

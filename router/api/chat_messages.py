@@ -94,13 +94,7 @@ def conversation_of(
     messages: Sequence[ChatMessage], fields: TemplateFields, tools: Sequence[Tool] = ()
 ) -> Conversation:
     """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
-    kwargs: dict[str, Scalar] = {}
-    if fields.reasoning_effort is not None:
-        kwargs["reasoning_effort"] = fields.reasoning_effort
-        if fields.reasoning_effort == "none":
-            kwargs["enable_thinking"] = False
-    if fields.enable_thinking is not None:
-        kwargs["enable_thinking"] = fields.enable_thinking
+    kwargs = thinking_kwargs(fields.reasoning_effort, fields.enable_thinking)
     return Conversation(
         turns_of(messages),
         tools=[tool.for_template() for tool in tools] or None,
@@ -109,6 +103,18 @@ def conversation_of(
         add_generation_prompt=fields.add_generation_prompt is not False,
         continue_final_message=bool(fields.continue_final_message),
     )
+
+
+def thinking_kwargs(effort: str | None, is_on: bool | None = None) -> dict[str, Scalar]:
+    """Return what a template is told of thinking: nothing where the client has said nothing."""
+    kwargs: dict[str, Scalar] = {}
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
+        if effort == "none":
+            kwargs["enable_thinking"] = False
+    if is_on is not None:
+        kwargs["enable_thinking"] = is_on
+    return kwargs
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> list[Turn]:
@@ -155,11 +161,14 @@ def texts_of(message: ChatMessage, path: str) -> tuple[str, str]:
         elif part.type in REASONING_PARTS:
             thoughts.append(field_of(part, REASONING_PARTS[part.type], f"{path}[{index}]"))
         else:
-            raise InvalidRequest(
-                f"{path}[{index}].type {part.type[:40]!r} is not supported: this model reads text only",
-                param=f"{path}[{index}].type",
-            )
+            raise not_text(part.type, f"{path}[{index}]")
     return "".join(texts), "".join(thoughts)
+
+
+def not_text(kind: str, path: str) -> InvalidRequest:
+    """Return the refusal of an image, a file and the like."""
+    why = f"{path}.type {kind[:40]!r} is not supported: this model reads text only"
+    return InvalidRequest(why, param=f"{path}.type")
 
 
 def field_of(part: ContentPart, name: str, path: str) -> str:

@@ -31,6 +31,7 @@ class Delta:
     parts: list[AnswerDelta] = field(default_factory=list)  # instead of `text`, where all text is not content
     finish_reason: FinishReason | None = None
     has_calls: bool = False  # at the end: whether the answer called tools
+    stopped_by: str = ""  # at the end: the stop string that was met, if one was
 
     def add(self, more: Delta) -> None:
         self.text += more.text
@@ -40,6 +41,7 @@ class Delta:
         self.parts += more.parts
         self.finish_reason = more.finish_reason or self.finish_reason
         self.has_calls = more.has_calls or self.has_calls
+        self.stopped_by = more.stopped_by or self.stopped_by
 
 
 class ChoiceText:
@@ -94,6 +96,7 @@ class ChoiceText:
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
         self.finish_reason = delta.finish_reason = reason
+        delta.stopped_by = self._matcher.matched or ""
         if self._reader is not None:
             self._take_parts(self._reader.finish(), delta)
             delta.has_calls = self._reader.num_calls > 0 and not self._reader.is_in_call

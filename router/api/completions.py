@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.api.answers import Choice, CompletionChoice, CompletionLogprobs
 from router.api.choice_text import Delta
+from router.api.choices_writer import ChoicesWriter
 from router.api.fields import GenerationFields, NotNegative, Positive, Refused, TopLogprobs, generation_table
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import NO_PROMPT, PromptShown, TokenNames, list_or_unset, shown_ids
+from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
 
@@ -62,8 +66,11 @@ class Completions:
         num_logprobs = -1 if body.logprobs is None else body.logprobs
         return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo))
 
-    def shape(self, tokenizer: Tokenizer, show: ShowOptions) -> CompletionShape:
-        return CompletionShape(tokenizer, show)
+    def skipped(self, body: CompletionRequest) -> Sequence[str]:
+        return ()
+
+    def writer(self, body: CompletionRequest, facts: AnswerFacts) -> Writer:
+        return ChoicesWriter(CompletionShape(facts.tokenizer, facts.plan.show), facts)
 
 
 class CompletionShape:

@@ -32,6 +32,7 @@ class Connection:
         self.status: int | None = None
         self.failure: BatonError | None = None  # what ended a stream whose headers were out
         self.request_id = ""  # the client's name of the request, or one that was made for it
+        self.id_headers: tuple[bytes, ...] = (REQUEST_ID,)
         self.more_headers: dict[bytes, bytes] = {}
         self.is_answered = False
         self.was_admitted = False
@@ -81,7 +82,8 @@ class Connection:
 
     async def start(self, status: int, headers: Sequence[Header]) -> None:
         self.status = status
-        sent = [*headers, (REQUEST_ID, self.request_id.encode()), *self.more_headers.items()]
+        named = [(name, self.request_id.encode()) for name in self.id_headers]
+        sent = [*headers, *named, *self.more_headers.items()]
         await self._out({"type": "http.response.start", "status": status, "headers": sent})
 
     async def write(self, data: bytes, *, last: bool = False) -> None:

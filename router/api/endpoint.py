@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from router.api.connection import REQUEST_ID, ClientGone, Connection
-from router.api.errors import RETRYABLE, MethodNotAllowed, Unauthorized, error_headers, error_json, internal_error
+from router.api.errors import (
+    RETRYABLE,
+    MethodNotAllowed,
+    Unauthorized,
+    error_body,
+    error_headers,
+    internal_error,
+    is_messages,
+)
 from shared.core.errors import BatonError
 from shared.observe.log import Logger
 from shared.observe.metrics import RequestMetrics
@@ -44,6 +52,8 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = Connection(scope, receive, send, self._rules.slow_reader_s)
+        if is_messages(scope["path"]):
+            connection.id_headers = (REQUEST_ID, b"request-id")
         connection.name(connection.header(REQUEST_ID))
         try:
             self._admit(connection)
@@ -65,7 +75,8 @@ class Endpoint:
         if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
             raise MethodNotAllowed(f"this path takes {self._method} only")
         if self._needs_key and self._rules.api_key:
-            check_key(connection.header(b"authorization"), self._rules.api_key)
+            given = given_key(connection.header(b"authorization"), connection.header(b"x-api-key"))
+            check_key(given, self._rules.api_key)
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
         """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
@@ -86,14 +97,20 @@ class Endpoint:
             self._rules.metrics.refused(error.code)
         headers = error_headers(error, self._rules.retry_after_s)
         try:
-            await connection.answer(error.status, error_json(error), headers)
+            body = error_body(connection.scope["path"], error, connection.request_id)
+            await connection.answer(error.status, body, headers)
         except ClientGone:
             return
 
 
-def check_key(header: str | None, api_key: str) -> None:
-    scheme, _, given = (header or "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+def given_key(authorization: str | None, x_api_key: str | None) -> str:
+    """Return the key that OpenAI's clients send in one header, and Anthropic's in the other."""
+    scheme, _, given = (authorization or "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else x_api_key or ""
+
+
+def check_key(given: str, api_key: str) -> None:
+    if not hmac.compare_digest(given.encode(), api_key.encode()):
         raise Unauthorized("the API key is missing or wrong")
 
 

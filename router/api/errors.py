@@ -1,4 +1,4 @@
-"""Every error as an answer in OpenAI's JSON form. Knows nothing of what failed."""
+"""Every error as an answer: in OpenAI's JSON form, or in Anthropic's. Knows nothing of what failed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ import msgspec
 from shared.core.errors import BatonError, InvalidRequest
 
 RETRYABLE = (429, 503)
+MESSAGES_PATH = "/v1/messages"
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}  # by status; what Anthropic's clients tell errors by
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -60,6 +69,24 @@ def error_type(status: int) -> str:
     if status == 429:
         return "rate_limit_error"
     return "invalid_request_error" if status < 500 else "server_error"
+
+
+def error_body(path: str, error: BatonError, request_id: str) -> bytes:
+    """Return the answer in the form that clients of a path read: Anthropic's at and under /v1/messages."""
+    return messages_error_json(error, request_id) if is_messages(path) else error_json(error)
+
+
+def is_messages(path: str) -> bool:
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def messages_error(error: BatonError) -> dict[str, object]:
+    kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def messages_error_json(error: BatonError, request_id: str) -> bytes:
+    return msgspec.json.encode(messages_error(error) | {"request_id": request_id})
 
 
 def error_json(error: BatonError) -> bytes:

@@ -10,9 +10,10 @@ from typing import Any
 
 from router.api.fields import FieldTable
 from router.api.handlers import APIS
+from router.api.messages import COUNT_TOKENS
 from router.api.tokenization import DETOKENIZE, TOKENIZE
 
-ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), TOKENIZE, DETOKENIZE)
+ALL_TABLES: tuple[FieldTable[Any], ...] = (*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE)
 INTRODUCTION = """# The HTTP API, field by field
 
 Made from the tables that the parser is made from (`python -m router.api.field_page`).

@@ -31,6 +31,7 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 ShortText = Annotated[str, Meta(max_length=512)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=512)]
 Schema = dict[str, Any]
 
 NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
@@ -139,7 +140,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     json_schema: Schema | str | None = None
     regex: GrammarText | None = None
     ebnf: GrammarText | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    cache_salt: CacheSalt | None = None
     request_id: ShortText | None = None
 
 

@@ -1,6 +1,6 @@
-"""Answers one generation request: streamed or whole. The per-token path of the router is `_absorb` and `_events`.
+"""Answers one generation request: streamed or whole. The per-token path of the router is `_absorb` and `Writer.more`.
 
-plan -> gateway.open -> mailbox ... news -> ChoiceText -> Shape -> one write per batch of news
+plan -> gateway.open -> mailbox ... news -> ChoiceText -> Writer -> one write per batch of news
 """
 
 from __future__ import annotations
@@ -8,18 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-import msgspec
-from msgspec import UNSET
-
-from router.api.answers import Answer, Choice, Usage, usage_of
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
-from router.api.errors import error_json, internal_error
-from router.api.generation_plan import GenerationPlan, UsageShown
+from router.api.errors import internal_error
+from router.api.generation_plan import GenerationPlan
 from router.api.prompts import Prompts
-from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
+from router.api.writer import AnswerFacts, Counts, Writer
 from router.dispatch import NewRequest
 from router.effects import Failure, News, Scored, Update
 from router.gateway import Gateway
@@ -34,13 +30,8 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-DONE_EVENT = b"data: [DONE]\n\n"
 PING, PING_S = b": waiting\n\n", 3.0  # proxies and clients give up connections that say nothing
-ENCODER = msgspec.json.Encoder()
-
-
-def sse_event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+ID_BYTES = 12
 
 
 async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None:
@@ -66,7 +57,7 @@ class Generation:
     def __init__(
         self,
         plan: GenerationPlan,
-        shape: Shape,
+        make_writer: Callable[[AnswerFacts], Writer],
         tokenizer: Tokenizer,
         gateway: Gateway,
         metrics: RequestMetrics,
@@ -74,12 +65,9 @@ class Generation:
     ) -> None:
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
-        self._shape = shape
         self._gateway = gateway
         self._metrics = metrics
         self._arrived = arrived
-        self._id = shape.id_prefix + secrets.token_hex(12)
-        self._created = int(time.time())
         num_choices = len(plan.jobs) * plan.num_sequences
         self._choices = [
             ChoiceText(tokenizer, plan.sampling, plan.show, len(job.echo))
@@ -92,10 +80,13 @@ class Generation:
         self._num_open = num_choices
         self._num_waiting = num_choices  # for their first token
         self._prompts = Prompts(plan, tokenizer)
+        token, created = secrets.token_hex(ID_BYTES), int(time.time())
+        self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
 
     async def run(self, connection: Connection) -> None:
         """Raises BatonError while an error can still be the answer; later ones go into the stream."""
-        mailbox = self._gateway.open([self._new_request(i) for i in range(len(self._plan.jobs))], self._id)
+        requests = [self._new_request(job) for job in range(len(self._plan.jobs))]
+        mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._metrics.started()
         connection.was_admitted = True
@@ -111,13 +102,13 @@ class Generation:
             if connection.status is None:
                 raise
             connection.failure = error
-            await connection.write(sse_event(error_json(error)), last=True)
+            await connection.write(self._writer.failed(error), last=True)
         except ClientGone:
             raise
         except Exception:
             outcome = BatonError.code
             if connection.status is not None:
-                await connection.write(sse_event(error_json(internal_error())), last=True)
+                await connection.write(self._writer.failed(internal_error()), last=True)
             raise
         finally:
             self._gateway.close(mailbox)
@@ -136,13 +127,8 @@ class Generation:
             for index, delta in self._absorb(await mailbox.take()).items():
                 totals[index].add(delta)
         is_long = self._plan.sampling.prompt_logprobs >= 0  # a thread writes it, so that no other stream waits
-        data = await asyncio.to_thread(self._written, totals) if is_long else self._written(totals)
+        data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
         await connection.answer(200, data)
-
-    def _written(self, totals: Sequence[Delta]) -> bytes:
-        """Return the whole answer."""
-        choices = [self._shape.whole(index, delta, self._prompt_shown(index)) for index, delta in enumerate(totals)]
-        return self._encode(self._shape.object, choices, usage=self._usage(), is_first=True)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
         """Headers wait a moment for the first news, so that a request that fails at once is no 200."""
@@ -151,17 +137,15 @@ class Generation:
             for index, delta in self._absorb(await self._next(connection, mailbox)).items():
                 add_delta(deltas, index, delta)
         is_long = self._plan.show.echoes_logprobs
-        data = await asyncio.to_thread(self._opening) if is_long else self._opening()
-        data += self._events(deltas)
+        data = await asyncio.to_thread(self._writer.opening) if is_long else self._writer.opening()
+        data += self._writer.more(deltas)
         if connection.status is None:
             await connection.start(200, SSE_HEADERS)
         while self._num_open:
             if data:
                 await connection.write(data)
-            data = self._events(self._absorb(await self._next(connection, mailbox)))
-        if self._plan.show.usage is not UsageShown.NEVER:
-            data += sse_event(self._encode(self._shape.chunk_object, [], usage=self._usage()))
-        await connection.write(data + DONE_EVENT, last=True)
+            data = self._writer.more(self._absorb(await self._next(connection, mailbox)))
+        await connection.write(data + self._writer.ending(), last=True)
 
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
         """Wait for news. While a prompt waits, comments keep the connection alive."""
@@ -222,60 +206,15 @@ class Generation:
         limit = len(self._plan.jobs[job].ids)
         self._cached[job] = max(self._cached[job], min(cached_tokens, limit))
 
-    def _opening(self) -> bytes:
-        chunks = [self._shape.opening(index, self._prompt_shown(index)) for index in range(len(self._choices))]
-        return self._sse(filter(None, chunks), is_first=True)
-
-    def _events(self, deltas: dict[int, Delta]) -> bytes:
-        """One event per choice that has something to show."""
-        return self._sse(
-            self._shape.chunk(index, delta)
-            for index, delta in deltas.items()
-            if delta.text or delta.parts or delta.finish_reason or delta.logprobs or self._plan.show.return_token_ids
+    def _counts(self) -> Counts:
+        plan, choices = self._plan, self._choices
+        thinks = plan.show.form.thought is not None
+        return Counts(
+            prompt=sum(len(job.ids) for job in plan.jobs),
+            answer=sum(choice.num_tokens for choice in choices),
+            cached=sum(self._cached),
+            reasoning=sum(choice.num_reasoning for choice in choices) if thinks else None,
         )
-
-    def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
-        usage = self._chunk_usage()
-        kind = self._shape.chunk_object
-        return b"".join(
-            sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first and i == 0))
-            for i, choice in enumerate(choices)
-        )
-
-    def _encode(
-        self, kind: str, choices: list[Choice], *, usage: Usage | None | msgspec.UnsetType, is_first: bool = False
-    ) -> bytes:
-        on_top = self._prompts.shown(0) if is_first and self._shape.prompt_on_top else NO_PROMPT
-        return ENCODER.encode(
-            Answer(
-                id=self._id,
-                object=kind,
-                created=self._created,
-                model=self._plan.model,
-                choices=choices,
-                usage=usage,
-                prompt_token_ids=list_or_unset(on_top.ids),
-                prompt_logprobs=on_top.logprobs,
-            )
-        )
-
-    def _chunk_usage(self) -> Usage | None | msgspec.UnsetType:
-        """What stands in a chunk that is not the last."""
-        shown = self._plan.show.usage
-        if shown is UsageShown.ALWAYS:
-            return self._usage()
-        return UNSET if shown is UsageShown.NEVER else None
-
-    def _usage(self) -> Usage:
-        prompt_tokens = sum(len(job.ids) for job in self._plan.jobs)
-        thinks = self._plan.show.form.thought is not None
-        num_reasoning = sum(choice.num_reasoning for choice in self._choices) if thinks else None
-        num_tokens = sum(choice.num_tokens for choice in self._choices)
-        return usage_of(prompt_tokens, num_tokens, sum(self._cached), num_reasoning)
-
-    def _prompt_shown(self, index: int) -> PromptShown:
-        """Inside a choice."""
-        return NO_PROMPT if self._shape.prompt_on_top else self._prompts.shown(index // self._plan.num_sequences)
 
     def _outcome(self) -> FinishReason:
         """One word for the whole request: length when any choice was cut off."""

@@ -1,14 +1,14 @@
-"""What an endpoint that generates text is made of. Its file holds all three; handlers.py runs it."""
+"""What an endpoint that generates text is made of. Its file holds all of it; handlers.py runs it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from router.api.fields import B, FieldTable
-from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
+from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
-from router.api.shapes import Shape
-from router.text.interface import Tokenizer
+from router.api.writer import AnswerFacts, Writer
 
 
 class GenerationApi(Protocol[B]):
@@ -18,6 +18,10 @@ class GenerationApi(Protocol[B]):
         """Return what the request comes down to. Raise InvalidRequest that names the field at fault."""
         ...
 
-    def shape(self, tokenizer: Tokenizer, show: ShowOptions) -> Shape:
-        """Return who writes the answer's deltas as JSON."""
+    def skipped(self, body: B) -> Sequence[str]:
+        """Return the paths of what was parsed and has no effect, to be named in the answer's header."""
+        ...
+
+    def writer(self, body: B, facts: AnswerFacts) -> Writer:
+        """Return who writes the answer."""
         ...

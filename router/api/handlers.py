@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,8 +22,10 @@ from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
+from router.api.messages import COUNT_TOKENS, Messages, counted, skipped_tools
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.api.responses import Responses
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
@@ -33,8 +35,8 @@ from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
 LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
-APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions())
-KNOWN_FIELDS = known_fields([*(api.table for api in APIS), TOKENIZE, DETOKENIZE])
+APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
+KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
 
 class Handlers:
@@ -61,6 +63,7 @@ class Handlers:
         self._started = int(time.time())
         self._strict_fields = strict_fields
         self._checks = CheckThread()
+        self._count_tokens = self._parser(COUNT_TOKENS)
         self._tokenize = self._parser(TOKENIZE)
         self._detokenize = self._parser(DETOKENIZE)
 
@@ -81,12 +84,11 @@ class Handlers:
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def parse() -> Any:
-            body = self._parsed(parser, raw, connection)
+            body = self._parsed(parser, raw, connection, api.skipped)
             connection.name(body.request_id)
             return body
 
-        async def planned() -> GenerationPlan:
-            body = await in_time(raw, parse)
+        async def planned(body: Any) -> GenerationPlan:
             contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
 
             def plan() -> GenerationPlan:
@@ -95,9 +97,9 @@ class Handlers:
             return await self._checks.run(plan) if asks_for_grammar(body) else await in_time(raw, plan)
 
         async def work() -> None:
-            ready = await planned()
-            shape = api.shape(self._tokenizer, ready.show)
-            generation = Generation(ready, shape, self._tokenizer, self._gateway, self._metrics, arrived)
+            body = await in_time(raw, parse)
+            plan, writer = await planned(body), partial(api.writer, body)
+            generation = Generation(plan, writer, self._tokenizer, self._gateway, self._metrics, arrived)
             await generation.run(connection)
 
         await until_hang_up(connection, work())
@@ -105,14 +107,30 @@ class Handlers:
     def _parser(self, table: FieldTable[B]) -> BodyParser[B]:
         return BodyParser(table, strict=self._strict_fields)
 
-    def _parsed(self, parser: BodyParser[B], raw: bytes, connection: Connection) -> B:
+    def _parsed(
+        self,
+        parser: BodyParser[B],
+        raw: bytes,
+        connection: Connection,
+        skipped: Callable[[B], Sequence[str]] = lambda body: (),
+    ) -> B:
         """Count and name what was sent and has no effect."""
         parsed = parser.parse(raw)
-        if parsed.ignored:
-            connection.more_headers[IGNORED] = names_in_header(parsed.ignored)
-            for name in parsed.ignored:
+        ignored = (*parsed.ignored, *skipped(parsed.body))
+        if ignored:
+            connection.more_headers[IGNORED] = names_in_header(ignored)
+            for name in ignored:
                 self._metrics.ignored_field(name if name in KNOWN_FIELDS else "other")
         return parsed.body
+
+    async def count_tokens(self, connection: Connection) -> None:
+        raw = await connection.body(self._resolver.limits.max_body_bytes)
+
+        def work() -> bytes:
+            body = self._parsed(self._count_tokens, raw, connection, lambda body: skipped_tools(body.tools))
+            return msgspec.json.encode(counted(body, self._resolver))
+
+        await connection.answer(200, await in_time(raw, work))
 
     async def tokenize(self, connection: Connection) -> None:
         raw = await connection.body(self._resolver.limits.max_body_bytes)

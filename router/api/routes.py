@@ -26,6 +26,7 @@ def build_routes(
             *generating,
             Route("/v1/models", Endpoint(rules, "GET", handlers.models, needs_key=True)),
             Route("/v1/models/{model:path}", Endpoint(rules, "GET", handlers.model, needs_key=True)),
+            Route("/v1/messages/count_tokens", Endpoint(rules, "POST", handlers.count_tokens, needs_key=True)),
             Route("/tokenize", Endpoint(rules, "POST", handlers.tokenize, needs_key=True)),
             Route("/detokenize", Endpoint(rules, "POST", handlers.detokenize, needs_key=True)),
             Route("/tokenizer_info", Endpoint(rules, "GET", handlers.tokenizer_info, needs_key=True)),

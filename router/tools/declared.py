@@ -7,7 +7,7 @@ chats, and the same members without the inner object in /v1/responses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,6 @@ def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
         raise InvalidRequest(f"{param} must be a list", param=param)
-    if len(value) > MAX_TOOLS:
-        raise InvalidRequest(f"{param} has {len(value)} tools, and {MAX_TOOLS} is the most", param=param)
     tools: list[Tool] = []
     others: list[OtherTool] = []
     for index, item in enumerate(value):
@@ -119,8 +117,10 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
     return schema
 
 
-def check_together(tools: Iterable[Tool], param: str) -> None:
-    """Raise InvalidRequest where two tools share a name, or all schemas are too large together."""
+def check_together(tools: Sequence[Tool], param: str) -> None:
+    """Raise InvalidRequest where there are too many, two share a name, or all schemas are too large together."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"{param} has {len(tools)} functions, and {MAX_TOOLS} is the most", param=param)
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api.chat import CHAT, Chat
+from router.api.choices_writer import ChoicesWriter
 from router.api.completions import COMPLETIONS, Completions, CompletionShape
 from router.api.generation import Generation
 from router.api.generation_plan import Contexts, GenerationPlan
@@ -58,7 +59,8 @@ def plan(text: TextModel, **fields: object) -> GenerationPlan:
 
 def sent(text: TextModel, plan: GenerationPlan) -> list[NewRequest]:
     """What a node will get."""
-    generation = Generation(plan, CompletionShape(text.tokenizer, plan.show), text.tokenizer, None, None, 0.0)
+    shape = CompletionShape(text.tokenizer, plan.show)
+    generation = Generation(plan, lambda facts: ChoicesWriter(shape, facts), text.tokenizer, None, None, 0.0)
     return [generation._new_request(job) for job in range(len(plan.jobs))]
 
 

@@ -12,12 +12,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from router.api import generation
+from router.api.choices_writer import ChoicesWriter
 from router.api.completions import CompletionShape
 from router.api.connection import Connection
 from router.api.endpoint import Endpoint, EndpointRules, Handler
 from router.api.generation import PING, Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.handlers import LONG_BODY_BYTES, in_time
+from router.api.writer import AnswerFacts, Writer
 from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
 from router.text.hashlm import HashTokenizer
@@ -102,13 +104,17 @@ SHOW = ShowOptions((), True, UsageShown.NEVER, return_token_ids=False, num_logpr
 PLAN = GenerationPlan("hashlm", (PromptJob([1], 0, ""),), 1, SamplingParams(max_tokens=5), SHOW)
 
 
+def written(facts: AnswerFacts) -> Writer:
+    return ChoicesWriter(CompletionShape(facts.tokenizer, facts.plan.show), facts)
+
+
 def stream(gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN) -> Exchange:
     plan = replace(plan, show=replace(plan.show, stream=plan.show.stream and not whole))
     tokenizer = HashTokenizer()
 
     async def work(connection: Connection) -> None:
-        metrics, shape = RequestMetrics(CollectorRegistry()), CompletionShape(tokenizer, plan.show)
-        await Generation(plan, shape, tokenizer, gateway, metrics, 0.0).run(connection)  # type: ignore[arg-type]
+        metrics = RequestMetrics(CollectorRegistry())
+        await Generation(plan, written, tokenizer, gateway, metrics, 0.0).run(connection)  # type: ignore[arg-type]
 
     return Exchange(work, (b"x-request-id", b"mine-7"))
 

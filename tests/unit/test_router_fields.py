@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import anthropic.types.beta
 import pytest
-from openai.types import chat, completion_create_params
+from openai.types import chat, completion_create_params, responses
 
 from router.api.chat import CHAT, Chat
 from router.api.chat_messages import CalledFunction, ChatMessage, ContentPart, ToolCall
@@ -18,21 +18,38 @@ from router.api.completions import COMPLETIONS, Completions
 from router.api.field_page import ALL_TABLES, field_page
 from router.api.fields import (
     REFUSED_GENERATION,
-    FieldTable,
     JsonSchemaFormat,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
 )
+from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan, UsageShown
 from router.api.ignored import names_in_header
+from router.api.messages import COUNT_TOKENS, MESSAGES, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
+from router.api.responses import RESPONSES, Responses
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized
 from router.text.hashlm import hash_text_model
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest
 from shared.core.sampling_params import MAX_GRAMMAR_CHARS
+from tests.support.field_rows import (
+    GENERATIONS,
+    Check,
+    Row,
+    Table,
+    always,
+    calls,
+    grammar_with,
+    grammar_without,
+    harmless,
+    num_prompt,
+    sampling,
+    show,
+)
+from tests.support.messages_rows import MESSAGES_ROWS
 from tests.support.nested_fields import (
     CALL,
     CALL_FIELDS,
@@ -45,73 +62,26 @@ from tests.support.nested_fields import (
     SCHEMA_FIELDS,
     STREAM_FIELDS,
 )
+from tests.support.responses_rows import RESPONSES_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 1000
 LIMITS = LimitsConfig(max_n=8, max_stop_strings=4, max_stop_chars=10)
 RESOLVER = Resolver("hashlm", hash_text_model(), LIMITS, tool_format="hermes")
-Table = FieldTable[Any]
-TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE)
+TABLES: tuple[Table, ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)
+APIS: dict[Table, GenerationApi[Any]] = {api.table: api for api in (Chat(), Completions(), Messages(), Responses())}
 PARSERS: dict[Table, BodyParser[Any]] = {table: BodyParser(table) for table in TABLES}
 STRICT: dict[Table, BodyParser[Any]] = {table: BodyParser(table, strict=True) for table in TABLES}
 USER = [{"role": "user", "content": "hi"}]
 BASES: dict[Table, dict[str, Any]] = {
     CHAT: {"model": "hashlm", "messages": USER},
     COMPLETIONS: {"model": "hashlm", "prompt": "hi"},
+    MESSAGES: {"model": "hashlm", "messages": USER, "max_tokens": 5},
+    RESPONSES: {"model": "hashlm", "input": "hi"},
+    COUNT_TOKENS: {"model": "hashlm", "messages": USER},
     TOKENIZE: {"prompt": "hi"},
     DETOKENIZE: {"tokens": [1]},
 }
-GENERATIONS = (CHAT, COMPLETIONS)
-Check = Callable[[GenerationPlan], object]
-
-
-@dataclass(frozen=True)
-class Row:
-    """`good`: (value, what must hold of the plan). `bad`: refused, naming the field. `extra`: fields sent along."""
-
-    field: str
-    good: tuple[tuple[Any, Check], ...] = ()
-    bad: tuple[Any, ...] = ()
-    extra: tuple[tuple[str, Any], ...] = ()
-    kinds: tuple[Table, ...] = GENERATIONS
-    param: str = ""
-
-
-def always(plan: GenerationPlan) -> bool:
-    return True
-
-
-def sampling(name: str, value: Any) -> Check:
-    return lambda plan: getattr(plan.sampling, name) == value
-
-
-def show(name: str, value: Any) -> Check:
-    return lambda plan: getattr(plan.show, name) == value
-
-
-def num_prompt(count: int) -> Check:
-    return lambda plan: len(plan.jobs[0].ids) == count
-
-
-def harmless(*values: Any) -> tuple[tuple[Any, Check], ...]:
-    return tuple((value, always) for value in values)
-
-
-def grammar_with(part: str) -> Check:
-    return lambda plan: part in plan.sampling.grammar
-
-
-def grammar_without(part: str) -> Check:
-    return lambda plan: bool(plan.sampling.grammar) and part not in plan.sampling.grammar
-
-
-def calls(*names: str) -> Check:
-    """Which tools the answer may call."""
-    return lambda plan: (
-        tuple(tool.name for tool in plan.show.form.tools) == names and bool(names) == bool(plan.sampling.grammar)
-    )
-
-
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OTHER_TOOL = {"type": "function", "function": {"name": "g"}}
 
@@ -378,18 +348,23 @@ OTHER_ROWS = [
     Row("add_special_tokens", harmless(True, False, None), ("x",), kinds=(TOKENIZE,)),
     Row("tokens", harmless([], [1, 2]), ([96], [-1], "x", None, ["a"]), kinds=(DETOKENIZE,)),
 ]
-ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS]
+ROWS = [*SHARED, *CHAT_ROWS, *COMPLETION_ROWS, *OTHER_ROWS, *MESSAGES_ROWS, *RESPONSES_ROWS]
 
 
 def run(table: Table, body: dict[str, Any], parsers: dict[Table, BodyParser[Any]] = PARSERS) -> GenerationPlan | None:
     """What the server does with a body before any node hears of it."""
     parsed: Any = parsers[table].parse(json.dumps(body).encode()).body
-    if table is CHAT:
-        return Chat().plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT))
-    if table is COMPLETIONS:
-        return Completions().plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT))
-    assert detokenized(parsed, RESOLVER) if table is DETOKENIZE else tokenized(parsed, RESOLVER, CONTEXT)
+    if table in APIS:
+        return APIS[table].plan(parsed, RESOLVER, Contexts(CONTEXT, CONTEXT))
+    assert OTHERS[table](parsed)
     return None
+
+
+OTHERS: dict[Table, Callable[[Any], object]] = {
+    TOKENIZE: lambda body: tokenized(body, RESOLVER, CONTEXT),
+    DETOKENIZE: lambda body: detokenized(body, RESOLVER),
+    COUNT_TOKENS: lambda body: counted(body, RESOLVER),
+}
 
 
 def ignored(table: Table, body: dict[str, Any]) -> tuple[str, ...]:
@@ -512,13 +487,21 @@ def test_the_header_names_sixteen_and_nothing_odd() -> None:
     assert names_in_header(["messages[0].x", "a-b_c"]) == b"messages[0].x,a-b_c"
 
 
-PARAMS = [(CHAT, chat.completion_create_params), (COMPLETIONS, completion_create_params)]
+PARAMS = [
+    (CHAT, chat.completion_create_params.CompletionCreateParamsStreaming),
+    (COMPLETIONS, completion_create_params.CompletionCreateParamsStreaming),
+    (RESPONSES, responses.response_create_params.ResponseCreateParamsStreaming),
+    (MESSAGES, anthropic.types.message_create_params.MessageCreateParamsStreaming),
+    (MESSAGES, anthropic.types.beta.message_create_params.MessageCreateParamsStreaming),
+    (COUNT_TOKENS, anthropic.types.message_count_tokens_params.MessageCountTokensParams),
+]
+IN_HEADERS = {"betas", "user_profile_id", "workspace_id"}  # what Anthropic's SDK sends there
 
 
 @pytest.mark.parametrize(("kind", "params"), PARAMS)
-def test_every_parameter_of_the_openai_sdk_is_in_the_table(kind: Table, params: Any) -> None:
-    named = get_type_hints(params.CompletionCreateParamsStreaming)
-    assert not set(named) - {*kind.served.__struct_fields__, *kind.ignored, *kind.refused}
+def test_every_parameter_of_the_sdks_is_in_the_table(kind: Table, params: Any) -> None:
+    named = set(get_type_hints(params)) - IN_HEADERS
+    assert not named - {*kind.served.__struct_fields__, *kind.ignored, *kind.refused}
 
 
 def test_the_page_of_the_fields_is_up_to_date() -> None:

@@ -1,0 +1,64 @@
+"""A chat as any endpoint's fields come down to it, and the plan of its answer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from router.api.answer_form import form_of, format_of, grammar_of_calls
+from router.api.fields import GenerationFields
+from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.resolve import Resolver
+from router.text.conversation import Conversation
+from router.tools.choice import NO_TOOLS, ToolChoice
+from shared.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """`max_tokens_field`, `prompt_field`: what the endpoint calls them. `is_bound`: a `max_tokens` above what fits is
+    no fault, the answer then ends where the context does."""
+
+    conversation: Conversation
+    choice: ToolChoice = NO_TOOLS
+    allows_parallel: bool = True
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
+    is_bound: bool = False
+    prompt_field: str = "messages"
+    num_logprobs: int = -1
+
+
+def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
+    """An answer of no given length keeps to what any node can run; a longer prompt may use all there is."""
+    resolver.check_shared(fields)
+    conversation, wanted = task.conversation, task.max_tokens
+    row = format_of(resolver.text, resolver.tool_format, task.choice)
+    ids, prompt = resolver.chat_prompt(conversation)
+    continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
+    form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
+    grammar = grammar_of_calls(form, task.choice, allows_parallel=task.allows_parallel)
+    ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
+    resolver.check_length(ids, task.prompt_field, contexts.largest)
+    size = resolver.size(ids)
+    default = (contexts.common if contexts.common > size else contexts.largest) - size
+    room = contexts.largest - size
+    if wanted is not None and task.is_bound:
+        wanted = min(wanted, room)
+    max_tokens = resolver.max_tokens(wanted, task.max_tokens_field, room, default=default)
+    return resolver.plan(fields, [(ids, "")], max_tokens, task.num_logprobs, form=form, grammar=grammar)
+
+
+@contextlib.contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Let an InvalidRequest from inside call fields as the client does. `names`: the client's, by ours."""
+    try:
+        yield
+    except InvalidRequest as error:
+        own = (error.param or "").partition(".")[0].partition("[")[0]
+        if own not in names:
+            raise
+        error.param = names[own] + (error.param or "")[len(own) :]
+        error.message = error.message.replace(own, names[own], 1)
+        raise

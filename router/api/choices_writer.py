@@ -1,0 +1,94 @@
+"""Writes answers that are lists of choices: /v1/completions and /v1/chat/completions. A Shape makes the choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from router.api.answers import Answer, Choice, Usage, usage_of
+from router.api.choice_text import Delta
+from router.api.errors import error_json
+from router.api.generation_plan import UsageShown
+from router.api.shapes import NO_PROMPT, PromptShown, Shape, list_or_unset
+from router.api.writer import ENCODER, AnswerFacts, sse_event
+from shared.core.errors import BatonError
+
+DONE_EVENT = b"data: [DONE]\n\n"
+
+
+class ChoicesWriter:
+    """See `router.api.writer.Writer`."""
+
+    def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
+        self._shape = shape
+        self._facts = facts
+        self._show = facts.plan.show
+        self.answer_id = shape.id_prefix + facts.token
+
+    def opening(self) -> bytes:
+        num_choices = len(self._facts.plan.jobs) * self._facts.plan.num_sequences
+        chunks = [self._shape.opening(index, self._prompt_shown(index)) for index in range(num_choices)]
+        return self._sse(filter(None, chunks), is_first=True)
+
+    def more(self, deltas: Mapping[int, Delta]) -> bytes:
+        """One event per choice that has something to show."""
+        return self._sse(
+            self._shape.chunk(index, delta)
+            for index, delta in deltas.items()
+            if delta.text or delta.parts or delta.finish_reason or delta.logprobs or self._show.return_token_ids
+        )
+
+    def ending(self) -> bytes:
+        if self._show.usage is UsageShown.NEVER:
+            return DONE_EVENT
+        return sse_event(self._encode(self._shape.chunk_object, [], usage=self._usage())) + DONE_EVENT
+
+    def failed(self, error: BatonError) -> bytes:
+        return sse_event(error_json(error))
+
+    def whole(self, answers: Sequence[Delta]) -> bytes:
+        choices = [self._shape.whole(index, delta, self._prompt_shown(index)) for index, delta in enumerate(answers)]
+        return self._encode(self._shape.object, choices, usage=self._usage(), is_first=True)
+
+    def _sse(self, choices: Iterable[Choice], *, is_first: bool = False) -> bytes:
+        usage = self._chunk_usage()
+        kind = self._shape.chunk_object
+        return b"".join(
+            sse_event(self._encode(kind, [choice], usage=usage, is_first=is_first and i == 0))
+            for i, choice in enumerate(choices)
+        )
+
+    def _encode(
+        self, kind: str, choices: list[Choice], *, usage: Usage | None | msgspec.UnsetType, is_first: bool = False
+    ) -> bytes:
+        on_top = self._facts.prompts.shown(0) if is_first and self._shape.prompt_on_top else NO_PROMPT
+        return ENCODER.encode(
+            Answer(
+                id=self.answer_id,
+                object=kind,
+                created=self._facts.created,
+                model=self._facts.plan.model,
+                choices=choices,
+                usage=usage,
+                prompt_token_ids=list_or_unset(on_top.ids),
+                prompt_logprobs=on_top.logprobs,
+            )
+        )
+
+    def _chunk_usage(self) -> Usage | None | msgspec.UnsetType:
+        """What stands in a chunk that is not the last."""
+        if self._show.usage is UsageShown.ALWAYS:
+            return self._usage()
+        return UNSET if self._show.usage is UsageShown.NEVER else None
+
+    def _usage(self) -> Usage:
+        counts = self._facts.counts()
+        return usage_of(counts.prompt, counts.answer, counts.cached, counts.reasoning)
+
+    def _prompt_shown(self, index: int) -> PromptShown:
+        """Inside a choice."""
+        if self._shape.prompt_on_top:
+            return NO_PROMPT
+        return self._facts.prompts.shown(index // self._facts.plan.num_sequences)

@@ -1,0 +1,243 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's form: their fields and what they come down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from router.api.chat_messages import thinking_kwargs
+from router.api.chat_task import ChatTask, named_as, plan_of
+from router.api.fields import (
+    Body,
+    CacheSalt,
+    FieldTable,
+    GenerationFields,
+    JsonSchemaFormat,
+    Positive,
+    Refused,
+    ResponseFormat,
+    Schema,
+    ShortText,
+    Temperature,
+    TopK,
+    TopP,
+)
+from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.messages_history import Block, Message, goes_on, turns_of
+from router.api.messages_writer import MessagesWriter
+from router.api.resolve import Resolver
+from router.api.writer import AnswerFacts, Writer
+from router.text.conversation import Conversation
+from router.tools.choice import ToolChoice, parse_tool_choice
+from router.tools.declared import Tool, check_together, make_tool
+
+MODES = {"auto": "auto", "any": "required", "none": "none"}  # of tool_choice, and what chats call them
+THINKING = {"enabled": True, "disabled": False}  # other types leave it to the template
+OWN_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format", "continue_final_message": "messages"}
+
+
+class Thinking(Body, frozen=True, kw_only=True):
+    type: ShortText
+
+
+class OutputFormat(Body, frozen=True, kw_only=True):
+    type: Literal["json_schema"]
+    schema: Schema
+
+
+class OutputConfig(Body, frozen=True, kw_only=True):
+    effort: ShortText | None = None
+    format: OutputFormat | None = None
+
+
+class Choice(Body, frozen=True, kw_only=True):
+    type: Literal["auto", "any", "tool", "none"]
+    name: ShortText | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class PromptFields(Body, frozen=True, kw_only=True):
+    """What says how the prompt reads."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+
+class MessagesRequest(PromptFields, frozen=True, kw_only=True):
+    max_tokens: Positive
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stop_sequences: list[str] | None = None
+    seed: int | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: ShortText | None = None
+
+
+ABOUT_PROMPT = {
+    "model": "the served model or one of its adapters; the model when absent",
+    "messages": "the conversation, with calls of tools and their results; where the last one is the assistant's, "
+    "the answer goes on with it",
+    "system": "what stands before the conversation",
+    "tools": "functions that the model may call; what it calls follows the function's input_schema",
+    "tool_choice": "`auto`, `any`, `none`, or the one `tool` that must be called; "
+    "`disable_parallel_tool_use`: one call at most",
+    "thinking": "`enabled` or `disabled`: the variable enable_thinking of the model's template",
+    "output_config": "`format`: a JSON schema that the answer follows; `effort`: the variable reasoning_effort",
+    "output_format": "the older name of output_config.format",
+}
+IGNORED_PROMPT = {
+    "cache_control": "every prompt may use the prefix cache",
+    "context_management": "the conversation is taken as it is",
+    "speed": "there is one",
+}
+REFUSED_PROMPT = {
+    "mcp_servers": Refused("this server never asks others"),
+    "container": Refused("nothing is run here"),
+    "thread": Refused("nothing is stored"),
+}
+MESSAGES = FieldTable(
+    "/v1/messages",
+    MessagesRequest,
+    about=ABOUT_PROMPT
+    | {
+        "max_tokens": "longest answer; at most what the context leaves",
+        "stream": "server-sent events instead of one answer",
+        "temperature": "0: always the likeliest token",
+        "top_p": "keep the likeliest tokens that have this share together",
+        "top_k": "draw from this many of the likeliest tokens only",
+        "stop_sequences": "strings that end the answer",
+        "seed": "beyond Anthropic's: the same seed and request give the same answer, on any node and after any fault",
+        "cache_salt": "beyond Anthropic's: only requests with the same one share cached prompts with this",
+        "request_id": "beyond Anthropic's: returned as X-Request-Id, and named in the router's log",
+    },
+    ignored=IGNORED_PROMPT
+    | {
+        "billing_policy": "nothing is billed",
+        "diagnostics": "the router's metrics have them",
+        "fallback_credit_token": "nothing is billed",
+        "fallbacks": "one model is served",
+        "inference_geo": "it runs where the nodes are",
+        "metadata": "nobody is told",
+        "service_tier": "there is one",
+    },
+    refused=REFUSED_PROMPT | {"compaction": Refused("conversations are never shortened")},
+)
+
+
+class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
+    pass
+
+
+COUNT_TOKENS = FieldTable(
+    "/v1/messages/count_tokens",
+    CountTokensRequest,
+    about=ABOUT_PROMPT,
+    ignored=IGNORED_PROMPT,
+    refused=REFUSED_PROMPT,
+)
+
+
+class Messages:
+    """See `router.api.generation_api.GenerationApi`."""
+
+    table = MESSAGES
+
+    def plan(self, body: MessagesRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
+        fields = GenerationFields(
+            model=body.model,
+            stream=body.stream,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            stop=body.stop_sequences,
+            seed=body.seed,
+            response_format=format_of(body),
+            cache_salt=body.cache_salt,
+            request_id=body.request_id,
+        )
+        tools = tools_of(body.tools)
+        task = ChatTask(
+            conversation_of(body, tools),
+            choice_of(body.tool_choice, tools),
+            allows_parallel=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+            max_tokens=body.max_tokens,
+            is_bound=True,
+        )
+        with named_as(OWN_NAMES):
+            return plan_of(task, fields, resolver, contexts)
+
+    def skipped(self, body: MessagesRequest) -> Sequence[str]:
+        return skipped_tools(body.tools)
+
+    def writer(self, body: MessagesRequest, facts: AnswerFacts) -> Writer:
+        return MessagesWriter(facts)
+
+
+def counted(body: CountTokensRequest, resolver: Resolver) -> dict[str, int]:
+    """Return the answer of /v1/messages/count_tokens."""
+    resolver.check_model(body.model)
+    with named_as(OWN_NAMES):
+        return {"input_tokens": len(resolver.chat_ids(conversation_of(body, tools_of(body.tools))))}
+
+
+def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
+    effort = body.output_config.effort if body.output_config is not None else None
+    is_on = THINKING.get(body.thinking.type) if body.thinking is not None else None
+    continues = goes_on(body.messages)
+    return Conversation(
+        turns_of(body.system, body.messages),
+        tools=[tool.for_template() for tool in tools] or None,
+        kwargs=thinking_kwargs(effort, is_on),
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+    )
+
+
+def is_function(tool: Mapping[str, Any]) -> bool:
+    """Whether a tool is declared by a schema. Anthropic's own are known to its models only."""
+    return tool.get("type") in (None, "custom")
+
+
+def skipped_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
+    return [f"tools[{index}]" for index, tool in enumerate(tools or ()) if not is_function(tool)]
+
+
+def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
+    """Return the functions. Raise InvalidRequest that names the wrong member."""
+    found = tuple(
+        make_tool(
+            *(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict")),
+            path=f"tools[{index}]",
+            schema_name="input_schema",
+        )
+        for index, tool in enumerate(tools or ())
+        if is_function(tool)
+    )
+    check_together(found, "tools")
+    return found
+
+
+def choice_of(choice: Choice | None, tools: Sequence[Tool]) -> ToolChoice:
+    if choice is None:
+        return parse_tool_choice(None, tools)
+    if choice.type == "tool":
+        return parse_tool_choice({"type": "function", "name": choice.name}, tools)
+    return parse_tool_choice(MODES[choice.type], tools)
+
+
+def format_of(body: PromptFields) -> ResponseFormat | None:
+    config = body.output_config
+    wanted = (config.format if config is not None else None) or body.output_format
+    if wanted is None:
+        return None
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=wanted.schema))

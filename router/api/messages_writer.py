@@ -1,0 +1,132 @@
+"""Writes answers of /v1/messages: a message of content blocks, and the events of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
+from router.api.choice_text import Delta
+from router.api.errors import messages_error
+from router.api.writer import ENCODER, AnswerFacts, named_event
+from router.tools.call_ids import call_id
+from shared.core.errors import BatonError
+from shared.core.states import FinishReason
+
+Json = dict[str, object]
+
+
+class MessagesWriter:
+    """See `router.api.writer.Writer`. There is one choice."""
+
+    def __init__(self, facts: AnswerFacts) -> None:
+        self.answer_id = f"msg_{facts.token}"
+        self._facts = facts
+        self._blocks = Blocks()
+        self._last = Delta()
+
+    def opening(self) -> bytes:
+        return named_event("message_start", {"type": "message_start", "message": self._message([], None)})
+
+    def more(self, deltas: Mapping[int, Delta]) -> bytes:
+        delta = deltas.get(0)
+        if delta is None:
+            return b""
+        if delta.finish_reason is not None:
+            self._last = delta
+        return self._events(self._blocks.feed(delta))
+
+    def ending(self) -> bytes:
+        data = self._events(self._blocks.finish(self._last))
+        ended = {"stop_reason": stop_reason(self._last), "stop_sequence": self._last.stopped_by or None}
+        data += named_event("message_delta", {"type": "message_delta", "delta": ended, "usage": self._usage()})
+        return data + named_event("message_stop", {"type": "message_stop"})
+
+    def failed(self, error: BatonError) -> bytes:
+        return named_event("error", messages_error(error))
+
+    def whole(self, answers: Sequence[Delta]) -> bytes:
+        """A call that was cut off is left out: its input would be no object."""
+        delta = answers[0]
+        blocks = [block for block in whole_blocks(delta) if block.is_whole or block.kind is not BlockKind.CALL]
+        content = [self._whole_block(block) for block in blocks]
+        return ENCODER.encode(self._message(content, delta))
+
+    def _message(self, content: list[Json], ended: Delta | None) -> Json:
+        return {
+            "id": self.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._facts.plan.model,
+            "content": content,
+            "stop_reason": stop_reason(ended) if ended is not None else None,
+            "stop_sequence": (ended.stopped_by or None) if ended is not None else None,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> Json:
+        """Tokens that the prefix cache had are no input here. They are known at the end."""
+        counts = self._facts.counts()
+        return {
+            "input_tokens": counts.prompt - counts.cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": counts.cached,
+            "output_tokens": counts.answer,
+        }
+
+    def _events(self, events: Iterable[BlockEvent]) -> bytes:
+        return b"".join(self._event(event) for event in events)
+
+    def _event(self, event: BlockEvent) -> bytes:
+        match event:
+            case BlockBegun(block):
+                more: Json = {"type": "content_block_start", "content_block": self._begun(block)}
+            case BlockGrew(block, text):
+                more = {"type": "content_block_delta", "delta": grown(block, text)}
+            case BlockEnded(block):
+                more = {"type": "content_block_stop"}
+        return named_event(str(more["type"]), more | {"index": event.block.index})
+
+    def _begun(self, block: Block) -> Json:
+        match block.kind:
+            case BlockKind.THOUGHT:
+                return {"type": "thinking", "thinking": "", "signature": ""}
+            case BlockKind.TEXT:
+                return {"type": "text", "text": ""}
+            case BlockKind.CALL:
+                return {"type": "tool_use", "id": self._id_of(block), "name": block.name, "input": {}}
+
+    def _whole_block(self, block: Block) -> Json:
+        begun = self._begun(block)
+        match block.kind:
+            case BlockKind.THOUGHT:
+                return begun | {"thinking": block.text}
+            case BlockKind.TEXT:
+                return begun | {"text": block.text}
+            case BlockKind.CALL:
+                return begun | {"input": msgspec.Raw((block.text or "{}").encode())}
+
+    def _id_of(self, block: Block) -> str:
+        form = self._facts.plan.show.form
+        is_short = form.row is not None and form.row.has_short_ids
+        own = call_id(form.request_id, block.call, is_short=is_short)
+        return own if is_short else own.replace("call_", "toolu_", 1)
+
+
+def grown(block: Block, text: str) -> Json:
+    match block.kind:
+        case BlockKind.THOUGHT:
+            return {"type": "thinking_delta", "thinking": text}
+        case BlockKind.TEXT:
+            return {"type": "text_delta", "text": text}
+        case BlockKind.CALL:
+            return {"type": "input_json_delta", "partial_json": text}
+
+
+def stop_reason(ended: Delta) -> str:
+    if ended.finish_reason is FinishReason.LENGTH:
+        return "max_tokens"
+    if ended.stopped_by:
+        return "stop_sequence"
+    return "tool_use" if ended.has_calls else "end_turn"

@@ -1,0 +1,197 @@
+"""POST /v1/responses, without a memory: its fields and what they come down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from router.api.chat_messages import thinking_kwargs
+from router.api.chat_task import ChatTask, named_as, plan_of
+from router.api.fields import (
+    NOT_YET,
+    NOTHING,
+    Body,
+    CacheSalt,
+    FieldTable,
+    GenerationFields,
+    JsonSchemaFormat,
+    Positive,
+    Refused,
+    ResponseFormat,
+    Schema,
+    ShortText,
+    Temperature,
+    TopP,
+)
+from router.api.generation_plan import Contexts, GenerationPlan
+from router.api.resolve import Resolver
+from router.api.responses_input import InputItem, turns_of
+from router.api.responses_writer import ResponsesWriter
+from router.api.writer import AnswerFacts, Writer
+from router.text.conversation import Conversation
+from router.tools.choice import parse_tool_choice
+from router.tools.declared import parse_tools
+from shared.core.errors import InvalidRequest
+
+OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
+LOGPROBS = "message.output_text.logprobs"
+ALONE = "answers are not stored; send the whole conversation as input"
+
+
+class TextFormat(Body, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Schema | None = None
+    name: ShortText | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFields(Body, frozen=True, kw_only=True):
+    format: TextFormat | None = None
+
+
+class ReasoningFields(Body, frozen=True, kw_only=True):
+    effort: ShortText | None = None
+
+
+class ResponsesRequest(Body, frozen=True, kw_only=True):
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextFields | None = None
+    reasoning: ReasoningFields | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    seed: int | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: ShortText | None = None
+
+
+RESPONSES = FieldTable(
+    "/v1/responses",
+    ResponsesRequest,
+    about={
+        "model": "the served model or one of its adapters; the model when absent",
+        "input": "a text, or the conversation as items: messages, thoughts, calls and what they gave",
+        "instructions": "what stands before the conversation",
+        "max_output_tokens": "longest answer; at most what the context leaves",
+        "stream": "server-sent events instead of one answer",
+        "temperature": "0: always the likeliest token",
+        "top_p": "keep the likeliest tokens that have this share together",
+        "tools": "functions that the model may call; tools of other types are skipped, and the header names them",
+        "tool_choice": "`none`, `auto`, `required`, or the one function that must be called",
+        "parallel_tool_calls": "false: one call at most",
+        "text": "`format`: `json_object`, or `json_schema` with its schema: the answer is such a JSON text",
+        "reasoning": "`effort`: the variable reasoning_effort of the model's template; `none`: thinking is off",
+        "include": "what else should be shown; nothing of it is known here",
+        "metadata": "returned as it came",
+        "seed": "beyond OpenAI's: the same seed and request give the same answer, on any node and after any fault",
+        "cache_salt": "beyond OpenAI's: only requests with the same one share cached prompts with this",
+        "request_id": "beyond OpenAI's: returned as X-Request-Id, and named in the router's log",
+    },
+    ignored={
+        "access_programs": "nobody is asked",
+        "max_tool_calls": "calls are run by the client",
+        "prompt_cache_key": "every prompt may use the prefix cache",
+        "prompt_cache_options": "every prompt may use the prefix cache",
+        "prompt_cache_retention": "pages stay as long as there is room",
+        "safety_identifier": "nobody is told",
+        "service_tier": "there is one",
+        "stream_options": "streams are never padded",
+        "user": "nobody is told",
+    },
+    refused={
+        "background": Refused(ALONE),
+        "context_management": Refused("conversations are never shortened"),
+        "conversation": Refused(ALONE),
+        "image": Refused("this model reads text only"),
+        "moderation": Refused(NOT_YET),
+        "previous_response_id": Refused(ALONE),
+        "prompt": Refused("prompts are not stored"),
+        "store": Refused(ALONE),
+        "top_logprobs": Refused("ask /v1/chat/completions"),
+        "truncation": Refused("conversations are never shortened", (*NOTHING, "disabled")),
+    },
+)
+
+
+class Responses:
+    """See `router.api.generation_api.GenerationApi`."""
+
+    table = RESPONSES
+
+    def plan(self, body: ResponsesRequest, resolver: Resolver, contexts: Contexts) -> GenerationPlan:
+        if LOGPROBS in (body.include or ()):
+            raise InvalidRequest(f"include: {LOGPROBS} is not served here; ask /v1/chat/completions", param="include")
+        tools = parse_tools(body.tools).tools
+        conversation = Conversation(
+            turns_of(body.instructions, body.input),
+            tools=[tool.for_template() for tool in tools] or None,
+            kwargs=thinking_kwargs(body.reasoning.effort if body.reasoning is not None else None),
+        )
+        fields = GenerationFields(
+            model=body.model,
+            stream=body.stream,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            response_format=format_of(body.text),
+            cache_salt=body.cache_salt,
+            request_id=body.request_id,
+        )
+        task = ChatTask(
+            conversation,
+            parse_tool_choice(body.tool_choice, tools),
+            allows_parallel=body.parallel_tool_calls is not False,
+            max_tokens=body.max_output_tokens,
+            is_bound=True,
+            prompt_field="input",
+        )
+        with named_as(OWN_NAMES):
+            return plan_of(task, fields, resolver, contexts)
+
+    def skipped(self, body: ResponsesRequest) -> Sequence[str]:
+        return [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if not is_function(tool)]
+
+    def writer(self, body: ResponsesRequest, facts: AnswerFacts) -> Writer:
+        return ResponsesWriter(facts, echo_of(body))
+
+
+def is_function(tool: Mapping[str, Any]) -> bool:
+    return tool.get("type") == "function"
+
+
+def format_of(text: TextFields | None) -> ResponseFormat | None:
+    wanted = text.format if text is not None else None
+    if wanted is None:
+        return None
+    described = JsonSchemaFormat(schema=wanted.schema) if wanted.schema is not None else None
+    return ResponseFormat(type=wanted.type, json_schema=described)
+
+
+def echo_of(body: ResponsesRequest) -> dict[str, object]:
+    """Return what an answer repeats of its request."""
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    wanted = body.text.format if body.text is not None else None
+    shown = {name: value for name in TextFormat.__struct_fields__ if (value := getattr(wanted, name, None)) is not None}
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": {"effort": effort, "summary": None},
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": shown or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool for tool in body.tools or () if is_function(tool)],
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+    }

@@ -1,0 +1,136 @@
+"""The input of /v1/responses, and the turns that a template renders.
+
+One turn of the assistant comes as several items: its thought, its text, each call. What a call gave is an item, too.
+Images and files are refused by name; thoughts that are encrypted are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from router.api.chat_messages import ROLES, TEXT_PARTS, Turn, not_text
+from router.api.fields import Body, ShortText
+from shared.core.errors import InvalidRequest
+
+BETWEEN_SYSTEM_TURNS = "\n\n"  # some templates take one only
+THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}  # type -> its field
+TYPES = ("message", "function_call", "function_call_output", "reasoning")
+
+
+class InputPart(Body, frozen=True, kw_only=True):
+    """One part of an item's content. `type` says which of the other fields counts."""
+
+    type: str = "input_text"
+    text: str | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class InputItem(Body, frozen=True, kw_only=True):
+    """`type` says which of the other fields count; without one it is a message."""
+
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: ShortText | None = None
+    name: ShortText | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    encrypted_content: Any = None
+    id: Any = None
+    status: Any = None
+    phase: Any = None
+
+
+class Turns:
+    """Collects turns. Items of the assistant that follow each other are one turn, and so are first system messages."""
+
+    def __init__(self) -> None:
+        self.all: list[Turn] = []
+        self._own: dict[str, str] = {}  # texts of the assistant's turn that is open
+        self._calls: list[dict[str, object]] = []
+
+    def add(self, role: str, text: str, call_id: str | None = None) -> None:
+        """A turn that is not the assistant's."""
+        self.close()
+        first = self.all[0] if len(self.all) == 1 else None
+        if role == "system" and first is not None and first["role"] == role:
+            first["content"] = f"{first['content']}{BETWEEN_SYSTEM_TURNS}{text}"
+            return
+        turn: Turn = {"role": role, "content": text}
+        self.all.append(turn if call_id is None else turn | {"tool_call_id": call_id})
+
+    def add_own(self, name: str, text: str) -> None:
+        self._own[name] = self._own.get(name, "") + text
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        function = {"name": name, "arguments": arguments}
+        self._calls.append({"id": call_id, "type": "function", "function": function})
+
+    def close(self) -> None:
+        """The assistant's turn, if one is open, is complete."""
+        if not self._own and not self._calls:
+            return
+        turn: Turn = {"role": "assistant", "content": "", **self._own}
+        self.all.append(turn | {"tool_calls": self._calls} if self._calls else turn)
+        self._own, self._calls = {}, []
+
+
+def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Turn]:
+    """Return what the template gets. Raise InvalidRequest that names the first item that can't be one."""
+    turns = Turns()
+    if instructions:
+        turns.add("system", instructions)
+    if isinstance(items, str):
+        turns.add("user", items)
+    else:
+        for index, item in enumerate(items):
+            _add(turns, item, f"input[{index}]")
+    turns.close()
+    return turns.all
+
+
+def _add(turns: Turns, item: InputItem, path: str) -> None:
+    match item.type:
+        case "message":
+            role = _needed(item.role, item.type, f"{path}.role")
+            text = _text_of(item.content or "", TEXT_PARTS, f"{path}.content")
+            if role == "assistant":
+                turns.add_own("content", text)
+            else:
+                turns.add(ROLES.get(role, role), text)
+        case "function_call":
+            call_id = _needed(item.call_id, item.type, f"{path}.call_id")
+            turns.add_call(call_id, _needed(item.name, item.type, f"{path}.name"), item.arguments or "")
+        case "function_call_output":
+            call_id = _needed(item.call_id, item.type, f"{path}.call_id")
+            turns.add("tool", _text_of(item.output or "", TEXT_PARTS, f"{path}.output"), call_id)
+        case "reasoning":
+            thought = _text_of(item.content or item.summary or "", THOUGHT_PARTS, f"{path}.content")
+            if thought:
+                turns.add_own("reasoning_content", thought)
+        case _:
+            why = f"{path}.type {item.type[:40]!r} is not supported: items are {', '.join(TYPES)}"
+            raise InvalidRequest(why, param=f"{path}.type")
+
+
+def _text_of(content: str | Sequence[InputPart], kinds: Mapping[str, str], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts: list[str] = []
+    for index, part in enumerate(content):
+        where = f"{path}[{index}]"
+        if part.type not in kinds:
+            raise not_text(part.type, where)
+        name = kinds[part.type]
+        texts.append(_needed(getattr(part, name), part.type, f"{where}.{name}"))
+    return "".join(texts)
+
+
+def _needed(value: str | None, kind: str, path: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{path}: what has type {kind!r} needs it", param=path)
+    return value

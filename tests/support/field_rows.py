@@ -1,0 +1,73 @@
+"""Rows that say what a field of a request does: values that are taken, with what must hold of the plan, and values that
+are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from router.api.chat import CHAT
+from router.api.completions import COMPLETIONS
+from router.api.fields import FieldTable
+from router.api.generation_plan import GenerationPlan
+
+Table = FieldTable[Any]
+GENERATIONS = (CHAT, COMPLETIONS)
+Check = Callable[[GenerationPlan], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`good`: (value, what must hold of the plan). `bad`: refused, naming the field. `extra`: fields sent along."""
+
+    field: str
+    good: tuple[tuple[Any, Check], ...] = ()
+    bad: tuple[Any, ...] = ()
+    extra: tuple[tuple[str, Any], ...] = ()
+    kinds: tuple[Table, ...] = GENERATIONS
+    param: str = ""
+
+
+def always(plan: GenerationPlan) -> bool:
+    return True
+
+
+def sampling(name: str, value: Any) -> Check:
+    return lambda plan: getattr(plan.sampling, name) == value
+
+
+def show(name: str, value: Any) -> Check:
+    return lambda plan: getattr(plan.show, name) == value
+
+
+def num_prompt(count: int) -> Check:
+    return lambda plan: len(plan.jobs[0].ids) == count
+
+
+def harmless(*values: Any) -> tuple[tuple[Any, Check], ...]:
+    return tuple((value, always) for value in values)
+
+
+def grammar_with(part: str) -> Check:
+    return lambda plan: part in plan.sampling.grammar
+
+
+def grammar_without(part: str) -> Check:
+    return lambda plan: bool(plan.sampling.grammar) and part not in plan.sampling.grammar
+
+
+def calls(*names: str) -> Check:
+    """Which tools the answer may call."""
+    return lambda plan: (
+        tuple(tool.name for tool in plan.show.form.tools) == names and bool(names) == bool(plan.sampling.grammar)
+    )
+
+
+def prompt_is(text: str) -> Check:
+    """HashLM's ids are characters."""
+    return lambda plan: prompt_of(plan) == text
+
+
+def prompt_of(plan: GenerationPlan) -> str:
+    return "".join(chr(32 + i) for i in plan.jobs[0].ids)
