@@ -85,7 +85,7 @@ def test_every_stream_survives_one_node(transport: str, kind: str, victim: str) 
 
 def read_by_an_encoder(request: RequestPlan) -> RequestPlan:
     """Routers refuse to have such a prompt scored."""
-    return replace(request, encoder=True, sampling=replace(request.sampling, prompt_logprobs=-1))
+    return replace(request, encoder=True, sampling=replace(request.sampling, prompt_logprobs=-1, grammar=""))
 
 
 def test_what_a_decoder_said_is_no_encoder_s_input_elsewhere() -> None:

@@ -15,6 +15,7 @@ from shared.core.keys import sequence_seed
 from shared.core.sampling_params import SamplingParams
 from shared.model.hashlm.reference import ReferenceRun, reference_run, seq2seq_run
 from shared.wire.messages import TokenLogprob
+from tests.support.grammar_oracle import allows_of
 from tests.support.sim.hosts import RouterHost
 from tests.support.sim.plan import ClientPlan, RequestPlan
 
@@ -99,17 +100,25 @@ class Stream:
 
 def streams_of(name: str, request: RequestPlan) -> list[Stream]:
     closes = dict(request.closes)
-    sampling, wanted = request.sampling, seq2seq_run if request.encoder else reference_run
+    sampling = request.sampling
     return [
         Stream(
             f"{name}.{index}",
-            wanted(request.prompt, sampling, sequence_seed(request.seed, index), sampling.max_tokens),
+            reference_of(request, sequence_seed(request.seed, index)),
             sampling.num_logprobs,
             closes.get(index),
             prompt=request.prompt if index == 0 and sampling.prompt_logprobs >= 0 else (),
         )
         for index in range(request.num_sequences)
     ]
+
+
+def reference_of(request: RequestPlan, seed: int) -> ReferenceRun:
+    sampling = request.sampling
+    if request.encoder:
+        return seq2seq_run(request.prompt, sampling, seed, sampling.max_tokens)
+    allows = allows_of(sampling.grammar)
+    return reference_run(request.prompt, sampling, seed, sampling.max_tokens, allows=allows)
 
 
 class Client:

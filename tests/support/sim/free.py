@@ -167,16 +167,17 @@ def waits_at_decode(node: Node, side: DecodeSide) -> Iterator[Wait]:
 
 
 def first_offer(node: Node) -> WaitingOffer | None:
-    """The oldest one whose router is known here."""
+    """The oldest one whose router is known here, and whose grammar has been compiled."""
     assert isinstance(node.side, DecodeSide)
-    known = (o for o in node.side.prealloc._offers.values() if node.ctx.routers.peer_of(o.request.key) is not None)
+    offers, routers = node.side.prealloc._offers.values(), node.ctx.routers
+    known = (o for o in offers if o.request.may_begin and routers.peer_of(o.request.key) is not None)
     return next(known, None)
 
 
 def has_room_for(node: Node, offer: WaitingOffer) -> bool:
     scheduler, req = node.ctx.core.scheduler, offer.request
-    is_first = not scheduler.waiting or scheduler.waiting[0].arrival > req.arrival
-    return is_first and fits(scheduler, req, scheduler.settings.width)
+    first = next((other for other in scheduler.waiting if other.may_begin), None)
+    return (first is None or first.arrival > req.arrival) and fits(scheduler, req, scheduler.settings.width)
 
 
 def first_prompt(node: Node) -> Request | None:
@@ -184,7 +185,8 @@ def first_prompt(node: Node) -> Request | None:
     they give way to all others, so what is free may be kept for one of these."""
     scheduler = node.ctx.core.scheduler
     cached = scheduler.kv.cache.enabled
-    wanted = [req for req in scheduler.waiting if not (cached and waits_for_sibling(req, scheduler.requests))]
+    able = [req for req in scheduler.waiting if req.may_begin]
+    wanted = [req for req in able if not (cached and waits_for_sibling(req, scheduler.requests))]
     prompt = min(wanted, key=lambda req: (req.key in scheduler.ungranted, req.arrival), default=None)
     if prompt is None or not isinstance(node.side, DecodeSide):
         return prompt

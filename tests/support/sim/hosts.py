@@ -35,12 +35,14 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.peers import Inbound, peer_name
 from tests.support.core_rig import MAX_CONTEXT, make_core
+from tests.support.grammar_oracle import InItsTime, make_grammars
 from tests.support.sim.plan import ClusterPlan, NodePlan, RouterPlan
 from tests.support.sim.wire import Network, Port
 from tests.support.twin_groups import TwinGroup
 
 DAWN_US = 1_700_000_000_000_000  # of the hosts' wall clocks
 TIMED_EVERY = 7
+COMPILE_S = 0.05  # of a grammar, at most
 
 
 @dataclass
@@ -102,6 +104,7 @@ class NodeHost:
         self.clock = Clock(net, offset=plan.clock_offset, rate=plan.clock_rate)
         self.wall_offset_us = plan.wall_offset_us
         self.lives = 0
+        self._compiling = random.Random(f"{cluster.seed} {plan.node_id}")
         self.slowness = 1.0
         self.node: Node | None = None
         self.daemon: Daemon | None = None
@@ -134,7 +137,7 @@ class NodeHost:
     def _build(self, epoch: int, endpoint: str) -> Node:
         plan, lease_s = self.plan, self.cluster.lease_s
         self.world = World(self.rng.getrandbits(32)) if plan.knobs.backend == "simulated" else None
-        core = make_core(plan.knobs, self.world)
+        core = make_core(plan.knobs, self.world, grammars=make_grammars(InItsTime(self._when_compiled), self._wake))
         core.loop.step = self._timed(core.loop.step)  # type: ignore[method-assign]
         drafter = core.engine.worker.drafter
         facts = NodeFacts(
@@ -144,7 +147,10 @@ class NodeHost:
             endpoint=endpoint,
             host_id="here",
             transports=plan.transports,
-            fingerprint=make_fingerprint(core.model.spec, core.pool.planes, plan.knobs.page_size, drafter, "sim"),
+            fingerprint=make_fingerprint(
+                *(core.model.spec, core.pool.planes, plan.knobs.page_size, drafter, "sim"),
+                core.scheduler.grammar_version,
+            ),
             max_context=MAX_CONTEXT,
             max_running=plan.knobs.max_running,
             max_waiting=plan.max_waiting,
@@ -215,6 +221,9 @@ class NodeHost:
 
     def _wake(self) -> None:
         self.sleeper.at(self.net.timers.now + self.rng.uniform(0.0, 0.0005) * self.slowness)
+
+    def _when_compiled(self, known: Callable[[], None]) -> None:
+        self.net.timers.at(self.net.timers.now + self._compiling.uniform(0.0, COMPILE_S) * self.slowness, known)
 
     def _round(self) -> None:
         if not self.is_up:

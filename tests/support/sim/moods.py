@@ -121,7 +121,9 @@ def long_requests(rng: random.Random, count: int, spread: float, max_tokens: tup
     clients = []
     for _ in range(count):
         request = draw_request(rng, stems)
-        sampling = replace(request.sampling, max_tokens=rng.choice(max_tokens), stop_token_ids=(), min_tokens=0)
+        sampling = replace(
+            request.sampling, max_tokens=rng.choice(max_tokens), stop_token_ids=(), min_tokens=0, grammar=""
+        )
         request = RequestPlan(request.prompt, request.num_sequences, sampling, request.seed)
         clients.append(ClientPlan(ARRIVALS_FROM_S + rng.uniform(0, spread), (request,)))
     return tuple(sorted(clients, key=lambda client: client.at))

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from shared.config.settings import TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
-from tests.support.core_rig import CoreKnobs, draw_sampling
+from tests.support.core_rig import EOS, CoreKnobs, draw_sampling
+from tests.support.grammar_oracle import GRAMMARS
 
 ARRIVALS_FROM_S = 1.0  # nodes have dialled in by then
 PATH_FAULTS = ("one way", "no answer", "full queue", "cut within")
@@ -18,6 +19,7 @@ FAULTS = (
 )  # fmt: skip
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
 GENTLE = ("gentle", "overload", "one way", "drains", "twins")
+GRAMMAR_EVERY = 7  # th request follows one
 MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3), (2, 3), (0, 2), (2, 0))  # prefill, decode
 
@@ -222,7 +224,17 @@ def draw_request(rng: random.Random, stems: list[tuple[int, ...]]) -> RequestPla
     closes = ()
     if rng.random() < 0.15:
         closes = ((rng.randrange(num_sequences), rng.randint(1, sampling.max_tokens)),)
-    return RequestPlan(prompt, num_sequences, sampling, rng.getrandbits(63), closes)
+    seed = rng.getrandbits(63)
+    return RequestPlan(prompt, num_sequences, with_grammar(sampling, seed), seed, closes)
+
+
+def with_grammar(sampling: SamplingParams, seed: int) -> SamplingParams:
+    """Some follow a grammar. It is not drawn, but follows, so that seeds stay what they were."""
+    number, rest = divmod(seed, GRAMMAR_EVERY)
+    if rest:
+        return sampling
+    grammar = GRAMMARS[number % len(GRAMMARS)]
+    return replace(sampling, grammar=grammar, stop_token_ids=(EOS,), allowed_token_ids=())
 
 
 def draw_hang_up(rng: random.Random) -> float | None:

@@ -29,6 +29,8 @@ class RareEvents:
     _drained: set[tuple[str, str]] = field(default_factory=set)
 
     def moved(self, req: Request, before: RequestState, after: RequestState) -> None:
+        if after is S.WAITING and before is S.RUNNING and req.sampling.grammar:
+            self.counts["retracted under a grammar"] += 1
         if after is S.WAITING and before is S.GRANTED:
             self.counts["retracted after its grant"] += 1
         elif after is S.WAITING and req.handoff_to is not None and before in (S.PREFILLING, S.HANDED_OFF):
@@ -48,6 +50,7 @@ class RareEvents:
     def _went_on(self, message: Generate) -> None:
         key = key_of(message.key)
         self.counts["resumed twice"] += key.attempt == 2
+        self.counts["resumed under a grammar"] += bool(message.sampling.grammar and any(message.output_ids))
         former = RequestKey(key.router_id, key.router_epoch, key.rid, key.attempt - 1, key.seq_index)
         self.counts["wait then elsewhere"] += former in self._waited
 
@@ -61,6 +64,7 @@ class RareEvents:
         elif isinstance(message, Offer):
             key = key_of(message.key)
             self._offered.setdefault(key, now)
+            self.counts["offered under a grammar"] += bool(message.sampling.grammar)
             self.counts["tombstone before offer"] += node.ctx.tombstones.covers(key)
             self.counts["offer before its router's Welcome"] += node.ctx.routers.peer_of(key) is None
         elif isinstance(node.side, PrefillSide) and isinstance(message, Grant | Installed | Wait):

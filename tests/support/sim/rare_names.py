@@ -24,6 +24,9 @@ EVENTS = (
     "dial never answered",
     "full queue",
     "half a message dropped",
+    "offered under a grammar",
+    "retracted under a grammar",
+    "resumed under a grammar",
 )
 
 
