@@ -1,7 +1,7 @@
 """One stream, however it ran. Every seed draws a cell of {overlap} x {chunk size} x {page size} x {disaggregated,
 local, mixed} x {forced retraction} x {temperature} x {prefix cache} x {speculation: off, n-gram, chain, tree,
 multi-layer} x {stream backend} x {host lengths} x {cold tier: off, memory, memory and a file} x {pipeline stages: 1,
-2}; all streams must be the plain reference's.
+2} x {grammar: none, JSON, regex, choice, tool}; all streams must be the plain reference's.
 
 `--seeds 600` is the long run; the default is what continuous integration runs.
 """

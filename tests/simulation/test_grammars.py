@@ -28,7 +28,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.grammar_oracle import JSON, Later, allows_of, draw_grammar, make_grammars
+from tests.support.grammar_oracle import JSON, Later, allows_of, draw_grammar, following, make_grammars
 from tests.support.hazards.attach import watching
 from tests.support.node_pair import Net, assert_clean, make_node
 from tests.support.step_faults import PLACES, break_at, run_with_fault
@@ -67,8 +67,7 @@ def constrained(jobs: list[Job], rng: random.Random, share: float = 0.6) -> list
 
 
 def with_grammar(one: Job, grammar: str, **more: object) -> Job:
-    fields = {"grammar": grammar, "stop_token_ids": (EOS,), "allowed_token_ids": (), **more}
-    return replace(one, sampling=replace(one.sampling, **fields))  # type: ignore[arg-type]
+    return replace(one, sampling=replace(following(one.sampling, grammar), **more))  # type: ignore[arg-type]
 
 
 def run(seed: int) -> int:

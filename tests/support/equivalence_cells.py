@@ -22,6 +22,7 @@ from shared.node.node import Node
 from shared.sched.events import Emitted, Ended
 from shared.wire.messages import Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs, make_core
+from tests.support.grammar_oracle import KINDS, following
 from tests.support.node_pair import Net, expected, make_node
 
 POISON = 0xA5
@@ -40,7 +41,9 @@ AXES: dict[str, tuple] = {
     "host_lengths": (True, False),
     "offload": ("off", "memory", "file"),
     "stages": (1, 2),
+    "grammar": ("none", "none", "none", "json", "regex", "choice", "tool"),
 }
+NEVER = ("stages", 2, "grammar")  # a pipeline follows no grammar
 SPECS: dict[str, dict] = {
     "off": {},
     "ngram": {"spec": "ngram", "width": 4},
@@ -67,6 +70,7 @@ class Cell:
     host_lengths: bool
     offload: str
     stages: int
+    grammar: str
 
     def pairs(self) -> set[tuple[str, object, str, object]]:
         values = [(axis.name, getattr(self, axis.name)) for axis in fields(self)]
@@ -77,11 +81,12 @@ def all_pairs() -> set[tuple[str, object, str, object]]:
     found = set()
     for (one, values), (other, others) in itertools.combinations(AXES.items(), 2):
         found |= {(one, a, other, b) for a in values for b in others}
-    return found
+    return {pair for pair in found if pair[:3] != NEVER or pair[3] == "none"}
 
 
 def draw_cell(rng: random.Random) -> Cell:
-    return Cell(**{name: rng.choice(values) for name, values in AXES.items()})
+    cell = Cell(**{name: rng.choice(values) for name, values in AXES.items()})
+    return cell if cell.grammar == "none" else replace(cell, stages=1)
 
 
 def knobs_of(cell: Cell, rng: random.Random, seed: int) -> CoreKnobs:
@@ -141,7 +146,7 @@ class Watch:
             for b, row_id in enumerate(result.row_ids):
                 req = scheduler.requests.get(row_id.key)
                 alive = req is not None and req.incarnation == row_id.incarnation
-                if foresees and b >= result.num_prefill and alive:
+                if foresees and not (req and req.sampling.grammar) and b >= result.num_prefill and alive:
                     accepted = int(result.accept_lens[b])
                     committed = int(result.seq_lens[b]) - accepted
                     wanted = expected_accept_len(committed, min(result.width, most), HIT_RATE)
@@ -205,8 +210,9 @@ def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encod
     if window or encoder:
         cell = replace(cell, spec=rng.choice(["off", "ngram"]), offload="off")
     if encoder:
-        cell = replace(cell, stages=1)
+        cell = replace(cell, stages=1, grammar="none")
     knobs, jobs = knobs_of(cell, rng, seed), draw_jobs(rng, num_jobs, cell.temperature)
+    jobs = [under_grammar(job, cell.grammar, rng) for job in jobs]
     knobs = replace(knobs, window=window, encoder=encoder)
     jobs = [replace(job, window=window, encoder=encoder) for job in jobs]
     every = rng.choice([5, 9, 14]) if cell.retract else 0
@@ -214,6 +220,13 @@ def run_cell(seed: int, watch: Watch, num_jobs: int = 38, window: int = 0, encod
     run(knobs, jobs, every, rng, watch)
     watch.outcomes[cell.mode] += 1
     return cell
+
+
+def under_grammar(job: Job, kind: str, rng: random.Random) -> Job:
+    """Most of a cell's requests follow a grammar of its kind; the others run beside them."""
+    if kind == "none" or rng.random() < 0.3:
+        return job
+    return replace(job, sampling=following(job.sampling, rng.choice(KINDS[kind])))
 
 
 def run_alone(knobs: CoreKnobs, jobs: Sequence[Job], every: int, rng: random.Random, watch: Watch) -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from router.text.grammars import of_choices
+from router.tools.choice import ChoiceMode, ToolChoice
+from router.tools.declared import parse_tools
+from router.tools.formats import BY_NAME
+from router.tools.grammar import tool_grammar
 from shared.config.vocabulary import hashlm_vocabulary
+from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
@@ -28,7 +36,27 @@ SCHEMA = {
 }
 JSON = LLMatcher.grammar_from_json_schema(SCHEMA)
 REGEXES = (r"[0-9]{3}-[a-f]{4}", r"(yes|no|maybe)( (yes|no|maybe))*", r"[^a]{1,60}", r"(ab|abc|abcd|a[x-z]+)+!")
-GRAMMARS = (JSON, *map(LLMatcher.grammar_from_regex, REGEXES))
+CALLS = tool_grammar(
+    BY_NAME["llama3_json"],
+    ToolChoice(
+        ChoiceMode.REQUIRED,
+        parse_tools(
+            [
+                {"type": "function", "name": "weather", "parameters": SCHEMA},
+                {"type": "function", "name": "stop"},
+            ]
+        ).tools,
+    ),
+    allows_parallel=False,
+)
+assert CALLS is not None
+KINDS = {
+    "json": (JSON,),
+    "regex": tuple(map(LLMatcher.grammar_from_regex, REGEXES)),
+    "choice": (of_choices(["yes", "no", "yesterday", "not at all"]),),
+    "tool": (LLMatcher.grammar_from_lark(CALLS),),
+}
+GRAMMARS = tuple(itertools.chain.from_iterable(KINDS.values()))
 
 
 class AtOnce(Executor):
@@ -107,3 +135,8 @@ def allows_of(grammar: str) -> Allows | None:
 
 def draw_grammar(rng: random.Random) -> str:
     return rng.choice(GRAMMARS)
+
+
+def following(sampling: SamplingParams, grammar: str) -> SamplingParams:
+    """The same under a grammar, which ends with the model's own end."""
+    return replace(sampling, grammar=grammar, stop_token_ids=VOCABULARY.eos_ids, allowed_token_ids=())

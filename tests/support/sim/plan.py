@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from shared.config.settings import TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
-from tests.support.core_rig import EOS, CoreKnobs, draw_sampling
-from tests.support.grammar_oracle import GRAMMARS
+from tests.support.core_rig import CoreKnobs, draw_sampling
+from tests.support.grammar_oracle import GRAMMARS, following
 
 ARRIVALS_FROM_S = 1.0  # nodes have dialled in by then
 PATH_FAULTS = ("one way", "no answer", "full queue", "cut within")
@@ -233,8 +233,7 @@ def with_grammar(sampling: SamplingParams, seed: int) -> SamplingParams:
     number, rest = divmod(seed, GRAMMAR_EVERY)
     if rest:
         return sampling
-    grammar = GRAMMARS[number % len(GRAMMARS)]
-    return replace(sampling, grammar=grammar, stop_token_ids=(EOS,), allowed_token_ids=())
+    return following(sampling, GRAMMARS[number % len(GRAMMARS)])
 
 
 def draw_hang_up(rng: random.Random) -> float | None:
