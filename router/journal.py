@@ -143,6 +143,11 @@ class OpenRequest:
         """Of all sequences."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
+    @property
+    def is_decoded(self) -> bool:
+        """Whether its decode node has begun a sequence that is still open."""
+        return any(not self.sequences[index].is_closed for index in self.begun_by_decode)
+
     def runs_on(self, node: RegisteredNode) -> bool:
         """Whether a node is known to compute for it now: its prompt, or the tokens behind it. One that waits there, or
         has handed over, does not."""

@@ -134,6 +134,28 @@ def test_who_has_begun_stays(rig: RouterRig) -> None:
     assert not story.tick(10)
 
 
+def test_who_waits_behind_a_sibling_that_has_ended_goes(rig: RouterRig) -> None:
+    """What the node had begun is over: nothing is computed twice."""
+    p, a = rig.join("prefill", "p"), rig.join("decode", "a")
+    key = rig.open([1] * 32, n=2)[0].key
+    second = msgspec.structs.replace(key, seq_index=1)
+    b = rig.join("decode", "b")
+    for one in (key, second):
+        rig.run(p, one, 0, [5])
+    rig.run(a, key, 1, [6])
+    pages(a, 0, waiting=3, running=7)
+    pages(b, 99)
+    for _ in range(40):
+        rig.now += 0.25
+        assert not generates(rig.dispatcher.tick(rig.now)), "one of them runs there"
+    rig.end(a, key, 2)
+    rig.now += 0.25
+    assert not generates(rig.dispatcher.tick(rig.now))
+    rig.now += MOVE_AFTER_S
+    (moved,) = generates(rig.dispatcher.tick(rig.now))
+    assert (moved.decode_node, moved.output_ids, moved.ended) == ("b", [[], [5]], [0])
+
+
 def test_who_is_not_computed_stays(rig: RouterRig) -> None:
     story = Waiting(rig)
     pages(story.a, 99)
