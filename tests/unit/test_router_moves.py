@@ -205,6 +205,22 @@ def test_a_node_is_not_flooded_by_one_report(rig: RouterRig) -> None:
     assert len(story.tick(1)) == 2
 
 
+def test_where_there_is_room_for_one_who_has_waited_longest_goes(rig: RouterRig) -> None:
+    """Not who came first: the first one's prompt took longer."""
+    p, a = rig.join("prefill", "p"), rig.join("decode", "a")
+    first, second = (generate.key for generate in rig.open([1] * 32, rounds=2))
+    b = rig.join("decode", "b")
+    pages(a, 0, waiting=3, running=7)
+    pages(b, 0)
+    for rig.now, key in ((1.0, second), (2.0, first)):
+        rig.run(p, key, 0, [5])
+        assert not generates(rig.dispatcher.tick(rig.now))
+    rig.now += 2 * MOVE_AFTER_S
+    pages(b, 5)  # 80 tokens: once 66
+    moved = generates(rig.dispatcher.tick(rig.now))
+    assert [generate.key.rid for generate in moved] == [second.rid]
+
+
 def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:
     story = Waiting(rig)
     moved: list[Generate] = []
