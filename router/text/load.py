@@ -6,6 +6,7 @@ from router.text.folder_tokenizer import load_folder
 from router.text.gguf_tokenizer import load_gguf
 from router.text.hashlm import hash_text_model
 from router.text.interface import TextModel
+from router.text.scripted import scripted_text_model
 from shared.config.model_path import ModelKind, resolve_model
 from shared.config.text_settings import TextConfig
 
@@ -13,8 +14,10 @@ DEFAULTS = TextConfig()
 
 
 def load_text_model(model: str, options: TextConfig = DEFAULTS) -> TextModel:
-    """model: smollm2, hashlm, a .gguf file, or a Hugging Face folder. Raises ConfigError."""
+    """model: smollm2, hashlm, scripted, a .gguf file, or a Hugging Face folder. Raises ConfigError."""
     source = resolve_model(model, with_weights=False)
+    if source.kind is ModelKind.SCRIPTED:
+        return scripted_text_model()
     if source.path is None:
         return hash_text_model()
     load = load_folder if source.kind is ModelKind.HF_FOLDER else load_gguf

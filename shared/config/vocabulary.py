@@ -44,6 +44,10 @@ class Vocabulary:
 def read_vocabulary(model: str) -> Vocabulary:
     """Return the vocabulary of what --model names. Raise ConfigError where it has no tokenizer that is read here."""
     source = resolve_model(model, with_weights=False)
+    if source.kind is ModelKind.SCRIPTED:
+        from shared.config.pieces import make_pieces  # it is made of this module's Vocabulary
+
+        return make_pieces().vocabulary
     if source.path is None:
         return hashlm_vocabulary()
     read = folder_vocabulary if source.kind is ModelKind.HF_FOLDER else gguf_vocabulary

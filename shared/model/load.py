@@ -33,12 +33,10 @@ WARM_PAGE = 8
 
 
 def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") -> Model:
-    """`name`: smollm2, hashlm, a .gguf file or a Hugging Face folder."""
+    """`name`: smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder."""
     opened = open_named(name, options)
     if opened is None:
-        from shared.model.hashlm.model import HashLM  # not before it is asked for
-
-        return HashLM(max_context=options.max_context, adapters=options.path_adapters())
+        return model_of_code(name, options)
     if isinstance(opened, EncoderFolder):
         return load_encoder_model(opened, options, device)
     if device == "cpu":
@@ -47,6 +45,16 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
     if device == "cpu":
         warm_up(model)
     return model
+
+
+def model_of_code(name: str, options: LoadOptions) -> Model:
+    """One without weights."""
+    from shared.model.hashlm.model import HashLM  # not before it is asked for
+    from shared.model.scripted import ScriptedLM
+
+    if name == "scripted":
+        return ScriptedLM(options.max_context)
+    return HashLM(max_context=options.max_context, adapters=options.path_adapters())
 
 
 def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str) -> Model:

@@ -24,6 +24,7 @@ from shared.model.hashlm.reference import reference_stream, seq2seq_stream
 from shared.model.hashlm.seq2seq import HashSeq2Seq
 from shared.model.hashlm.stages import split
 from shared.model.interface import AdapterSpec, Carried, Model, ModelInputs, Stage
+from shared.model.scripted import ScriptedLM
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
@@ -154,7 +155,7 @@ def make_core(
     world: World | None = None,
     drafter: Drafter | None = None,
     *,
-    model: HashLM | None = None,
+    model: HashLM | ScriptedLM | None = None,
     ranks: Ranks | None = None,
     grammars: Grammars | None = None,
 ) -> NodeCore:

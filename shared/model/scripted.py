@@ -1,0 +1,99 @@
+"""A model that says what it is told to, for tests of clients and agents: nothing of its answer is left to chance.
+
+    the last message has `say:`        all that follows it
+    it is the result of a tool         `The tool said: ` and the result
+    else                               `Nothing to say.`
+
+It reads its prompt out of the KV cache like any model, a token in each slot, so an answer is right only if all pages
+are. A prompt is a chat as the plain template writes it, `role: content` turn after turn, up to `assistant: `; other
+prompts get an empty answer. Under a grammar that does not allow its next token, it ends what it has begun. CPU only;
+not for trees of drafts.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.config.pieces import make_pieces
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs, ModelOutput, ModelSpec
+
+DEFAULT_CONTEXT = 4096
+ANSWER = b"assistant: "
+TURN = re.compile(rb"(?:^| )(system|user|assistant|tool): ")
+SAY = b"say:"
+CHOSEN, ENDING, CLOSING = 100.0, 50.0, 20.0  # logits: of the next token, the end, and what closes a JSON text
+CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
+BELOW = 2.0**-12  # from one id's logit to the next, so that no two are equal
+
+
+class ScriptedLM:
+    """The Model of section 9 of the design."""
+
+    def __init__(self, max_context: int = 0) -> None:
+        """`max_context`: 0 for DEFAULT_CONTEXT."""
+        self._pieces = make_pieces()
+        size = len(self._pieces.vocabulary.tokens)
+        self.spec = ModelSpec(
+            name="scripted",
+            vocab_size=size,
+            max_context=max_context or DEFAULT_CONTEXT,
+            dtype="int",
+            weights_hash=f"scripted-1-{self._pieces.vocabulary.digest}",
+            eos_ids=(self._pieces.eos_id,),
+        )
+        self._base = -BELOW * np.arange(size, dtype=np.float32)
+        self._base[[self._pieces.ids[token] for token in CLOSERS]] += CLOSING
+        self._base[self._pieces.eos_id] = ENDING
+
+    def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
+        return (PlaneSpec("kv", (page_size,), torch.int64, slot_dim=-1),)
+
+    def forward(self, inputs: ModelInputs, kv: KVPool) -> ModelOutput:
+        """Runs on the forward stream. hidden: (E, 1) int64, the chosen ids."""
+        slots, tables = kv.plane("kv").numpy(), inputs.page_table.numpy()
+        bounds, positions, ids = inputs.cu_q_lens.numpy(), inputs.positions.numpy(), inputs.input_ids.numpy()
+        for row in range(len(bounds) - 1):
+            own = slice(int(bounds[row]), int(bounds[row + 1]))
+            page, slot = np.divmod(positions[own], slots.shape[1])
+            slots[tables[row][page], slot] = ids[own]
+        chosen = np.empty(len(inputs.logits_idx), np.int64)
+        for i, token in enumerate(inputs.logits_idx.numpy().tolist()):
+            row = int(np.searchsorted(bounds, token, side="right")) - 1
+            chosen[i] = self.next_id(read(slots, tables[row], int(positions[token]) + 1))
+        logits = np.tile(self._base, (len(chosen), 1))
+        logits[np.arange(len(chosen)), chosen] = CHOSEN
+        return ModelOutput(logits=torch.from_numpy(logits), hidden=torch.from_numpy(chosen[:, None]))
+
+    def next_id(self, ids: list[int]) -> int:
+        """Return what comes after these ids, of a prompt and of what has been said of the answer."""
+        text = self._pieces.decode(ids)
+        prompt, mark, said = text.rpartition(ANSWER)
+        script = script_of(prompt) if mark else b""
+        rest = script[len(said) :] if script.startswith(said) else b""
+        return self._pieces.first(rest) if rest else self._pieces.eos_id
+
+
+def read(slots: npt.NDArray[np.int64], pages: npt.NDArray[np.int32], length: int) -> list[int]:
+    """Return the tokens of positions [0, length) of a row with these pages."""
+    num_pages = -(-length // slots.shape[1])
+    tokens: list[int] = slots[pages[:num_pages]].reshape(-1)[:length].tolist()
+    return tokens
+
+
+def script_of(prompt: bytes) -> bytes:
+    """Return the answer to a prompt, which ends before `assistant: `."""
+    turns = list(TURN.finditer(prompt))
+    if not turns:
+        return b""
+    last = turns[-1]
+    content = prompt[last.end() :].removesuffix(b" ")
+    _, mark, wanted = content.partition(SAY)
+    if mark:
+        return wanted
+    return b"The tool said: " + content if last[1] == b"tool" else b"Nothing to say."
