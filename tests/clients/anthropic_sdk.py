@@ -83,11 +83,11 @@ def messages(tally: Tally, client: anthropic.Anthropic) -> None:
 
 def structured(tally: Tally, client: anthropic.Anthropic) -> None:
     with tally.check("tools any"):
-        called = greedy(tally, client, max_tokens=200, tools=[TOOL], tool_choice={"type": "any"})
+        called = greedy(tally, client, max_tokens=200, tools=[TOOL], tool_choice=ONE_CALL)
         block = called.content[-1]
         assert called.stop_reason == "tool_use" and block.type == "tool_use" and block.id.startswith("toolu_")
         Weather.model_validate(block.input)
-    with tally.check("tools any, one call at most, stream helper"):
+    with tally.check("tools any, stream helper"):
         asked: Any = {"model": tally.model, "messages": SKY, "max_tokens": 200, "extra_body": GREEDY, "tools": [TOOL]}
         with client.messages.stream(**asked, tool_choice=ONE_CALL) as stream:
             parts = [event.partial_json for event in stream if event.type == "input_json"]
@@ -155,13 +155,19 @@ def loops(tally: Tally, client: anthropic.Anthropic) -> None:
             runner = client.beta.messages.tool_runner(**asked, tools=[weather], stream=streams)
             last: Any = runner.until_done()
             assert text_of(last) == "The tool said: 21 degrees in Oslo" and last.stop_reason == "end_turn"
+    with tally.check("two calls in one answer"):
+        twice = [{"role": "user", "content": CALL + CALL.removeprefix("say:")}]
+        blocks = client.messages.create(**{**asked, "messages": twice}, tools=[weather.to_dict()]).content
+        assert [block.type for block in blocks] == ["tool_use", "tool_use"] and blocks[0].id != blocks[1].id
 
 
 async def ask_async(tally: Tally) -> str:
     asked: Any = {"model": tally.model, "messages": SKY, "max_tokens": 24, "extra_body": GREEDY}
-    async with anthropic.AsyncAnthropic(base_url=tally.url, api_key="none", max_retries=0) as client:
-        async with client.messages.stream(**asked) as stream:
-            return "".join([piece async for piece in stream.text_stream])
+    async with (
+        anthropic.AsyncAnthropic(base_url=tally.url, api_key="none", max_retries=0) as client,
+        client.messages.stream(**asked) as stream,
+    ):
+        return "".join([piece async for piece in stream.text_stream])
 
 
 if __name__ == "__main__":

@@ -99,13 +99,15 @@ def options(tally: Tally, client: openai.OpenAI) -> None:
 
 def structured(tally: Tally, client: openai.OpenAI) -> None:
     asked: Any = {"model": tally.model, "messages": SKY, "max_tokens": 200, "temperature": 0}
-    tools: Any = {"tools": [openai.pydantic_function_tool(Weather)], "tool_choice": "required"}
+    tools: Any = {"tools": [openai.pydantic_function_tool(Weather)], "parallel_tool_calls": False}
+    named = {**tools, "tool_choice": {"type": "function", "function": {"name": "Weather"}}}
+    tools["tool_choice"] = "required"
     with tally.check("chat, parse"):
         parsed = client.chat.completions.parse(**asked, response_format=Weather).choices[0].message.parsed
         assert isinstance(parsed, Weather)
     with tally.check("chat, parse, tools required"):
         choice = client.chat.completions.parse(**asked, **tools).choices[0]
-        (call, *_) = choice.message.tool_calls or ()
+        (call,) = choice.message.tool_calls or ()
         assert call.function.name == "Weather" and isinstance(call.function.parsed_arguments, Weather)
         assert choice.finish_reason == "tool_calls"
     with tally.check("stream helper, tools required"):
@@ -114,12 +116,13 @@ def structured(tally: Tally, client: openai.OpenAI) -> None:
             final = stream.get_final_completion().choices[0].message.tool_calls or ()
         assert [event.arguments for event in done] == [call.function.arguments for call in final]
         assert final[0].function.arguments == call.function.arguments and final[0].id.startswith("call_")
-    with tally.check("stream helper, response_format"):
-        with client.chat.completions.stream(**asked, response_format=Weather) as stream:
-            assert stream.get_final_completion().choices[0].message.parsed == parsed
-    with tally.check("a tool by name, one call at most"):
-        named = {"tool_choice": {"type": "function", "function": {"name": "Weather"}}, "parallel_tool_calls": False}
-        (call,) = client.chat.completions.parse(**asked, **(tools | named)).choices[0].message.tool_calls or ()
+    with (
+        tally.check("stream helper, response_format"),
+        client.chat.completions.stream(**asked, response_format=Weather) as stream,
+    ):
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    with tally.check("a tool by name"):
+        (call,) = client.chat.completions.parse(**asked, **named).choices[0].message.tool_calls or ()
         assert isinstance(call.function.parsed_arguments, Weather)
 
 
@@ -157,12 +160,14 @@ def responses(tally: Tally, client: openai.OpenAI) -> None:
         assert isinstance(found.output_parsed, Weather) and found.status == "completed"
     with tally.check("responses, tools required"):
         tool: Any = openai.pydantic_function_tool(Weather)
-        called = client.responses.parse(**asked, max_output_tokens=200, tools=[tool], tool_choice="required").output[0]
+        one: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        (called,) = client.responses.parse(**asked, max_output_tokens=200, tools=[tool], **one).output
         assert called.type == "function_call" and isinstance(called.parsed_arguments, Weather)
     with tally.check("responses, errors by type"):
         refused(openai.NotFoundError, "model", lambda: client.responses.create(model="other", input="x"))
         for name in ("previous_response_id", "conversation"):
-            refused(openai.BadRequestError, name, lambda name=name: client.responses.create(**asked, **{name: "x_1"}))
+            more: Any = {**asked, name: "x_1"}
+            refused(openai.BadRequestError, name, lambda more=more: client.responses.create(**more))
         refused(openai.BadRequestError, "store", lambda: client.responses.create(**asked, store=True))
 
 
@@ -171,7 +176,7 @@ def loops(tally: Tally, client: openai.OpenAI) -> None:
     call = 'say:<tool_call>{"name": "shell", "arguments": {}}</tool_call>'
     with tally.check("responses, a loop with a tool"):
         items: Any = [{"role": "user", "content": call}]
-        asked = client.responses.create(model=tally.scripted_model, input=items, tools=[SHELL]).output
+        asked: Any = client.responses.create(model=tally.scripted_model, input=items, tools=[SHELL]).output
         assert [item.type for item in asked] == ["function_call"]
         items += asked
         items += [{"type": "function_call_output", "call_id": asked[0].call_id, "output": "21 degrees"}]
@@ -181,10 +186,16 @@ def loops(tally: Tally, client: openai.OpenAI) -> None:
         messages: Any = [{"role": "user", "content": call}]
         tool: Any = {"type": "function", "function": {"name": "shell", "parameters": SHELL["parameters"]}}
         with client.chat.completions.stream(model=tally.scripted_model, messages=messages, tools=[tool]) as stream:
-            said = stream.get_final_completion().choices[0].message
+            said: Any = stream.get_final_completion().choices[0].message
         messages += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "21 degrees"}]
         last = client.chat.completions.create(model=tally.scripted_model, messages=messages, tools=[tool])
         assert last.choices[0].message.content == "The tool said: 21 degrees"
+    with tally.check("chat, two calls in one answer"):
+        twice: Any = [{"role": "user", "content": call + call.removeprefix("say:")}]
+        whole = client.chat.completions.create(model=tally.scripted_model, messages=twice, tools=[tool])
+        calls: Any = whole.choices[0].message.tool_calls
+        assert [called.function.name for called in calls] == ["shell", "shell"]
+        assert len({called.id for called in calls}) == 2
 
 
 def around(tally: Tally, client: openai.OpenAI) -> None:

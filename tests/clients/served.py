@@ -1,7 +1,7 @@
-"""The clusters that the clients meet, and the tokenizer of the first one's model for those that count tokens themselves.
+"""The clusters that the clients meet, and the tokenizer of the first one for those that count tokens themselves.
 
-One serves a real model. The other serves `scripted`, which says what a message tells it to: loops of agents come to an end
-that is known.
+The first serves a real model. The second serves `scripted`, which says what a message tells it to: loops of agents come
+to an end that is known.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ MAX_SHOWN = 600  # characters of what went wrong
 class Tally:
     """`tokenizer`: a folder with the served model's tokenizer. `folder`: the program's own, gone after it.
 
-    `scripted_url` and `scripted_model`: another server, whose model answers a user's `say:TEXT` with TEXT, and the result of
-    a tool with `The tool said: ` and the result.
+    `scripted_url` and `scripted_model`: another server, whose model answers a user's `say:TEXT` with TEXT, and the
+    result of a tool with `The tool said: ` and the result.
     """
 
     url: str
