@@ -49,6 +49,7 @@ def form_of(
         row=row,
         tools=choice.tools if row is not None else (),
         is_named=choice.mode is ChoiceMode.NAMED,
+        must_call=choice.mode in (ChoiceMode.NAMED, ChoiceMode.REQUIRED),
         thought=thought,
         markers=special_tokens(text.tokenizer, wanted),
         request_id=request_id or secrets.token_hex(12),

@@ -16,6 +16,7 @@ MESSAGES_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }  # by status; what Anthropic's clients tell errors by
+NO_THREADS = {"error_code": "thread_unsupported_request"}  # the SDKs then send the whole conversation
 JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -82,7 +83,10 @@ def is_messages(path: str) -> bool:
 
 def messages_error(error: BatonError) -> dict[str, object]:
     kind = MESSAGES_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    described: dict[str, object] = {"type": kind, "message": error.message}
+    if isinstance(error, InvalidRequest) and error.param == "thread":
+        described["details"] = NO_THREADS
+    return {"type": "error", "error": described}
 
 
 def messages_error_json(error: BatonError, request_id: str) -> bytes:

@@ -180,8 +180,10 @@ class Resolver:
 
     def _grammar(self, body: GenerationFields, form: AnswerForm, calls: str) -> str:
         """Return what the answer must follow: what the request asks for, behind a thought where the model thinks, or
-        the grammar of its calls."""
+        the grammar of its calls. A response_format is of texts: it says nothing of an answer that must be a call."""
         grammar = grammar_of(body, self.text.tokenizer.facts)
+        if grammar and form.must_call and body.response_format is not None:
+            grammar = ""
         if grammar and calls:
             raise InvalidRequest(
                 "an answer that may call tools can't follow another grammar too; send tool_choice none",

@@ -28,6 +28,9 @@ def ensure(client: Client) -> Path:
     folder = ENVIRONMENTS / client.name
     if client.kind is Kind.ON_PATH:
         return find_on_path(client, folder)
+    if client.kind is Kind.BY_HAND:
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
     done, wanted = folder / DONE, " ".join(client.packages)
     if not done.exists() or done.read_text() != wanted:
         print(f"making {folder} with {wanted}", file=sys.stderr)
@@ -75,7 +78,9 @@ def command_of(client: Client, folder: Path) -> list[str]:
 
 
 def version_of(client: Client) -> str:
-    """Return the pinned version; of what the machine brings, the one that it has; nothing where it has none."""
+    """Return the pinned version; of what the machine brings, the one that it has; nothing where there is none."""
+    if client.kind is Kind.BY_HAND:
+        return ""
     if client.kind is not Kind.ON_PATH:
         return client.packages[0].replace("==", "@").rpartition("@")[2]
     if shutil.which(client.name) is None:

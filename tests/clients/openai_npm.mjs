@@ -5,7 +5,7 @@ import { appendFileSync } from "node:fs";
 import { join } from "node:path";
 import OpenAI from "openai";
 
-const [url, model, , folder] = process.argv.slice(2);
+const [url, model, , folder, scriptedUrl, scriptedModel] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", maxRetries: 0 });
 const SKY = [{ role: "user", content: "Why is the sky blue?" }];
 const FRANCE = { model, prompt: "The capital of France is", max_tokens: 12, temperature: 0 };
@@ -16,6 +16,11 @@ const AGENT = [
   { role: "assistant", content: null, tool_calls: [CALL] },
   { role: "tool", tool_call_id: "call_1", content: "21 degrees" },
 ];
+const BOUNDED = { type: "object", properties: { is_warm: { type: "boolean" } }, required: ["is_warm"] };
+const REPORT = {
+  type: "function",
+  function: { name: "report", parameters: { ...BOUNDED, additionalProperties: false } },
+};
 
 async function check(name, tried) {
   let failure = "";
@@ -77,6 +82,27 @@ await check("stop", async () => {
 await check("an agent's history", async () => {
   assert.ok((await greedy({ messages: AGENT })).usage.prompt_tokens > 20);
 });
+await check("tools required", async () => {
+  const forced = { tools: [REPORT], tool_choice: "required", parallel_tool_calls: false, max_tokens: 200 };
+  const choice = (await greedy(forced)).choices[0];
+  const call = choice.message.tool_calls[0].function;
+  assert.deepEqual([choice.finish_reason, call.name], ["tool_calls", "report"]);
+  assert.equal(typeof JSON.parse(call.arguments).is_warm, "boolean");
+});
+await check("runTools, stream", async () => {
+  const scripted = new OpenAI({ baseURL: `${scriptedUrl}/v1`, apiKey: "none", maxRetries: 0 });
+  const messages = [{ role: "user", content: `say:<tool_call>{"name": "weather", "arguments": {}}</tool_call>` }];
+  const weather = { name: "weather", parameters: { type: "object", properties: {} }, function: () => "21 degrees" };
+  const asked = { model: scriptedModel, messages, tools: [{ type: "function", function: weather }], stream: true };
+  assert.equal(await scripted.chat.completions.runTools(asked).finalContent(), "The tool said: 21 degrees");
+});
+await check("responses", async () => {
+  const asked = { model, input: SKY, max_output_tokens: 24, temperature: 0 };
+  const whole = await client.responses.create(asked);
+  const final = await client.responses.stream(asked).finalResponse();
+  assert.ok(whole.output_text);
+  assert.deepEqual([whole.status, final.output_text], ["incomplete", whole.output_text]);
+});
 await check("models", async () => {
   assert.ok((await all(await client.models.list())).some((one) => one.id === model));
   assert.equal((await client.models.retrieve(model)).id, model);
@@ -91,7 +117,10 @@ await check("errors by type", async () => {
   await assert.rejects(greedy({ max_tokens: -1 }), (error) => {
     return error instanceof OpenAI.BadRequestError && error.param === "max_tokens";
   });
-  await assert.rejects(client.responses.create({ model, input: "x" }), OpenAI.NotFoundError);
+  await assert.rejects(client.responses.create({ model, input: "x", store: true }), (error) => {
+    return error instanceof OpenAI.BadRequestError && error.param === "store";
+  });
+  await assert.rejects(client.embeddings.create({ model, input: "x" }), OpenAI.NotFoundError);
 });
 await check("a stream hung up", async () => {
   for await (const _ of await greedy({ stream: true, max_tokens: 900 })) break;

@@ -1,11 +1,12 @@
-"""The openai SDK for Python: what its users do, on /v1/chat/completions, /v1/completions and /v1/models."""
+"""The openai SDK for Python: what its users do, on chat and text completions, responses and models."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 from openai.types.chat import ChatCompletion
 from tally import Tally, from_arguments
 
@@ -18,14 +19,28 @@ AGENT: Any = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees"},
 ]
+SHELL: Any = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}}
+
+
+class Weather(pydantic.BaseModel):
+    """Bounded, so that any model comes to its end."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    sky: Literal["clear", "cloudy", "rain"]
+    is_warm: bool
+    degrees: int = pydantic.Field(ge=-50, le=50)
 
 
 def main(tally: Tally) -> None:
     with client_of(tally) as client:
         chat(tally, client)
         options(tally, client)
+        structured(tally, client)
         completions(tally, client)
+        responses(tally, client)
         around(tally, client)
+    with openai.OpenAI(base_url=tally.scripted_api, api_key="none", max_retries=0) as client:
+        loops(tally, client)
     with tally.check("async client"):
         assert asyncio.run(ask_async(tally)) == greedy(tally, client_of(tally)).choices[0].message.content
 
@@ -82,6 +97,35 @@ def options(tally: Tally, client: openai.OpenAI) -> None:
         assert stopped.finish_reason == "stop" and stopped.message.content == text[: text.index(word)]
 
 
+def structured(tally: Tally, client: openai.OpenAI) -> None:
+    asked: Any = {"model": tally.model, "messages": SKY, "max_tokens": 200, "temperature": 0}
+    tools: Any = {"tools": [openai.pydantic_function_tool(Weather)], "parallel_tool_calls": False}
+    named = {**tools, "tool_choice": {"type": "function", "function": {"name": "Weather"}}}
+    tools["tool_choice"] = "required"
+    with tally.check("chat, parse"):
+        parsed = client.chat.completions.parse(**asked, response_format=Weather).choices[0].message.parsed
+        assert isinstance(parsed, Weather)
+    with tally.check("chat, parse, tools required"):
+        choice = client.chat.completions.parse(**asked, **tools).choices[0]
+        (call,) = choice.message.tool_calls or ()
+        assert call.function.name == "Weather" and isinstance(call.function.parsed_arguments, Weather)
+        assert choice.finish_reason == "tool_calls"
+    with tally.check("stream helper, tools required"):
+        with client.chat.completions.stream(**asked, **tools) as stream:
+            done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+            final = stream.get_final_completion().choices[0].message.tool_calls or ()
+        assert [event.arguments for event in done] == [call.function.arguments for call in final]
+        assert final[0].function.arguments == call.function.arguments and final[0].id.startswith("call_")
+    with (
+        tally.check("stream helper, response_format"),
+        client.chat.completions.stream(**asked, response_format=Weather) as stream,
+    ):
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    with tally.check("a tool by name"):
+        (call,) = client.chat.completions.parse(**asked, **named).choices[0].message.tool_calls or ()
+        assert isinstance(call.function.parsed_arguments, Weather)
+
+
 def completions(tally: Tally, client: openai.OpenAI) -> None:
     asked: Any = {"model": tally.model, "max_tokens": 12, "temperature": 0}
     with tally.check("completions"):
@@ -99,6 +143,61 @@ def completions(tally: Tally, client: openai.OpenAI) -> None:
         assert client.completions.create(prompt=FRANCE, echo=True, **asked).choices[0].text == FRANCE + found.text
 
 
+def responses(tally: Tally, client: openai.OpenAI) -> None:
+    asked: Any = {"model": tally.model, "input": SKY, "temperature": 0}
+    with tally.check("responses"):
+        whole = client.responses.create(**asked, max_output_tokens=24, instructions="Be brief.", store=False)
+        assert whole.output_text and whole.status == "incomplete" and whole.usage and whole.usage.output_tokens == 24
+        assert whole.incomplete_details and whole.incomplete_details.reason == "max_output_tokens"
+    with tally.check("responses, stream"):
+        with client.responses.stream(**asked, max_output_tokens=24, instructions="Be brief.") as stream:
+            events = list(stream)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+        assert text == whole.output_text and events[-1].type == "response.incomplete"
+    with tally.check("responses, parse"):
+        found = client.responses.parse(**asked, max_output_tokens=200, text_format=Weather)
+        assert isinstance(found.output_parsed, Weather) and found.status == "completed"
+    with tally.check("responses, tools required"):
+        tool: Any = openai.pydantic_function_tool(Weather)
+        one: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        (called,) = client.responses.parse(**asked, max_output_tokens=200, tools=[tool], **one).output
+        assert called.type == "function_call" and isinstance(called.parsed_arguments, Weather)
+    with tally.check("responses, errors by type"):
+        refused(openai.NotFoundError, "model", lambda: client.responses.create(model="other", input="x"))
+        for name in ("previous_response_id", "conversation"):
+            more: Any = {**asked, name: "x_1"}
+            refused(openai.BadRequestError, name, lambda more=more: client.responses.create(**more))
+        refused(openai.BadRequestError, "store", lambda: client.responses.create(**asked, store=True))
+
+
+def loops(tally: Tally, client: openai.OpenAI) -> None:
+    """Without a memory: all that was said goes back with the next request."""
+    call = 'say:<tool_call>{"name": "shell", "arguments": {}}</tool_call>'
+    with tally.check("responses, a loop with a tool"):
+        items: Any = [{"role": "user", "content": call}]
+        asked: Any = client.responses.create(model=tally.scripted_model, input=items, tools=[SHELL]).output
+        assert [item.type for item in asked] == ["function_call"]
+        items += asked
+        items += [{"type": "function_call_output", "call_id": asked[0].call_id, "output": "21 degrees"}]
+        answer = client.responses.create(model=tally.scripted_model, input=items, tools=[SHELL])
+        assert answer.output_text == "The tool said: 21 degrees"
+    with tally.check("chat, a loop with a tool, streamed"):
+        messages: Any = [{"role": "user", "content": call}]
+        tool: Any = {"type": "function", "function": {"name": "shell", "parameters": SHELL["parameters"]}}
+        with client.chat.completions.stream(model=tally.scripted_model, messages=messages, tools=[tool]) as stream:
+            said: Any = stream.get_final_completion().choices[0].message
+        messages += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "21 degrees"}]
+        last = client.chat.completions.create(model=tally.scripted_model, messages=messages, tools=[tool])
+        assert last.choices[0].message.content == "The tool said: 21 degrees"
+    with tally.check("chat, two calls in one answer"):
+        twice: Any = [{"role": "user", "content": call + call.removeprefix("say:")}]
+        whole = client.chat.completions.create(model=tally.scripted_model, messages=twice, tools=[tool])
+        calls: Any = whole.choices[0].message.tool_calls
+        assert [called.function.name for called in calls] == ["shell", "shell"]
+        assert len({called.id for called in calls}) == 2
+
+
 def around(tally: Tally, client: openai.OpenAI) -> None:
     with tally.check("models"):
         assert tally.model in [model.id for model in client.models.list()]
@@ -114,7 +213,6 @@ def around(tally: Tally, client: openai.OpenAI) -> None:
         refused(openai.BadRequestError, "max_tokens", lambda: greedy(tally, client, max_tokens=-1))
         refused(openai.BadRequestError, "temperature", lambda: greedy(tally, client, temperature=3, stream=True))
         refused(openai.NotFoundError, None, lambda: client.embeddings.create(model=tally.model, input="x"))
-        refused(openai.NotFoundError, None, lambda: client.responses.create(model=tally.model, input="x"))
     with tally.check("a stream hung up"):
         with greedy(tally, client, stream=True, max_tokens=900) as stream:
             next(iter(stream))

@@ -2,7 +2,7 @@
 
     python -m tests.clients.run [NAMES]
 
-Makes the environments that are missing (build/clients; several gigabytes), starts one cluster, runs one client after
+Makes the environments that are missing (build/clients; several gigabytes), starts two clusters, runs one client after
 another and prints what was tried. What a client printed stays in build/clients/NAME.log. Exit status 1 when one failed.
 """
 
@@ -53,6 +53,7 @@ def try_client(client: Client, environment: Path, cluster: Served, guard_s: floa
     folder.mkdir()
     log = environment.with_suffix(".log")
     arguments = [cluster.url, cluster.model, str(cluster.tokenizer), str(folder)]
+    arguments += [cluster.scripted_url, cluster.scripted_model]
     status = run_program([*command_of(client, environment), *arguments], folder, log, guard_s)
     checks, failures = read_results(folder / RESULTS)
     if status is None:

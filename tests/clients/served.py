@@ -1,4 +1,8 @@
-"""The cluster that the clients meet, and the tokenizer of its model for those that count tokens themselves."""
+"""The clusters that the clients meet, and the tokenizer of the first one for those that count tokens themselves.
+
+The first serves a real model. The second serves `scripted`, which says what a message tells it to: loops of agents come
+to an end that is known.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +20,32 @@ from tests.support.cluster import baton_up
 MODEL = "smollm2"
 # float32: a greedy answer is always the same. The short context bounds an answer of no given length.
 FLAGS = ("--model", MODEL, "--dtype", "float32", "--kv-bytes", "256MiB", "--max-context", "1024")
+TOOLS = ("--tool-format", "hermes")  # the model's own template knows no tools
+SCRIPTED = "scripted"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`folder`: gone with the cluster; each client gets a folder in it."""
+    """`folder`: gone with the clusters; each client gets a folder in it."""
 
     url: str
     tokenizer: Path
     folder: Path
     model: str = MODEL
+    scripted_url: str = ""
+    scripted_model: str = SCRIPTED
 
 
 @contextlib.contextmanager
 def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="baton-clients-") as name:
         folder = Path(name)
-        with baton_up(folder / "up.log", *FLAGS) as cluster:
-            yield Served(cluster.url, write_tokenizer(folder / "tokenizer"), folder)
+        with (
+            baton_up(folder / "up.log", *FLAGS, *TOOLS) as cluster,
+            baton_up(folder / "scripted.log", "--model", SCRIPTED, *TOOLS) as scripted,
+        ):
+            tokenizer = write_tokenizer(folder / "tokenizer")
+            yield Served(cluster.url, tokenizer, folder, scripted_url=scripted.url)
 
 
 def write_tokenizer(folder: Path) -> Path:

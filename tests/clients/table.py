@@ -13,6 +13,7 @@ class Kind(enum.Enum):
     PIP = "pip"
     NPM = "npm"
     ON_PATH = "on the machine's path"
+    BY_HAND = "written by hand, nothing installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,25 @@ class Client:
     kind: Kind = Kind.PIP
 
 
+AI_SDK = (
+    "ai@7.0.173",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/anthropic@4.0.105",
+    "zod@4.6.7",
+)
 CLIENTS = (
     Client("curl", "curl_lines.py", kind=Kind.ON_PATH),
     Client("openai", "openai_sdk.py", ("openai==3.51.0",)),
+    Client("anthropic", "anthropic_sdk.py", ("anthropic==2.12.0",)),
     Client("openai-npm", "openai_npm.mjs", ("openai@7.57.0",), Kind.NPM),
     Client("litellm", "litellm_calls.py", ("litellm==1.106.2",)),
+    Client("langchain", "langchain_calls.py", ("langchain-openai==1.7.3", "langchain==1.4.7")),
+    Client("instructor", "instructor_calls.py", ("instructor==1.17.0",)),
+    Client("pydantic-ai", "pydantic_ai_agent.py", ("pydantic-ai-slim[openai]==2.68.0",)),
+    Client("openai-agents", "openai_agents_loop.py", ("openai-agents==0.24.0",)),
+    Client("ai-sdk", "ai_sdk.mjs", AI_SDK, Kind.NPM),
+    Client("agent-shapes", "agent_shapes.py", kind=Kind.BY_HAND),
     Client("llm", "llm_prompts.py", ("llm==0.36",)),
     Client("aiperf", "aiperf_profile.py", ("aiperf==0.13.0",)),
     Client("guidellm", "guidellm_benchmark.py", ("guidellm==0.8.1",)),

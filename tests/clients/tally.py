@@ -22,16 +22,26 @@ MAX_SHOWN = 600  # characters of what went wrong
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """`tokenizer`: a folder with the served model's tokenizer. `folder`: the program's own, gone after it."""
+    """`tokenizer`: a folder with the served model's tokenizer. `folder`: the program's own, gone after it.
+
+    `scripted_url` and `scripted_model`: another server, whose model answers a user's `say:TEXT` with TEXT, and the
+    result of a tool with `The tool said: ` and the result.
+    """
 
     url: str
     model: str
     tokenizer: Path
     folder: Path
+    scripted_url: str
+    scripted_model: str
 
     @property
     def api(self) -> str:
         return f"{self.url}/v1"
+
+    @property
+    def scripted_api(self) -> str:
+        return f"{self.scripted_url}/v1"
 
     @contextlib.contextmanager
     def check(self, name: str) -> Iterator[None]:
@@ -78,5 +88,5 @@ def own_tool(name: str) -> Path:
 
 
 def from_arguments() -> Tally:
-    url, model, tokenizer, folder = sys.argv[1:]
-    return Tally(url, model, Path(tokenizer), Path(folder))
+    url, model, tokenizer, folder, scripted_url, scripted_model = sys.argv[1:]
+    return Tally(url, model, Path(tokenizer), Path(folder), scripted_url, scripted_model)

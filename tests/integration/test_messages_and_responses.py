@@ -112,6 +112,19 @@ def test_errors_are_anthropic_s(claude: anthropic.Anthropic, router: RouterProce
     assert unknown.json()["request_id"] == unknown.headers["request-id"] == unknown.headers["x-request-id"]
 
 
+def test_a_tool_runner_goes_on_without_a_thread(claude: anthropic.Anthropic) -> None:
+    """The SDK asks for a thread first. It tells by the details of the error that it must send the conversation."""
+
+    @anthropic.beta_tool
+    def weather(city: str, days: int) -> str:
+        return f"say:cold in {city} for {days} days"
+
+    messages: Any = says(CALL)
+    runner = claude.beta.messages.tool_runner(model=MODEL, max_tokens=200, messages=messages, tools=[weather])
+    (said,) = runner.until_done().content
+    assert said.type == "text" and said.text == "cold in Oslo for 3 days"
+
+
 # ---- OpenAI's
 
 

@@ -99,6 +99,18 @@ def test_calls_may_follow_a_thought(choice: str) -> None:
     assert answer.reasoning == "it can" and [call.name for call in answer.calls] == ["f"] and delta.has_calls
 
 
+def test_a_response_format_says_nothing_of_an_answer_that_must_be_a_call() -> None:
+    """instructor and others send both. Where text may stand in place of the call, nobody could say which to follow."""
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        grammar = plan_of("plain", tools=[TOOL], tool_choice=choice, **JSON).sampling.grammar
+        assert follows(grammar, '<tool_call> {"name": "f", "arguments": {}} </tool_call>')
+        assert not follows(grammar, '{"a": 1}')
+        with pytest.raises(InvalidRequest, match="another grammar"):
+            plan_of("plain", tools=[TOOL], tool_choice=choice, guided_regex="a")
+    with pytest.raises(InvalidRequest, match="another grammar"):
+        plan_of("plain", tools=[TOOL], tool_choice="auto", **JSON)
+
+
 def test_a_stop_string_ends_what_was_held_back() -> None:
     """The reader waits, for `<tool` may begin a call; the stop ends the answer, and the text is content."""
     delta, choice = read(plan_of("plain", tools=[TOOL], stop=["!"]), "see <tool! and more")
