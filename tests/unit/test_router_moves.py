@@ -148,7 +148,10 @@ def test_who_waits_behind_a_sibling_that_has_ended_goes(rig: RouterRig) -> None:
     for _ in range(40):
         rig.now += 0.25
         assert not generates(rig.dispatcher.tick(rig.now)), "one of them runs there"
+    request = rig.journal.find(key.rid)
+    assert request is not None and request.runs_on(a) and request.num_tokens == 32 + 2
     rig.end(a, key, 2)
+    assert not request.runs_on(a) and request.num_tokens == 32 + 1, "what has ended needs no memory"
     rig.now += 0.25
     assert not generates(rig.dispatcher.tick(rig.now))
     rig.now += MOVE_AFTER_S
