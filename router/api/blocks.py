@@ -66,7 +66,7 @@ class Blocks:
     def __init__(self) -> None:
         self.all: list[Block] = []
         self._open: Block | None = None
-        self._space = ""  # white space that may turn out to lie between blocks
+        self._space: list[str] = []  # white space that may turn out to lie between blocks
 
     def feed(self, delta: Delta) -> Iterator[BlockEvent]:
         for part in parts_of(delta):
@@ -83,21 +83,25 @@ class Blocks:
     def finish(self, ended: Delta) -> Iterator[BlockEvent]:
         """`ended`: the delta that says why the answer ended."""
         if self._space and not self.all:
-            yield from self._take(BlockKind.TEXT, self._space)
+            yield from self._take(BlockKind.TEXT, "".join(self._space))
         last = self._open
         if last is not None:
             is_call = last.kind is BlockKind.CALL
             last.is_whole = ended.has_calls if is_call else ended.finish_reason is not FinishReason.LENGTH
         yield from self._end()
 
+    def cut(self) -> None:
+        """The answer goes no further: what is open stays as it is, and is not whole."""
+        if self._open is not None:
+            self._open.is_whole = False
+
     def _take_content(self, text: str) -> Iterator[BlockEvent]:
         if self._open is not None and self._open.kind is BlockKind.TEXT:
             yield from self._grow(text)
             return
-        self._space += text
-        if not self._space.isspace():
-            text, self._space = self._space, ""
-            yield from self._take(BlockKind.TEXT, text)
+        self._space.append(text)
+        if not text.isspace():
+            yield from self._take(BlockKind.TEXT, "".join(self._space))
 
     def _take(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if self._open is None or self._open.kind is not kind:
@@ -106,7 +110,7 @@ class Blocks:
 
     def _begin(self, kind: BlockKind, name: str = "", call: int = 0) -> Iterator[BlockEvent]:
         yield from self._end()
-        self._space = ""
+        self._space = []
         self._open = Block(len(self.all), kind, name, call)
         self.all.append(self._open)
         yield BlockBegun(self._open)

@@ -39,7 +39,6 @@ from router.api.shapes import PromptShown, TokenNames, shown_ids
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Scalar
 from router.text.interface import Tokenizer
-from router.tools.call_ids import call_id
 from router.tools.choice import ToolChoice, parse_tool_choice
 from router.tools.declared import Tool, parse_tools
 from router.tools.deltas import CallArguments, CallBegun, ContentText, ReasoningText, whole_answer
@@ -178,8 +177,7 @@ class ChatShape:
         return ToolCall(index=part.index, id=self._call_id(index, part.index), type="function", function=function)
 
     def _call_id(self, index: int, call: int) -> str:
-        form = self._show.form
-        return call_id(form.request_id, call, choice=index, is_short=form.row is not None and form.row.has_short_ids)
+        return self._show.form.call_id(call, choice=index)
 
     def _finish_reason(self, delta: Delta) -> str | None:
         called = delta.has_calls and delta.finish_reason is FinishReason.STOP and not self._show.form.is_named

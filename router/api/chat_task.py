@@ -60,5 +60,6 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         if own not in names:
             raise
         error.param = names[own] + (error.param or "")[len(own) :]
-        error.message = error.message.replace(own, names[own], 1)
+        if error.message.startswith(own):
+            error.message = names[own] + error.message[len(own) :]
         raise

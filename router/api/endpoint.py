@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -75,8 +75,8 @@ class Endpoint:
         if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
             raise MethodNotAllowed(f"this path takes {self._method} only")
         if self._needs_key and self._rules.api_key:
-            given = given_key(connection.header(b"authorization"), connection.header(b"x-api-key"))
-            check_key(given, self._rules.api_key)
+            given = given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
+            check_keys(given, self._rules.api_key)
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
         """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
@@ -103,14 +103,15 @@ class Endpoint:
             return
 
 
-def given_key(authorization: str | None, x_api_key: str | None) -> str:
-    """Return the key that OpenAI's clients send in one header, and Anthropic's in the other."""
+def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, ...]:
+    """Return the keys that OpenAI's clients send in one header, and Anthropic's in either or both."""
     scheme, _, given = (authorization or "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else x_api_key or ""
+    return (given.strip() if scheme.lower() == "bearer" else "", x_api_key or "")
 
 
-def check_key(given: str, api_key: str) -> None:
-    if not hmac.compare_digest(given.encode(), api_key.encode()):
+def check_keys(given: Sequence[str], api_key: str) -> None:
+    """One of them must be the key."""
+    if not any([hmac.compare_digest(key.encode(), api_key.encode()) for key in given]):
         raise Unauthorized("the API key is missing or wrong")
 
 

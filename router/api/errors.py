@@ -41,6 +41,12 @@ class AdminIsOff(InvalidRequest):
     status = 403
 
 
+class PromptTooLong(InvalidRequest):
+    """Agents shorten their conversation when they see this code, or these words in a message."""
+
+    code = "context_length_exceeded"
+
+
 class UnknownNode(InvalidRequest):
     code = "unknown_node"
     status = 404

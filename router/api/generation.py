@@ -30,7 +30,7 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-PING, PING_S = b": waiting\n\n", 3.0  # proxies and clients give up connections that say nothing
+PING_S = 3.0  # proxies and clients give up connections that say nothing
 ID_BYTES = 12
 
 
@@ -155,7 +155,7 @@ class Generation:
                 return news
             if connection.status is None:
                 await connection.start(200, SSE_HEADERS)
-            await connection.write(PING)
+            await connection.write(self._writer.ping)
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> dict[int, Delta]:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router.tools.call_ids import call_id
 from router.tools.declared import Tool
 from router.tools.formats import ToolFormat
 from router.tools.reasoning import Thought
@@ -48,6 +49,9 @@ class AnswerForm:
     thought: Thought | None = None
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of the special tokens around calls and thoughts
     request_id: str = ""  # what the ids of calls are made of
+
+    def call_id(self, call: int, choice: int = 0) -> str:
+        return call_id(self.request_id, call, choice=choice, is_short=self.row is not None and self.row.has_short_ids)
 
     @property
     def is_plain(self) -> bool:

@@ -15,7 +15,7 @@ from router.api.fields import (
     FieldTable,
     GenerationFields,
     JsonSchemaFormat,
-    Positive,
+    NotNegative,
     Refused,
     ResponseFormat,
     Schema,
@@ -31,15 +31,19 @@ from router.api.resolve import Resolver
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation
 from router.tools.choice import ToolChoice, parse_tool_choice
-from router.tools.declared import Tool, check_together, make_tool
+from router.tools.declared import MAX_TOOLS, Tool, check_number, check_together, make_tool
 
 MODES = {"auto": "auto", "any": "required", "none": "none"}  # of tool_choice, and what chats call them
 THINKING = {"enabled": True, "disabled": False}  # other types leave it to the template
-OWN_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format", "continue_final_message": "messages"}
+OWN_NAMES = {"stop": "stop_sequences", "continue_final_message": "messages"}
 
 
 class Thinking(Body, frozen=True, kw_only=True):
+    """A template knows no budget, and what is thought is shown."""
+
     type: ShortText
+    budget_tokens: Any = None
+    display: Any = None
 
 
 class OutputFormat(Body, frozen=True, kw_only=True):
@@ -72,7 +76,7 @@ class PromptFields(Body, frozen=True, kw_only=True):
 
 
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
-    max_tokens: Positive
+    max_tokens: NotNegative
     stream: bool | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -91,7 +95,8 @@ ABOUT_PROMPT = {
     "tools": "functions that the model may call; what it calls follows the function's input_schema",
     "tool_choice": "`auto`, `any`, `none`, or the one `tool` that must be called; "
     "`disable_parallel_tool_use`: one call at most",
-    "thinking": "`enabled` or `disabled`: the variable enable_thinking of the model's template",
+    "thinking": "`enabled` or `disabled`: the variable enable_thinking of the model's template; "
+    "budget_tokens has no effect",
     "output_config": "`format`: a JSON schema that the answer follows; `effort`: the variable reasoning_effort",
     "output_format": "the older name of output_config.format",
 }
@@ -110,7 +115,7 @@ MESSAGES = FieldTable(
     MessagesRequest,
     about=ABOUT_PROMPT
     | {
-        "max_tokens": "longest answer; at most what the context leaves",
+        "max_tokens": "longest answer, at most what the context leaves; 0: none, the prompt is only read",
         "stream": "server-sent events instead of one answer",
         "temperature": "0: always the likeliest token",
         "top_p": "keep the likeliest tokens that have this share together",
@@ -173,7 +178,8 @@ class Messages:
             max_tokens=body.max_tokens,
             is_bound=True,
         )
-        with named_as(OWN_NAMES):
+        own_format = "output_format" if body.output_format is not None else "output_config.format"
+        with named_as(OWN_NAMES | {"response_format": own_format}):
             return plan_of(task, fields, resolver, contexts)
 
     def skipped(self, body: MessagesRequest) -> Sequence[str]:
@@ -209,11 +215,12 @@ def is_function(tool: Mapping[str, Any]) -> bool:
 
 
 def skipped_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    return [f"tools[{index}]" for index, tool in enumerate(tools or ()) if not is_function(tool)]
+    return [f"tools[{index}]" for index, tool in enumerate((tools or ())[:MAX_TOOLS]) if not is_function(tool)]
 
 
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     """Return the functions. Raise InvalidRequest that names the wrong member."""
+    check_number(tools or (), "tools")
     found = tuple(
         make_tool(
             *(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict")),

@@ -6,12 +6,16 @@ thoughts that were redacted are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from router.api.chat_messages import Turn, not_text
 from router.api.fields import Body, ShortText
+from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
+
+BILLING = "x-anthropic-billing-header:"
+FAILED = "Error: "  # before what a tool said that failed
 
 
 class ResultBlock(Body, frozen=True, kw_only=True):
@@ -36,6 +40,7 @@ class Block(Body, frozen=True, kw_only=True):
     input: dict[str, Any] | None = None
     tool_use_id: ShortText | None = None
     content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
     source: Any = None
     cache_control: Any = None
     citations: Any = None
@@ -49,16 +54,24 @@ class Message(Body, frozen=True, kw_only=True):
 
 def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
     """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
-    turns: list[Turn] = []
-    if system:
-        turns.append({"role": "system", "content": _text_of(system, "system")})
+    turns = Turns()
+    if system and (text := without_billing(_text_of(system, "system"))):
+        turns.add("system", text)
     for index, message in enumerate(messages):
         path = f"messages[{index}].content"
         if message.role == "assistant":
-            turns.append(_assistant_turn(message, path))
+            _add_own(turns, message, path)
         else:
-            turns += _others_turns(message, path)
-    return turns
+            _add_other(turns, message, path)
+    turns.close()
+    return turns.all
+
+
+def without_billing(text: str) -> str:
+    """Return the text without the line that Claude Code begins it with: it differs with each request, and no cached
+    prompt could be used again."""
+    first, _, rest = text.partition("\n")
+    return rest.lstrip("\n") if first.startswith(BILLING) else text
 
 
 def goes_on(messages: Sequence[Message]) -> bool:
@@ -72,57 +85,44 @@ def goes_on(messages: Sequence[Message]) -> bool:
     return True
 
 
-def _others_turns(message: Message, path: str) -> Iterator[Turn]:
-    """Yield the texts between two results of tools as one turn."""
-    if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
-        return
+def _add_other(turns: Turns, message: Message, path: str) -> None:
+    """What tools gave comes first: it answers the turn before."""
+    blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
-    for index, block in enumerate(message.content):
+    results: list[tuple[str, str]] = []
+    for index, block in enumerate(blocks):
         where = f"{path}[{index}]"
-        if block.type != "tool_result":
+        if block.type == "tool_result":
+            said = _text_of(block.content or "", f"{where}.content")
+            results.append((block.tool_use_id or "", FAILED + said if block.is_error else said))
+        else:
             texts.append(_block_text(block, where))
-            continue
-        if texts:
-            yield {"role": message.role, "content": "".join(texts)}
-            texts = []
-        said = _text_of(block.content or "", f"{where}.content")
-        yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": said}
-    if texts or not message.content:
-        yield {"role": message.role, "content": "".join(texts)}
+    if results:
+        turns.add_results(results)
+    if texts or not results:
+        turns.add(message.role, "".join(texts))
 
 
-def _assistant_turn(message: Message, path: str) -> Turn:
+def _add_own(turns: Turns, message: Message, path: str) -> None:
     """The model's own words go back as it said them."""
-    if isinstance(message.content, str):
-        return {"role": "assistant", "content": message.content}
-    texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, object]] = []
-    for index, block in enumerate(message.content):
+    blocks = [Block(text=message.content)] if isinstance(message.content, str) else message.content
+    for index, block in enumerate(blocks):
         where = f"{path}[{index}]"
         match block.type:
             case "thinking":
-                thoughts.append(block.thinking or "")
+                turns.add_own("reasoning_content", block.thinking or "")
             case "redacted_thinking":
                 continue
             case "tool_use":
-                calls.append(_call_of(block, where))
+                turns.add_call(block.id or "", _name_of(block, where), block.input or {})
             case _:
-                texts.append(_block_text(block, where))
-    turn: Turn = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        turn["reasoning_content"] = "".join(thoughts)
-    if calls:
-        turn["tool_calls"] = calls
-    return turn
+                turns.add_own("content", _block_text(block, where))
 
 
-def _call_of(block: Block, path: str) -> dict[str, object]:
+def _name_of(block: Block, path: str) -> str:
     if block.name is None:
         raise InvalidRequest(f"{path}.name: a block of type 'tool_use' needs it", param=f"{path}.name")
-    function = {"name": block.name, "arguments": block.input or {}}
-    return {"id": block.id or "", "type": "function", "function": function}
+    return block.name
 
 
 def _text_of(content: str | Sequence[Block | ResultBlock], path: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -10,15 +12,17 @@ from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGr
 from router.api.choice_text import Delta
 from router.api.errors import messages_error
 from router.api.writer import ENCODER, AnswerFacts, named_event
-from router.tools.call_ids import call_id
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 
 Json = dict[str, object]
+SIGNATURE = "baton"  # clients drop thoughts without one from what they send back
 
 
 class MessagesWriter:
     """See `router.api.writer.Writer`. There is one choice."""
+
+    ping = named_event("ping", {"type": "ping"})
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
@@ -47,11 +51,12 @@ class MessagesWriter:
         return named_event("error", messages_error(error))
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
-        """A call that was cut off is left out: its input would be no object."""
+        """A call that was cut off, or that the model did not spell right, is left out: its input would be no object."""
         delta = answers[0]
-        blocks = [block for block in whole_blocks(delta) if block.is_whole or block.kind is not BlockKind.CALL]
-        content = [self._whole_block(block) for block in blocks]
-        return ENCODER.encode(self._message(content, delta))
+        blocks = [block for block in whole_blocks(delta) if block.kind is not BlockKind.CALL or is_usable(block)]
+        has_calls = any(block.kind is BlockKind.CALL for block in blocks)
+        ended = replace(delta, has_calls=has_calls)
+        return ENCODER.encode(self._message([self._whole_block(block) for block in blocks], ended))
 
     def _message(self, content: list[Json], ended: Delta | None) -> Json:
         return {
@@ -85,8 +90,15 @@ class MessagesWriter:
             case BlockGrew(block, text):
                 more = {"type": "content_block_delta", "delta": grown(block, text)}
             case BlockEnded(block):
-                more = {"type": "content_block_stop"}
+                return self._ended(block)
         return named_event(str(more["type"]), more | {"index": event.block.index})
+
+    def _ended(self, block: Block) -> bytes:
+        events: list[Json] = [{"type": "content_block_stop"}]
+        if block.kind is BlockKind.THOUGHT:
+            signed = {"type": "signature_delta", "signature": SIGNATURE}
+            events.insert(0, {"type": "content_block_delta", "delta": signed})
+        return b"".join(named_event(str(event["type"]), event | {"index": block.index}) for event in events)
 
     def _begun(self, block: Block) -> Json:
         match block.kind:
@@ -101,17 +113,15 @@ class MessagesWriter:
         begun = self._begun(block)
         match block.kind:
             case BlockKind.THOUGHT:
-                return begun | {"thinking": block.text}
+                return begun | {"thinking": block.text, "signature": SIGNATURE}
             case BlockKind.TEXT:
                 return begun | {"text": block.text}
             case BlockKind.CALL:
                 return begun | {"input": msgspec.Raw((block.text or "{}").encode())}
 
     def _id_of(self, block: Block) -> str:
-        form = self._facts.plan.show.form
-        is_short = form.row is not None and form.row.has_short_ids
-        own = call_id(form.request_id, block.call, is_short=is_short)
-        return own if is_short else own.replace("call_", "toolu_", 1)
+        """Short ids, which some templates insist on, have no beginning to replace."""
+        return self._facts.plan.show.form.call_id(block.call).replace("call_", "toolu_", 1)
 
 
 def grown(block: Block, text: str) -> Json:
@@ -122,6 +132,14 @@ def grown(block: Block, text: str) -> Json:
             return {"type": "text_delta", "text": text}
         case BlockKind.CALL:
             return {"type": "input_json_delta", "partial_json": text}
+
+
+def is_usable(call: Block) -> bool:
+    """Whether its arguments are all there, and a JSON object."""
+    try:
+        return call.is_whole and isinstance(json.loads(call.text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def stop_reason(ended: Delta) -> str:

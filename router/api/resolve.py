@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.structured import grammar_of
@@ -110,9 +111,8 @@ class Resolver:
             raise InvalidRequest(f"{field} is empty: there must be at least one token", param=field)
         limit = min(max_context - 1 - self.size(()), self.limits.max_prompt_tokens or max_context)
         if len(ids) > limit:
-            raise InvalidRequest(
-                f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})", param=field
-            )
+            why = f"{field} has {len(ids)} tokens; at most {limit} fit (context length {max_context})"
+            raise PromptTooLong(f"{why}: the prompt is too long", param=field)
 
     def max_tokens(self, wanted: int | None, field: str, room: int, *, default: int) -> int:
         if wanted is None:

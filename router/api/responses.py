@@ -32,7 +32,7 @@ from router.api.responses_writer import ResponsesWriter
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation
 from router.tools.choice import parse_tool_choice
-from router.tools.declared import parse_tools
+from router.tools.declared import MAX_TOOLS, parse_tools
 from shared.core.errors import InvalidRequest
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
@@ -49,11 +49,16 @@ class TextFormat(Body, frozen=True, kw_only=True):
 
 
 class TextFields(Body, frozen=True, kw_only=True):
+    verbosity: Any = None  # models served here don't know it
     format: TextFormat | None = None
 
 
 class ReasoningFields(Body, frozen=True, kw_only=True):
+    """All that is thought is shown, and no summary made of it."""
+
     effort: ShortText | None = None
+    summary: Any = None
+    generate_summary: Any = None
 
 
 class ResponsesRequest(Body, frozen=True, kw_only=True):
@@ -92,7 +97,7 @@ RESPONSES = FieldTable(
         "parallel_tool_calls": "false: one call at most",
         "text": "`format`: `json_object`, or `json_schema` with its schema: the answer is such a JSON text",
         "reasoning": "`effort`: the variable reasoning_effort of the model's template; `none`: thinking is off",
-        "include": "what else should be shown; nothing of it is known here",
+        "include": "what else should be shown: nothing of it is known here, and logprobs are refused",
         "metadata": "returned as it came",
         "seed": "beyond OpenAI's: the same seed and request give the same answer, on any node and after any fault",
         "cache_salt": "beyond OpenAI's: only requests with the same one share cached prompts with this",
@@ -160,7 +165,8 @@ class Responses:
             return plan_of(task, fields, resolver, contexts)
 
     def skipped(self, body: ResponsesRequest) -> Sequence[str]:
-        return [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if not is_function(tool)]
+        sent = (body.tools or ())[:MAX_TOOLS]
+        return [f"tools[{index}]" for index, tool in enumerate(sent) if not is_function(tool)]
 
     def writer(self, body: ResponsesRequest, facts: AnswerFacts) -> Writer:
         return ResponsesWriter(facts, echo_of(body))

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from router.api.chat_messages import ROLES, TEXT_PARTS, Turn, not_text
 from router.api.fields import Body, ShortText
+from router.api.turns import Turns
 from shared.core.errors import InvalidRequest
 
-BETWEEN_SYSTEM_TURNS = "\n\n"  # some templates take one only
 THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}  # type -> its field
 TYPES = ("message", "function_call", "function_call_output", "reasoning")
 
@@ -45,40 +45,6 @@ class InputItem(Body, frozen=True, kw_only=True):
     phase: Any = None
 
 
-class Turns:
-    """Collects turns. Items of the assistant that follow each other are one turn, and so are first system messages."""
-
-    def __init__(self) -> None:
-        self.all: list[Turn] = []
-        self._own: dict[str, str] = {}  # texts of the assistant's turn that is open
-        self._calls: list[dict[str, object]] = []
-
-    def add(self, role: str, text: str, call_id: str | None = None) -> None:
-        """A turn that is not the assistant's."""
-        self.close()
-        first = self.all[0] if len(self.all) == 1 else None
-        if role == "system" and first is not None and first["role"] == role:
-            first["content"] = f"{first['content']}{BETWEEN_SYSTEM_TURNS}{text}"
-            return
-        turn: Turn = {"role": role, "content": text}
-        self.all.append(turn if call_id is None else turn | {"tool_call_id": call_id})
-
-    def add_own(self, name: str, text: str) -> None:
-        self._own[name] = self._own.get(name, "") + text
-
-    def add_call(self, call_id: str, name: str, arguments: str) -> None:
-        function = {"name": name, "arguments": arguments}
-        self._calls.append({"id": call_id, "type": "function", "function": function})
-
-    def close(self) -> None:
-        """The assistant's turn, if one is open, is complete."""
-        if not self._own and not self._calls:
-            return
-        turn: Turn = {"role": "assistant", "content": "", **self._own}
-        self.all.append(turn | {"tool_calls": self._calls} if self._calls else turn)
-        self._own, self._calls = {}, []
-
-
 def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Turn]:
     """Return what the template gets. Raise InvalidRequest that names the first item that can't be one."""
     turns = Turns()
@@ -107,7 +73,7 @@ def _add(turns: Turns, item: InputItem, path: str) -> None:
             turns.add_call(call_id, _needed(item.name, item.type, f"{path}.name"), item.arguments or "")
         case "function_call_output":
             call_id = _needed(item.call_id, item.type, f"{path}.call_id")
-            turns.add("tool", _text_of(item.output or "", TEXT_PARTS, f"{path}.output"), call_id)
+            turns.add_results([(call_id, _text_of(item.output or "", TEXT_PARTS, f"{path}.output"))])
         case "reasoning":
             thought = _text_of(item.content or item.summary or "", THOUGHT_PARTS, f"{path}.content")
             if thought:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from router.api.blocks import Block, BlockBegun, BlockEnded, BlockEvent, BlockGrew, BlockKind, Blocks, whole_blocks
 from router.api.choice_text import Delta
-from router.api.writer import ENCODER, AnswerFacts, named_event
-from router.tools.call_ids import call_id
+from router.api.writer import COMMENT, ENCODER, AnswerFacts, named_event
 from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 
@@ -20,6 +19,8 @@ IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomp
 
 class ResponsesWriter:
     """See `router.api.writer.Writer`. There is one choice. `echo`: what the answer repeats of its request."""
+
+    ping = COMMENT
 
     def __init__(self, facts: AnswerFacts, echo: Mapping[str, object]) -> None:
         self.answer_id = f"resp_{facts.token}"
@@ -49,8 +50,10 @@ class ResponsesWriter:
         return data + self._event(f"response.{status}", response=self._response(status, self._blocks.all))
 
     def failed(self, error: BatonError) -> bytes:
+        data = b"" if self._num_events else self.opening()
+        self._blocks.cut()
         response = self._response(FAILED, self._blocks.all) | {"error": failure(error)}
-        return self._event("response.failed", response=response)
+        return data + self._event("response.failed", response=response)
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
         return ENCODER.encode(self._response(status_of(answers[0]), whole_blocks(answers[0])))
@@ -138,12 +141,9 @@ class ResponsesWriter:
             case BlockKind.TEXT:
                 return known | {"type": "message", "role": "assistant", "content": parts}
             case BlockKind.CALL:
-                own = {"call_id": self._call_id(block), "name": block.name, "arguments": block.text}
+                call_id = self._facts.plan.show.form.call_id(block.call)
+                own = {"call_id": call_id, "name": block.name, "arguments": block.text}
                 return known | {"type": "function_call", **own}
-
-    def _call_id(self, block: Block) -> str:
-        form = self._facts.plan.show.form
-        return call_id(form.request_id, block.call, is_short=form.row is not None and form.row.has_short_ids)
 
 
 STEMS = {

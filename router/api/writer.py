@@ -18,6 +18,7 @@ from router.api.prompts import Prompts
 from router.text.interface import Tokenizer
 from shared.core.errors import BatonError
 
+COMMENT = b": waiting\n\n"
 ENCODER = msgspec.json.Encoder()
 
 
@@ -48,6 +49,7 @@ class Writer(Protocol):
     """Made for each request. Deltas are keyed by choice, prompt * n + sequence."""
 
     answer_id: str
+    ping: bytes  # while nothing else is to be said
 
     def opening(self) -> bytes:
         """Return what comes before the first token. What is asked of the prompt is known by then."""

@@ -15,7 +15,7 @@ SPACES = r"[ \t\r\n]{0,4}"  # as much white space as a grammar allows where a fo
 HEAD_SPACES = r"[ \t\r\n]{0,64}"  # in front of and within what begins a call: as much as readers take
 JSON_SPACES = r"[ \t\r\n]{1,32}"  # within arguments: enough for indented JSON, and no endless loop
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
-MAX_NAME_CHARS = 64
+MAX_NAME_CHARS = 128
 MAX_CHOICES = 256  # values of a schema that a grammar spells out
 
 

@@ -15,10 +15,10 @@ import msgspec
 
 from shared.core.errors import InvalidRequest
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512  # of all types; agents with many servers of tools send more than OpenAI takes
 MAX_SCHEMA_BYTES = 256 << 10  # of all tools together
 MAX_SCHEMA_DEPTH = 64  # objects and lists within each other
-NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -68,6 +68,7 @@ def parse_tools(value: object, param: str = "tools") -> DeclaredTools:
         return DeclaredTools()
     if not isinstance(value, list | tuple):
         raise InvalidRequest(f"{param} must be a list", param=param)
+    check_number(value, param)
     tools: list[Tool] = []
     others: list[OtherTool] = []
     for index, item in enumerate(value):
@@ -95,7 +96,7 @@ def make_tool(
     """
     if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise InvalidRequest(
-            f"{path}.name must have 1 to 64 letters, digits, underscores, dots and dashes", param=f"{path}.name"
+            f"{path}.name must have 1 to 128 letters, digits, underscores, dots and dashes", param=f"{path}.name"
         )
     if description is not None and not isinstance(description, str):
         raise InvalidRequest(f"{path}.description must be a string", param=f"{path}.description")
@@ -117,10 +118,13 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
     return schema
 
 
-def check_together(tools: Sequence[Tool], param: str) -> None:
-    """Raise InvalidRequest where there are too many, two share a name, or all schemas are too large together."""
+def check_number(tools: Sequence[object], param: str) -> None:
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"{param} has {len(tools)} functions, and {MAX_TOOLS} is the most", param=param)
+        raise InvalidRequest(f"{param} has {len(tools)} tools, and {MAX_TOOLS} is the most", param=param)
+
+
+def check_together(tools: Sequence[Tool], param: str) -> None:
+    """Raise InvalidRequest where two share a name, or all schemas are too large together."""
     names: set[str] = set()
     num_bytes = 0
     for tool in tools:

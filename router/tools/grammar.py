@@ -58,7 +58,8 @@ def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
     opening, closing = thought.tags.opening, thought.tags.closing
     rules: dict[str, str] = {}
     if markers.is_special(closing):
-        rules["inside"] = f"{TEXT} {markers.rule(closing)}"
+        rules["THOUGHT"] = text_without(closing)
+        rules["inside"] = f"THOUGHT {markers.rule(closing)}"
     else:
         rules["inside[lazy]"] = f"{TEXT} {literal(closing)}"
     if thought.is_open:
@@ -69,6 +70,12 @@ def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
         rules["opening[lazy]"] = regex(HEAD_SPACES, escaped(opening))
         rules["thought"] = "opening inside"
     return rules
+
+
+def text_without(*marks: str) -> str:
+    """Return a terminal for any text that does not spell these marks. Who reads the text could not tell them from the
+    special tokens that they are."""
+    return " & ".join((TEXT, *(f"~/(?s:.*){escaped(mark)}(?s:.*)/" for mark in marks)))
 
 
 class _Grammar:
@@ -125,7 +132,7 @@ class _Grammar:
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
         """Add free text up to what begins a call. Lazy rules win over text as soon as they are complete."""
-        self._rules["TEXT"] = TEXT
+        self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
         self._rules["answer"] = " | ".join(("TEXT", *self._marked_ways(), *self._bare_ways(calls)))
         if thought is None:
             self._rules["start"] = "answer"

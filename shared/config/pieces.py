@@ -49,10 +49,11 @@ class Pieces:
         return next(self.ids[data[:size]] for size in range(MAX_BYTES, 0, -1) if data[:size] in self.ids)
 
     def encode(self, data: bytes) -> list[int]:
-        ids = []
-        while data:
-            ids.append(self.first(data))
-            data = data[len(self.vocabulary.tokens[ids[-1]]) :]
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            ids.append(self.first(data[at : at + MAX_BYTES]))
+            at += len(self.vocabulary.tokens[ids[-1]])
         return ids
 
     def decode(self, ids: list[int]) -> bytes:

@@ -55,7 +55,7 @@ MESSAGES_ROWS = [
             (user(text("a"), text("b")), prompt_is("user: ab assistant: ")),
             ([{"role": "system", "content": "s"}, USER], prompt_is("system: s user: hi assistant: ")),
             (user(RESULT, text("so?")), prompt_is("tool: 4C user: so? assistant: ")),
-            (user(text("a"), RESULT), prompt_is("user: a tool: 4C assistant: ")),
+            (user(text("a"), RESULT), prompt_is("tool: 4C user: a assistant: ")),
             (user(), prompt_is("user:  assistant: ")),
             (
                 assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, text("a"), text("b"), CALL),
@@ -97,7 +97,7 @@ MESSAGES_ROWS = [
             [{"name": "f", "input_schema": 1}],
             [{"name": "f", "input_schema": {"type": "array"}}],
             [{"name": "f", "description": 1}],
-            [{"name": f"f{i}"} for i in range(129)],
+            [{"name": f"f{i}"} for i in range(513)],
         ),
         kinds=BOTH,
     ),
@@ -132,8 +132,12 @@ MESSAGES_ROWS = [
     Row("output_format", harmless(FORMAT, None), ("x",), kinds=(COUNT_TOKENS,)),
     Row(
         "max_tokens",
-        ((3, sampling("max_tokens", 3)), (32_000, sampling("max_tokens", 1000 - len("user: hi assistant: ")))),
-        (0, -1, 1.5, "x", None),
+        (
+            (3, sampling("max_tokens", 3)),
+            (0, show("hides_answer", True)),
+            (32_000, sampling("max_tokens", 1000 - len("user: hi assistant: "))),
+        ),
+        (-1, 1.5, "x", None),
         kinds=ONE,
     ),
     Row("stream", ((True, show("stream", True)), (None, show("stream", False))), ("yes", 1, {}), kinds=ONE),

@@ -145,6 +145,15 @@ def test_an_error_in_a_stream_of_messages_is_raised_by_the_sdk() -> None:
         anthropic_reads(data, is_stream=True)
 
 
+def test_a_call_that_is_no_json_is_left_out() -> None:
+    """Readers count brackets only. An answer that is not streamed must be JSON as a whole."""
+    broken = CALL.replace('"Oslo"', "Oslo")
+    message = anthropic_reads(whole(messages_writer(facts_of()), deltas_of([f"so: {broken}"])))
+    assert [block.type for block in message.content] == ["text"] and message.stop_reason == "end_turn"
+    message = anthropic_reads(whole(messages_writer(facts_of()), deltas_of([f"{broken}{CALL}"])))
+    assert [block.type for block in message.content] == ["tool_use"] and message.stop_reason == "tool_use"
+
+
 # ---- /v1/responses
 
 
@@ -214,7 +223,14 @@ def test_a_response_that_fails_says_so_with_what_it_had() -> None:
     name, event = events_of(data)[-1]
     assert name == "response.failed" and event["response"]["status"] == "failed"
     assert event["response"]["error"] == {"code": "rate_limit_exceeded", "message": "too much"}
-    assert event["response"]["output"][0]["content"][0]["text"] == "x"
+    (item,) = event["response"]["output"]
+    assert item["content"][0]["text"] == "x" and item["status"] == "incomplete"
+
+
+def test_a_response_that_fails_before_its_first_token_was_created() -> None:
+    data = responses_writer(facts_of()).failed(Overloaded("too much"))
+    names = [name for name, _ in events_of(data)]
+    assert names == ["response.created", "response.in_progress", "response.failed"]
 
 
 # ---- both

@@ -16,10 +16,10 @@ from router.api.choices_writer import ChoicesWriter
 from router.api.completions import CompletionShape
 from router.api.connection import Connection
 from router.api.endpoint import Endpoint, EndpointRules, Handler
-from router.api.generation import PING, Generation
+from router.api.generation import Generation
 from router.api.generation_plan import GenerationPlan, PromptJob, ShowOptions, UsageShown
 from router.api.handlers import LONG_BODY_BYTES, in_time
-from router.api.writer import AnswerFacts, Writer
+from router.api.writer import COMMENT, AnswerFacts, Writer
 from router.effects import Failure, News, Scored, Update
 from router.mailbox import Mailbox
 from router.text.hashlm import HashTokenizer
@@ -131,8 +131,8 @@ def done() -> Update:
 def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "PING_S", 0.01)
     exchange = stream(Waiting(done()))
-    assert exchange.sent[0]["status"] == 200 and exchange.parts[0] == PING
-    assert exchange.parts.count(PING) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
+    assert exchange.sent[0]["status"] == 200 and exchange.parts[0] == COMMENT
+    assert exchange.parts.count(COMMENT) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
 
 
 def test_what_fails_at_once_is_no_200_and_what_fails_late_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_prompt_that_is_scored_and_one_that_waits_behind_another_are_waited_fo
     entry = TokenLogprob(-1.0, (), ())
     news = [(0.03, Scored("r", [entry])), (0.12, Scored("r", [entry])), (0.2, done())]
     exchange = stream(Waiting(*news), plan=GenerationPlan("m", (PromptJob([65, 66, 67], 0, "abc"),), 1, scored, show))
-    pings = [index for index, part in enumerate(exchange.parts) if part == PING]
+    pings = [index for index, part in enumerate(exchange.parts) if part == COMMENT]
     opening = next(index for index, part in enumerate(exchange.parts) if b"text_offset" in part)
     assert len(pings) > 8 and pings[-1] > opening > pings[4], "before the opening and behind it"
 

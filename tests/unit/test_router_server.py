@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.api.connection import ClientGone, Connection
-from router.api.endpoint import check_key, given_key, until_hang_up
+from router.api.endpoint import check_keys, given_keys, until_hang_up
 from router.api.errors import Unauthorized, error_headers, error_type
 from router.app import new_epoch, read_key
 from router.mailbox import Mailbox
@@ -42,12 +42,13 @@ def test_a_taken_port_names_itself() -> None:
 @pytest.mark.parametrize("header", [None, "", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer sécret"])
 def test_a_wrong_key(header: str | None) -> None:
     with pytest.raises(Unauthorized):
-        check_key(given_key(header, None), "secret")
+        check_keys(given_keys(header, None), "secret")
 
 
 def test_a_right_key() -> None:
-    for authorization, x_api_key in (("Bearer secret", None), ("bearer  secret ", "other"), (None, "secret")):
-        check_key(given_key(authorization, x_api_key), "secret")
+    both = [("Bearer secret", None), ("bearer  secret ", "other"), (None, "secret"), ("Bearer other", "secret")]
+    for authorization, x_api_key in both:
+        check_keys(given_keys(authorization, x_api_key), "secret")
 
 
 def test_where_the_key_comes_from(tmp_path: Path) -> None:

@@ -215,6 +215,20 @@ def test_from_its_beginning_on_a_call_is_bound_to_the_schema(name: str, text: st
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_a_marker_that_is_a_token_is_never_spelled(name: str) -> None:
+    """Readers see text: what ordinary tokens spell would begin a call to which no schema applies."""
+    row = BY_NAME[name]
+    special = with_special(row, "<think>", "</think>")
+    for mark in row.begins:
+        matcher = special.start(tool_grammar(row, AUTO, special_ids=special.special_ids))
+        spelled = list(f"so {mark}".encode())
+        assert matcher.try_consume_tokens(spelled) == len(spelled) - 1, mark
+    matcher = special.start(tool_grammar(row, AUTO, special_ids=special.special_ids, thought=OPEN))
+    spelled = list(b"so </think>")
+    assert matcher.try_consume_tokens(spelled) == len(spelled) - 1
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
 @pytest.mark.parametrize("is_special", [False, True])
 def test_thoughts_stand_in_front(name: str, is_special: bool, plain: Matcher) -> None:
     row = BY_NAME[name]

@@ -85,7 +85,7 @@ def test_arguments_are_always_an_object() -> None:
         ([function("a b")], "tools[0].function.name"),
         ([function("a\n")], "tools[0].function.name"),
         ([function("é")], "tools[0].function.name"),
-        ([function("a" * 65)], "tools[0].function.name"),
+        ([function("a" * 129)], "tools[0].function.name"),
         ([function(description=1)], "tools[0].function.description"),
         ([function(strict="yes")], "tools[0].function.strict"),
         ([function(parameters=[])], "tools[0].function.parameters"),
