@@ -143,17 +143,23 @@ class OpenRequest:
         """Of all sequences."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
+    @property
+    def is_decoded(self) -> bool:
+        """Whether its decode node has begun a sequence that is still open."""
+        return any(not self.sequences[index].is_closed for index in self.begun_by_decode)
+
     def runs_on(self, node: RegisteredNode) -> bool:
         """Whether a node is known to compute for it now: its prompt, or the tokens behind it. One that waits there, or
         has handed over, does not."""
-        if node is self.decode and self.begun_by_decode:
+        if node is self.decode and self.is_decoded:
             return True
         return node is self.prefiller and self.has_begun and (node is self.runner or self.waits_for_prefill)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and what was emitted: whose KV an attempt that begins now needs."""
-        return len(self.prompt_ids) + max(len(sequence.ids) for sequence in self.sequences)
+        """Prompt and what was emitted of open sequences: whose KV an attempt that begins now needs."""
+        emitted = (len(sequence.ids) for sequence in self.sequences if not sequence.is_closed)
+        return len(self.prompt_ids) + max(emitted, default=0)
 
     @property
     def most_tokens(self) -> int:

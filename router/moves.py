@@ -2,7 +2,7 @@
 
 One rule, asked with every tick. A request moves when, for MOVE_AFTER_S without a break,
 
-    its prompt is computed (its first tokens are here), and its decode node has begun none of its sequences;
+    its prompt is computed (its first tokens are here), and its decode node has begun none of its open sequences;
     that node has, by its last report, requests that wait, and no room for this one;
 
 and then another decode node that its prefill node can hand to has, by its last report, nobody who waits and room for
@@ -101,6 +101,6 @@ class Moves:
 def waits_for_memory(request: OpenRequest) -> bool:
     """Whether its decode node, as far as can be known here, holds its offer back for want of pages."""
     decode = request.decode
-    if request.prefill is None or decode is None or request.begun_by_decode or request.waits_for_prefill:
+    if request.prefill is None or decode is None or request.is_decoded or request.waits_for_prefill:
         return False
     return decode.load is not None and decode.load.waiting > 0 and not decode.has_room(request.num_tokens)

@@ -61,8 +61,7 @@ def blamed_on(field: str) -> Iterator[None]:
 
 def _shared(body: GenerationFields) -> Iterator[Asked]:
     for field, make in MAKERS.items():
-        value = getattr(body, field)
-        if value is not None:
+        if (value := getattr(body, field)) is not None:
             yield field, lambda make=make, value=value: make(value)  # type: ignore[misc]  # bound here, not later
 
 

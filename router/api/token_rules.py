@@ -25,6 +25,8 @@ def check_ids(ids: Collection[int], field: str, vocab_size: int) -> None:
 
 
 def bias_of(bias: Mapping[str, float], most: int, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not bias:
+        return ()
     if len(bias) > most:
         raise InvalidRequest(f"logit_bias holds more than {most} tokens", param="logit_bias")
     if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
@@ -36,7 +38,9 @@ def bias_of(bias: Mapping[str, float], most: int, vocab_size: int) -> tuple[tupl
 
 def stop_ids_of(body: GenerationFields, tokenizer: Tokenizer) -> tuple[int, ...]:
     eos_ids = () if body.ignore_eos else tokenizer.facts.eos_ids
-    given = body.stop_token_ids or []
+    given = body.stop_token_ids
+    if not given:
+        return eos_ids
     check_ids(given, "stop_token_ids", tokenizer.facts.vocab_size)
     ids = tuple(dict.fromkeys((*eos_ids, *given)))
     if len(ids) > MAX_STOP_TOKEN_IDS:
@@ -61,6 +65,8 @@ def allowed_ids_of(ids: Sequence[int] | None, vocab_size: int) -> tuple[int, ...
 
 def bad_words_of(words: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
     """Return how each word is spelled in tokens, at the beginning of a text and behind a space."""
+    if not words:
+        return ()
     spellings = dict.fromkeys(tuple(encode(space + word.lstrip())) for word in words for space in ("", " "))
     if not all(word.strip() for word in words) or not all(spellings):
         raise InvalidRequest("bad_words holds an empty word", param="bad_words")

@@ -31,11 +31,13 @@ class Conversation:
 
 def normalized(conversation: Conversation) -> Conversation:
     """Return what templates expect: no null fields, one name for reasoning, tool arguments as mappings."""
+    if all(_is_plain(message) for message in conversation.messages):
+        return conversation
     return replace(conversation, messages=[_normalized(message) for message in conversation.messages])
 
 
 def _normalized(message: JsonObject) -> JsonObject:
-    if message.keys() <= PLAIN_FIELDS and None not in message.values():
+    if _is_plain(message):
         return message
     given = {name: value for name, value in message.items() if value is not None}
     reasoning = next((given[name] for name in REASONING_FIELDS if name in given), None)
@@ -45,6 +47,11 @@ def _normalized(message: JsonObject) -> JsonObject:
     if isinstance(calls, list):
         given["tool_calls"] = [_call_with_mapping(call) for call in calls]
     return given
+
+
+def _is_plain(message: JsonObject) -> bool:
+    """Whether nothing of it is changed."""
+    return message.keys() <= PLAIN_FIELDS and None not in message.values()
 
 
 def _call_with_mapping(call: object) -> object:

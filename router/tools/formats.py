@@ -7,6 +7,7 @@ mistral        [TOOL_CALLS] [  {...}  ,  {...}  ]
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -131,8 +132,13 @@ def tool_format(sources: Mapping[str, str], name: str | None = None) -> ToolForm
         if name not in BY_NAME:
             raise ConfigError(f"there is no tool format {name!r}: {', '.join(sorted(BY_NAME))}")
         return BY_NAME[name]
-    source = sources.get(TOOL_USE, sources.get(DEFAULT, ""))
+    return _format_in(sources.get(TOOL_USE, sources.get(DEFAULT, "")))
+
+
+@functools.cache
+def _format_in(template: str) -> ToolFormat | None:
+    """Asked with every request that has tools; a router has one model."""
     for row in FORMATS:
-        if any(all(sign in source for sign in signs) for signs in row.signs):
+        if any(all(sign in template for sign in signs) for signs in row.signs):
             return row
     return None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,8 +37,13 @@ class Thought:
 
 def thought_tags(sources: Mapping[str, str]) -> ThoughtTags | None:
     """Return the tags of a model's chat templates, or None where these know of no thoughts."""
-    source = sources.get(DEFAULT, "") + sources.get(TOOL_USE, "")
-    return next((tags for tags in TAGS if tags.opening in source or tags.closing in source), None)
+    return _tags_in(sources.get(DEFAULT, ""), sources.get(TOOL_USE, ""))
+
+
+@functools.cache
+def _tags_in(*templates: str) -> ThoughtTags | None:
+    """Asked with every request; a router has one model."""
+    return next((tags for tags in TAGS if any(tags.opening in t or tags.closing in t for t in templates)), None)
 
 
 def thought_of(sources: Mapping[str, str], prompt: str, continued: str = "") -> Thought | None:

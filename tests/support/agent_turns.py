@@ -51,3 +51,40 @@ def tool_call(rng: random.Random, text: Text, call_id: str) -> Message:
     arguments = {"path": text(), "depth": rng.randrange(9), "all": None}
     given: object = arguments if rng.random() < 0.2 else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": given}}
+
+
+def function(rng: random.Random, text: Text, *, is_claude: bool = False) -> Message:
+    """A tool, in Anthropic's form or in OpenAI's flat one."""
+    schema = {"type": "object", "properties": {"path": {"type": "string", "maxLength": 4}}, "required": ["path"]}
+    name = f"look_up_{rng.randrange(1 << 30)}"
+    if is_claude:
+        return {"name": name, "description": text(), "input_schema": schema}
+    return {"type": "function", "name": name, "description": text(), "parameters": schema}
+
+
+def claude_conversation(rng: random.Random, text: Text) -> list[Message]:
+    """The same kind of history in Anthropic's form."""
+    turns: list[Message] = []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        call = {"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": {"path": text()}}
+        thought = {"type": "thinking", "thinking": text(), "signature": "c2ln"}
+        said = {"type": "text", "text": text(), "cache_control": {"type": "ephemeral"}}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": rng.choice((text(), [said]))}
+        turns += [{"role": "user", "content": text()}, {"role": "assistant", "content": [thought, said, call]}]
+        turns += [{"role": "user", "content": [result, said]}]
+    return [*turns, {"role": "user", "content": rng.choice((text(), [{"type": "text", "text": text()}]))}]
+
+
+def response_items(rng: random.Random, text: Text) -> list[Message]:
+    """The same kind of history as items of /v1/responses."""
+    items: list[Message] = [{"type": "message", "role": "developer", "content": text()}] if rng.random() < 0.3 else []
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        call = {"type": "function_call", "call_id": "call_1", "name": "look_up", "arguments": json.dumps({"a": text()})}
+        items += [
+            {"role": "user", "content": [{"type": "input_text", "text": text()}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text()}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text()}]},
+            call,
+            {"type": "function_call_output", "call_id": "call_1", "output": text()},
+        ]
+    return [*items, {"role": "user", "content": text()}]

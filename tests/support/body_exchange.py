@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from router.api.connection import REQUEST_ID
+from router.api.errors import is_messages
 from tests.support.body_requests import Manner, Request
 from tests.support.patience import HANG_GUARD_S
 
@@ -20,6 +21,7 @@ RETRYABLE = (429, 503)
 NOT_JSON = ("the request body is not valid JSON", "the request body is nested too deeply")
 UNREADABLE = "printable ASCII"  # HashLM's tokenizer, behind parser and template
 DONE = b"data: [DONE]\n\n"
+LAST_EVENTS = {b"message_stop", b"response.completed", b"response.incomplete"}  # of streams whose events have names
 RAW_REFUSAL = b"Invalid HTTP request received."
 
 
@@ -139,16 +141,17 @@ def judged(request: Request, answer: Answer) -> str:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Fault(f"status {answer.status}, no JSON ({error}): {answer.body[:500]!r}") from error
     if answer.status == 200:
-        return "sampler" if "choices" in found else "answered"
-    return judged_error(answer.status, found)
+        return "sampler" if "choices" in found or "usage" in found else "answered"
+    return judged_error(answer.status, found, kind="type" if is_messages(request.path) else "code")
 
 
-def judged_error(status: int, found: Any) -> str:
+def judged_error(status: int, found: Any, kind: str) -> str:
+    """`kind`: what tells errors apart in this form."""
     error = found.get("error") if isinstance(found, dict) else None
-    if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not error.get("code"):
-        raise Fault(f"status {status}, but no error in OpenAI's form: {str(found)[:500]}")
+    if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not error.get(kind):
+        raise Fault(f"status {status}, but no error in the API's form: {str(found)[:500]}")
     if status in RETRYABLE:
-        return f"{status} {error['code']}"
+        return f"{status} {error[kind]}"
     if status != 400:
         return str(status)
     if error["message"].startswith(NOT_JSON):
@@ -157,10 +160,13 @@ def judged_error(status: int, found: Any) -> str:
 
 
 def judged_stream(answer: Answer) -> str:
-    """Every event is JSON; the last word is [DONE], for all nodes live."""
-    if not answer.body.endswith(DONE):
+    """Every event is JSON; the last one says that the answer is complete, for all nodes live."""
+    events = answer.body.removesuffix(DONE).split(b"\n\n")
+    named = events[-2].split(b"\n")[0].removeprefix(b"event: ") if len(events) > 1 else b""
+    if not answer.body.endswith(DONE) and named not in LAST_EVENTS:
         raise Fault(f"a stream without its end: {answer.body[-500:]!r}")
-    for event in answer.body[: -len(DONE)].split(b"\n\n"):
-        if event.startswith(b"data: ") and "error" in msgspec.json.decode(event[6:]):
+    for event in events:
+        _, mark, data = event.rpartition(b"data: ")
+        if mark and "error" in msgspec.json.decode(data):
             raise Fault(f"an error in a stream: {event[:500]!r}")
     return "sampler"

@@ -13,8 +13,9 @@ from typing import Any
 
 from msgspec import defstruct, inspect
 
+from router.api.errors import is_messages
 from router.api.fields import FieldTable
-from tests.support.agent_turns import conversation
+from tests.support.agent_turns import claude_conversation, conversation, function, response_items
 from tests.support.body_values import ODD_TEXTS, ValueSource, to_json, types_of
 
 Table = FieldTable[Any]
@@ -22,6 +23,7 @@ Body = dict[str, Any]
 SHORT = 4  # tokens of most answers
 LONG = 20_000  # bytes; the router reads a body of this length on a thread
 NEEDS = {"stream_options": ("stream", True), "top_logprobs": ("logprobs", True), "echo": ("logprobs", None)}
+LIMITS = ("max_tokens", "max_output_tokens")
 KINDS = ("plain", "fields", "structure", "bytes")
 WEIGHTS = (24, 30, 20, 26)
 
@@ -68,12 +70,14 @@ class BodySource:
     def plain(self, table: Table) -> Body:
         """Return a body that is mostly answered with 200, and cheap to answer."""
         rng, fields = self._rng, fields_of(table)
-        body = {name: self._plain_value(name, one) for name, one in fields.items() if one.required}
+        is_claude = is_messages(table.path)
+        body = {name: self._plain_value(name, one, is_claude=is_claude) for name, one in fields.items() if one.required}
         optional = [name for name in table.served.__struct_fields__ if name not in body]
         chosen = rng.sample(optional, rng.randint(0, min(4, len(optional))))
-        body |= {name: self._plain_value(name, fields[name]) for name in chosen}
-        if "max_tokens" in fields and rng.random() < 0.98:
-            body["max_tokens"] = rng.randint(1, SHORT)
+        body |= {name: self._plain_value(name, fields[name], is_claude=is_claude) for name in chosen}
+        limit = next((name for name in LIMITS if name in fields), None)
+        if limit is not None and rng.random() < 0.98:
+            body[limit] = rng.randint(1, SHORT)
         if table.ignored and rng.random() < 0.3:
             body[rng.choice(list(table.ignored))] = self._values.right(inspect.AnyType())
         if table.refused and rng.random() < 0.2:
@@ -93,12 +97,16 @@ class BodySource:
             del body[name]
         return body
 
-    def _plain_value(self, name: str, field: inspect.Field) -> Any:
+    def _plain_value(self, name: str, field: inspect.Field, *, is_claude: bool = False) -> Any:
         rng, text = self._rng, self._values.text
         if name == "model":
             return self._model
         if name == "messages":
-            return conversation(rng, text)
+            return claude_conversation(rng, text) if is_claude else conversation(rng, text)
+        if name == "input":
+            return rng.choice((text(), response_items(rng, text)))
+        if name == "tools":
+            return [function(rng, text, is_claude=is_claude) for _ in range(rng.randint(0, 2))]
         if name == "prompt" and len(types_of(field.type)) > 1:
             return self._prompt()
         if name in ("tokens", "stop_token_ids"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
-from tests.support.grammar_oracle import allows_of, make_grammars
+from tests.support.grammar_oracle import GRAMMARS, allows_of, following, make_grammars
 
 EOS = 95
 # behind an even token no 8, and of what is left to draw some
@@ -258,6 +259,15 @@ def draw_sampling(rng: random.Random, temperature: float | None = None) -> Sampl
     if drawn.top_p < 1 and drawn.min_tokens:
         drawn = replace(drawn, allowed_token_ids=tuple(range(0, EOS, 2)))
     return drawn
+
+
+def some_follow_grammars(jobs: Sequence[Job]) -> list[Job]:
+    """Every third one does, each another one."""
+    grammars = itertools.cycle(GRAMMARS)
+    return [
+        replace(job, sampling=following(job.sampling, next(grammars))) if number % 3 == 0 else job
+        for number, job in enumerate(jobs)
+    ]
 
 
 def run_local(

@@ -49,6 +49,7 @@ def test_a_lease_is_named() -> None:
     (req,) = script.submit(job(1, 12, 9))
     script.run_until_running(req)
     script.core.check_integrity()
+    script.core.engine.check_integrity()
     with pytest.raises(IntegrityError, match=r"lease of step 2 \(test\.1/r1#0\.0\) is still open"):
         script.core.engine.check_integrity(idle=True)
     lost = script.core.engine.leases.pop()

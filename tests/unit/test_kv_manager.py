@@ -184,6 +184,25 @@ def test_misuse_of_rows_is_refused() -> None:
     kv.check_integrity()
 
 
+def test_what_is_in_use_is_a_leak_only_where_nothing_should_be() -> None:
+    kv = build()
+    row = kv.alloc_row("alice")
+    assert row is not None and kv.grow(row, 1)
+    kv.insert_prefix(row, tokens(4), 4)
+    assert complaint(kv) == complaint(kv, idle=False) == "" and kv.cache.problems() == []
+    assert "row 1 of 'alice' leaked" in complaint(kv, idle=True)
+    kv.release(row)
+    assert complaint(kv, idle=True) == ""
+
+
+def complaint(kv: KVManager, **idle: bool) -> str:
+    try:
+        kv.check_integrity(**idle)
+    except IntegrityError as error:
+        return error.message
+    return ""
+
+
 def test_no_row_is_left_when_all_are_in_use() -> None:
     kv = build(num_rows=2)
     assert kv.alloc_row("r1") == 1

@@ -169,6 +169,33 @@ def test_a_wrong_reference_is_a_typed_error(shared_pool: KVPool, changes: dict[s
         open_peer(shared_pool, **changes)
 
 
+@linux_only
+@pytest.mark.parametrize("changes", [{"pid": 0}, {"fd": -1}, {"num_pages": 1}, {"page_bytes": 0}])
+def test_a_senseless_number_is_named_before_anything_is_looked_at(shared_pool: KVPool, changes: dict[str, int]) -> None:
+    with pytest.raises(HandoffFailed, match="make no sense"):
+        open_peer(shared_pool, **changes)
+
+
+@linux_only
+def test_what_is_no_memory_file_is_not_even_opened(shared_pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open a device or a pipe has effects."""
+    opened: list[str] = []
+    plain = os.open
+
+    def watch(path: str, flags: int) -> int:
+        opened.append(path)
+        return plain(path, flags)
+
+    monkeypatch.setattr(os, "open", watch)
+    read_end, write_end = os.pipe()
+    with pytest.raises(HandoffFailed, match="not a memory file"):
+        open_peer(shared_pool, fd=read_end)
+    os.close(read_end), os.close(write_end)
+    assert not opened
+    open_peer(shared_pool).close()
+    assert opened == [f"/proc/{os.getpid()}/fd/{shared_pool.fd}"]
+
+
 def has_view(pool: KVPool, page: int) -> bool:
     try:
         return pool.page_view(page).size == pool.page_bytes
@@ -251,6 +278,7 @@ def test_close_releases_everything() -> None:
     assert peer.page(3)[0] == 5, "a peer's view outlives the owner"
     peer.close()
     assert num_open_fds() == before
+    assert peer.generation.tolist() == [] and peer._pages.shape == (0, pool.page_bytes)
 
 
 @linux_only

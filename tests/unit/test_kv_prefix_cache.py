@@ -122,6 +122,33 @@ def test_two_locks_pin_until_both_are_gone() -> None:
     assert cache.num_evictable == 2
 
 
+def test_pages_that_were_used_since_are_cold_again_and_those_that_were_copied_are_not() -> None:
+    """A tier smaller than the cache would never come to rest if its own copying counted as use."""
+    cache = PrefixCache(PAGE)
+    put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
+    cold = cache.take_cold(9)
+    assert [node.page for node in cold] == [13, 12, 11]
+    cache.unlock(cache.pin(cold[0], "the tier"))
+    assert cache.take_cold(9) == []
+    cache.unlock(cache.match(keys_of(1, 2, 3), 99).lock)
+    cache.unlock(cache.pin(cold[0], "the tier"))
+    assert [node.page for node in cache.take_cold(9)] == [13, 12, 11]
+    cache.check_integrity(expect_idle=True)
+
+
+def test_a_pin_holds_the_whole_path_down_to_its_page() -> None:
+    cache = PrefixCache(PAGE)
+    put_unlocked(cache, (1, 2, 3), ids(11, 12, 13))
+    path = cache.take_cold(9)[::-1]
+    for depth, node in enumerate(path, start=1):
+        lock = cache.pin(node, "the tier")
+        assert lock.num_pages == depth and cache.num_evictable == 3 - depth
+        assert [page for page in (11, 12, 13) if cache.is_locked(page)] == [11, 12, 13][:depth]
+        cache.check_integrity()
+        cache.unlock(lock)
+    cache.check_integrity(expect_idle=True)
+
+
 def test_evicts_the_least_recently_unlocked_leaf_and_then_its_parents() -> None:
     cache = PrefixCache(PAGE)
     put_unlocked(cache, (1, 2), ids(11, 12))

@@ -20,6 +20,7 @@ from shared.model.interface import ModelSpec
 from shared.node.convert import (
     draft_state_of_bytes,
     draft_state_to_bytes,
+    drafts_within,
     end_of,
     prebuilt_of,
     request_of,
@@ -262,6 +263,19 @@ def test_a_peer_without_a_head_leaves_zeros() -> None:
     assert {name: value.tolist() for name, value in state.items()} == {"topk_p": [0.0], "hidden_states": [0, 0]}
     with pytest.raises(HandoffFailed, match="are needed"):
         draft_state_of_bytes(b"123", future_map, peer_drafts=False)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "within"),
+    [((0, 95), True), ((95, 0), True), ((0, 96), False), ((96, 0), False), ((-1, 95), False), ((95, -1), False)],
+)
+def test_each_draft_is_a_token_of_the_vocabulary(drafts: tuple[int, ...], within: bool) -> None:
+    state = {"topk_index": torch.tensor(drafts), "hidden_states": torch.tensor([-1.0, 1000.0])}
+    assert drafts_within(state, vocab_size=96) is within
+
+
+def test_where_nothing_is_drafted_nothing_is_beyond_the_vocabulary() -> None:
+    assert drafts_within({}, vocab_size=96) and drafts_within({"topk_p": torch.tensor([-1.0])}, vocab_size=96)
 
 
 def planes_and(*drafts: str) -> tuple[PlaneSpec, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
-from shared.wire.messages import Drain, Heartbeat
+from shared.wire.messages import Drain, Heartbeat, Refuse
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER, Net, assert_clean, expected, make_node, name_of
 
@@ -58,3 +58,21 @@ def test_heartbeats_say_when_the_time_of_a_drain_is_over(node: Node) -> None:
     net.at(5.0)
     net.tick(name_of(node))
     assert [beat.move_after_ms for beat in net.messages(Heartbeat)] == [None, 3000, 2000, 0]
+
+
+def test_who_is_left_at_the_end_of_a_drain_hears_of_it() -> None:
+    """An offer that waits too: its prefill node need not wait for an answer."""
+    p, d = make_node("prefill", "p0", CoreKnobs()), make_node("decode", "d0", CoreKnobs(max_running=1))
+    net = Net([p, d])
+    running = net.generate(d, job(1))
+    net.run(until=lambda: bool(net.router.streams[running]))
+    waiting = net.generate(p, job(2), d)
+    net.run(until=lambda: bool(d.side.outside()))
+    d.fail_all("its time is up")
+    assert d.side.outside() == []
+    net.tick(name_of(d))
+    assert [(message.key, message.code) for message in net.messages(Refuse)] == [(waiting, "aborted")]
+    ends = [net.router.end(key) for key in (running, waiting)]
+    assert [(end.error_code, end.error_message) for end in ends] == [("node_draining", "its time is up")] * 2
+    net.run()
+    assert_clean(p, d)

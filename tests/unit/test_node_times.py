@@ -111,3 +111,13 @@ def test_tokens_are_counted_where_they_are_computed() -> None:
     assert out.cached_prompt_tokens == cached and out.prompt_tokens == 100 + 100 - cached
     assert out.output_tokens == 2 and into.output_tokens == 2 * 3
     assert into.prompt_tokens == into.cached_prompt_tokens == 0 and out.retractions == into.retractions == 0
+
+
+def test_what_the_links_had_to_drop_is_counted_once() -> None:
+    clock = Clockwork()
+    counts, told = clock.decode.ctx.wire_counts, list[float]()
+    for dropped in (3, 0, 2):
+        counts["wire_dropped"] += dropped
+        clock.round()
+        told.append(clock.net.router.heartbeats["d0"].load.counters["wire_errors"])
+    assert told == [3, 3, 5]

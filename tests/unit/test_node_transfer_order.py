@@ -1,4 +1,5 @@
-"""Pulls on a transfer stream that the test drives by hand: what must wait for what, and what is held meanwhile."""
+"""Transfers on a stream that the test drives by hand: what must wait for what, what is held and who is given up
+meanwhile."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from decode_node.groups_in import Fetched
 from shared.core.sampling_params import SamplingParams
 from shared.device.events import Event
 from shared.node.node import Node
 from shared.wire.messages import Failed, Grant, Installed, Key, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.hand_driven import HandDriven
-from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
+from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 
 LONG = SamplingParams(max_tokens=40, temperature=0.0)
 
@@ -140,6 +142,111 @@ def test_a_retracted_grant_goes_on_here_and_frees_the_prefill_node() -> None:
     net.run()
     assert [end.reason for end in net.router.ends[key]] == ["length"]
     assert_clean(p, d)
+
+
+def test_a_pull_that_takes_longer_than_a_lease_is_no_silence() -> None:
+    p, d, stream = pair()
+    net = Net([p, d])
+    stream.open = False
+    key = net.generate(p, job(0), d)
+    net.run()
+    net.kill(p)  # all that it had to say is here
+    net.at(2 * LEASE_S)
+    net.run()
+    assert not net.router.ends[key] and d.ctx.core.scheduler.granted
+    stream.open = True
+    stream.run()
+    net.run()
+    assert net.router.streams[key] == expected(job(0))
+    assert_clean(d)
+
+
+def test_a_source_that_says_nothing_for_a_lease_is_given_up() -> None:
+    p, d, _ = pair()
+    net = Net([p, d])
+    net.drop = lambda src, dst, message: isinstance(message, Ready | Prebuilt)
+    key = net.generate(p, job(0), d)
+    net.run()
+    net.at(LEASE_S)
+    net.tick(name_of(d))
+    assert not net.router.ends[key], "a whole lease"
+    net.at(1.0)
+    net.tick(name_of(d))
+    assert "was silent about it" in net.router.end(key).error_message
+    net.run()
+    assert_clean(p, d)
+
+
+def test_pages_of_a_request_that_is_over_hold_back_nobody_s_behind_them() -> None:
+    p, d = (make_node(role, role[0], CoreKnobs(), transport="gloo") for role in ("prefill", "decode"))
+    net, groups, fetched = Net([p, d]), d.side.transfers.groups, list[Fetched]()
+    poll = groups.poll
+    groups.poll = lambda: fetched.extend(poll()) or []
+    first, second = (net.generate(p, job(rid, 10), d) for rid in (0, 1))
+    net.run()
+    assert [one.handoff.key.rid for one in fetched] == [first.rid, second.rid]
+    net.abort(d, first)
+    net.run()
+    groups.poll = lambda: [*poll(), *(fetched.pop(0) for _ in range(len(fetched)))]
+    net.run()
+    assert net.router.streams[second] == expected(job(1, 10))
+    assert_clean(p, d)
+
+
+# ---- the prefill node's half
+
+
+def granted_and_not_begun(**changes: object) -> tuple[Net, Node, Node, HandDriven, Key]:
+    """The prefill node has a grant, computes nothing until `go_on`, and its transfer stream is in the test's hand."""
+    knobs = replace(CoreKnobs(chunk_size=32), **changes)
+    p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
+    stream, core = HandDriven(), p.ctx.core
+    core.streams = core.engine.streams = replace(core.streams, transfer=stream)
+    core.loop.step = lambda block=False: False  # type: ignore[method-assign]
+    net = Net([p, d])
+    key = net.generate(p, job(0), d)
+    net.run()
+    assert len(net.messages(Grant)) == 1 and p.side.inflight.granted
+    return net, p, d, stream, key
+
+
+def go_on(node: Node) -> None:
+    del node.ctx.core.loop.step
+
+
+def test_layers_go_ahead_of_each_step_that_begins_after_the_grant() -> None:
+    net, p, d, _, key = granted_and_not_begun(layer_ends=(1,))
+    go_on(p)
+    net.run()
+    ahead = [message for message in net.messages(Ready) if message.num_layers == 1]
+    pages = [page for message in ahead for page in range(message.first_page, message.first_page + len(message.pages))]
+    assert sorted(pages) == [0, 1, 2, 3, 4]
+    assert net.router.streams[key] == expected(job(0))
+    assert_clean(p, d)
+
+
+def test_the_record_is_word_of_its_hand_off_while_its_pages_are_described() -> None:
+    """The next one, that it is not forgotten, is due a quarter of a lease later."""
+    net, p, d, stream, key = granted_and_not_begun()
+    stream.open = False
+    net.at(0.2 * LEASE_S)
+    go_on(p)
+    net.run()
+    assert net.messages(Prebuilt) and stream.items
+    net.at(0.2 * LEASE_S)
+    net.run()
+    assert not net.messages(Ready), "0.2 of a lease after the record"
+    net.at(0.1 * LEASE_S)
+    net.run()
+    assert [message.pages for message in net.messages(Ready)] == [[]]
+    stream.open = True
+    stream.run()
+    net.run()
+    assert net.router.streams[key] == expected(job(0))
+    assert_clean(p, d)
+
+
+# ---- what goes wrong
 
 
 def test_a_pull_that_raises_leaves_the_stream_alive() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from shared.wire.messages import Key, Offer, Wait
+from shared.wire.messages import Key, Offer, Refuse, Wait
 from tests.support.core_rig import CoreKnobs
 from tests.support.faulty_pair import ends_of, job
-from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, sibling
+from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of, sibling
 
 STEPS_PER_LEASE = 8
 
@@ -118,4 +118,19 @@ def test_siblings_that_are_offered_late_have_a_lease_of_their_own(rig: FullDecod
     rig.go_on()
     for index in range(2):
         assert ends_of(rig.net, sibling(key, index)) == [("length", "")]
+    assert_clean(rig.p, rig.d)
+
+
+def test_an_offer_whose_deadline_passes_is_refused(rig: FullDecodeNode) -> None:
+    """Its prefill node holds pages for it, and its clock is another."""
+    key = rig.net.generate(rig.p, job(1), rig.d, remaining_ms=5_000)
+    rig.net.run()
+    rig.net.at(5.0)
+    rig.net.tick(name_of(rig.d))
+    assert not rig.net.messages(Refuse), "at its deadline it is not late"
+    rig.net.at(1.0)
+    rig.net.tick(name_of(rig.d))
+    assert [(message.key, message.code) for message in rig.net.messages(Refuse)] == [(key, "deadline_exceeded")]
+    rig.go_on()
+    assert set(ends_of(rig.net, key)) == {("error", "deadline_exceeded")}
     assert_clean(rig.p, rig.d)

@@ -19,7 +19,16 @@ from shared.model.opened import LoadOptions
 from shared.ranks.dp import deal
 from shared.ranks.orders import Forward
 from shared.ranks.tp import inputs_of, order_of
-from tests.support.core_rig import MAX_CONTEXT, CoreKnobs, assert_streams, assert_whole, draw_jobs, make_core, run_local
+from tests.support.core_rig import (
+    MAX_CONTEXT,
+    CoreKnobs,
+    assert_streams,
+    assert_whole,
+    draw_jobs,
+    make_core,
+    run_local,
+    some_follow_grammars,
+)
 from tests.support.tiny_llama import write_tiny_llama
 from tests.support.tp_rig import Team, followers
 
@@ -48,7 +57,7 @@ class Counting(HashLM):
 
 def run(team: Team, knobs: CoreKnobs, num_jobs: int, size: int) -> None:
     rng = random.Random(size)
-    jobs = draw_jobs(rng, num_jobs, max_prompt=60)
+    jobs = some_follow_grammars(draw_jobs(rng, num_jobs, max_prompt=60))
     jobs = [replace(job, adapter=rng.choice(["", *knobs.adapters])) for job in jobs]
     core = make_core(knobs, model=team.model, ranks=team.ranks)  # type: ignore[arg-type]
     team.share(core.pool)

@@ -35,6 +35,7 @@ from tests.support.core_rig import (
     draw_jobs,
     make_core,
     run_local,
+    some_follow_grammars,
 )
 from tests.support.node_pair import Net, make_node
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
@@ -67,7 +68,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("knobs", KNOBS.values(), ids=KNOBS)
 def test_hashlm_streams_are_the_oracles(size: int, knobs: CoreKnobs) -> None:
     rng = random.Random(size)
-    jobs = draw_jobs(rng, 10, max_prompt=60)
+    jobs = some_follow_grammars(draw_jobs(rng, 10, max_prompt=60))
     with followers(size, hashlm) as team:
         core = make_core(knobs, model=team.model, ranks=team.ranks)
         team.share(core.pool)
@@ -209,7 +210,7 @@ def pair_streams(jobs: list[Job], sizes: tuple[int, int], load: Load, whole: Mod
 
 @pytest.mark.parametrize("sizes", PAIRS)
 def test_hashlm_streams_of_unequal_pairs_are_the_oracles(sizes: tuple[int, int]) -> None:
-    jobs = draw_jobs(random.Random(2), 6, max_prompt=60)
+    jobs = some_follow_grammars(draw_jobs(random.Random(2), 6, max_prompt=60))
     assert pair_streams(jobs, sizes, hashlm, HashLM(max_context=MAX_CONTEXT)) == [job.expected() for job in jobs]
 
 

@@ -26,6 +26,7 @@ ALLOWED = {
     "shared/model/llama_compiled.py": KERNEL,
     "shared/model/eagle_compiled.py": KERNEL,
     "shared/model/hashlm/draft.py": KERNEL,
+    "shared/model/scripted.py": KERNEL,
     "shared/sample/sampler.py": KERNEL,
     "shared/model/hashlm/reference.py": HOST,
     "shared/kv/manager.py": HOST,

@@ -134,6 +134,31 @@ def test_who_has_begun_stays(rig: RouterRig) -> None:
     assert not story.tick(10)
 
 
+def test_who_waits_behind_a_sibling_that_has_ended_goes(rig: RouterRig) -> None:
+    """What the node had begun is over: nothing is computed twice."""
+    p, a = rig.join("prefill", "p"), rig.join("decode", "a")
+    key = rig.open([1] * 32, n=2)[0].key
+    second = msgspec.structs.replace(key, seq_index=1)
+    b = rig.join("decode", "b")
+    for one in (key, second):
+        rig.run(p, one, 0, [5])
+    rig.run(a, key, 1, [6])
+    pages(a, 0, waiting=3, running=7)
+    pages(b, 99)
+    for _ in range(40):
+        rig.now += 0.25
+        assert not generates(rig.dispatcher.tick(rig.now)), "one of them runs there"
+    request = rig.journal.find(key.rid)
+    assert request is not None and request.runs_on(a) and request.num_tokens == 32 + 2
+    rig.end(a, key, 2)
+    assert not request.runs_on(a) and request.num_tokens == 32 + 1, "what has ended needs no memory"
+    rig.now += 0.25
+    assert not generates(rig.dispatcher.tick(rig.now))
+    rig.now += MOVE_AFTER_S
+    (moved,) = generates(rig.dispatcher.tick(rig.now))
+    assert (moved.decode_node, moved.output_ids, moved.ended) == ("b", [[], [5]], [0])
+
+
 def test_who_is_not_computed_stays(rig: RouterRig) -> None:
     story = Waiting(rig)
     pages(story.a, 99)
@@ -181,6 +206,22 @@ def test_a_node_is_not_flooded_by_one_report(rig: RouterRig) -> None:
     assert len(story.tick(10)) == 5
     story.report(room=9)
     assert len(story.tick(1)) == 2
+
+
+def test_where_there_is_room_for_one_who_has_waited_longest_goes(rig: RouterRig) -> None:
+    """Not who came first: the first one's prompt took longer."""
+    p, a = rig.join("prefill", "p"), rig.join("decode", "a")
+    first, second = (generate.key for generate in rig.open([1] * 32, rounds=2))
+    b = rig.join("decode", "b")
+    pages(a, 0, waiting=3, running=7)
+    pages(b, 0)
+    for rig.now, key in ((1.0, second), (2.0, first)):
+        rig.run(p, key, 0, [5])
+        assert not generates(rig.dispatcher.tick(rig.now))
+    rig.now += 2 * MOVE_AFTER_S
+    pages(b, 5)  # 80 tokens: once 66
+    moved = generates(rig.dispatcher.tick(rig.now))
+    assert [generate.key.rid for generate in moved] == [second.rid]
 
 
 def test_nothing_goes_to_and_fro(rig: RouterRig) -> None:

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.engine.lease import StepLease
+from shared.engine.plan import StepPlan
 from shared.node.core import NodeCore
 from shared.sched.events import GrantRevoked
 from shared.sched.page_budget import pick_victim
@@ -36,6 +39,14 @@ def submit(core: NodeCore, *jobs: Job) -> list[Request]:
 
 def states(*requests: Request) -> list[str]:
     return [req.state.value for req in requests]
+
+
+def until_running(core: NodeCore, *requests: Request) -> None:
+    for _ in range(20):
+        if set(states(*requests)) == {"running"}:
+            return
+        core.loop.step(block=True)
+    raise AssertionError(f"they are {states(*requests)}")
 
 
 def test_rule_a_running_rows_reserve_before_anyone_is_admitted() -> None:
@@ -127,6 +138,26 @@ def test_rule_c_all_holders_are_victims(youngest: str) -> None:
     core.close()
 
 
+def test_rule_c_whoever_gets_a_victim_s_pages_steps_in_the_same_plan() -> None:
+    core = core_with(30)
+    old, victim = submit(core, job(0, 6, 20), job(1, 6, 20))
+    until_running(core, old, victim)
+    core.kv.alloc_row("stuffing")
+    core.kv.grow(core.kv.rows.rows_in_use()[-1], core.kv.num_available)
+    launch, plans = core.engine.launch, list[tuple[str, list[RequestKey]]]()
+
+    def watch(plan: StepPlan) -> StepLease:
+        plans.append((victim.state.value, [row_id.key for row_id in plan.row_ids]))
+        return launch(plan)
+
+    core.engine.launch = watch  # type: ignore[method-assign]
+    for _ in range(5):
+        core.loop.step(block=True)
+    assert [keys for state, keys in plans if state == "waiting"][:1] == [[old.key]]
+    assert len(plans) == 5, "no step was missed"
+    core.close()
+
+
 def test_rule_c_seniority_survives_retraction() -> None:
     core = core_with(60)
     first, second, third = submit(core, job(0, 5, 20), job(1, 5, 20), job(2, 5, 20))
@@ -215,6 +246,33 @@ def test_a_pool_that_holds_one_request_serves_many(width: int, page_size: int) -
         assert_streams(jobs, outcome)
         assert_whole(core)
         core.close()
+
+
+@pytest.mark.parametrize("longest", range(12, 20))
+def test_what_fits_fits_with_all_that_its_last_steps_reserve(longest: int) -> None:
+    """Prompt, answer and three windows."""
+    req = job(0, longest - 5, 5).request()
+    for num_pages, fits in ((longest + 3, True), (longest + 2, False)):
+        core = core_with(num_pages)
+        assert core.settings.overshoot == 3 and core.scheduler.can_fit(req) is fits
+        core.close()
+
+
+def test_rows_that_their_requests_left_are_counted() -> None:
+    """A pipeline launches late samplings before anybody else has such a row."""
+    core = core_with(60)
+    ended, retracted = submit(core, job(0, 6, 20), job(1, 6, 20))
+    granted = job(2, 6, 20).request()
+    assert core.scheduler.grant(granted) == 0
+    until_running(core, ended, retracted)
+    assert core.scheduler.budget.num_left == 0
+    core.scheduler.abort(ended.key)
+    assert core.scheduler.budget.num_left == 1
+    core.scheduler.retract(retracted)
+    assert core.scheduler.budget.num_left == 2
+    core.scheduler.abort(granted.key)
+    assert core.scheduler.budget.num_left == 3
+    core.close()
 
 
 @pytest.mark.rule("H13", "I6")

@@ -363,6 +363,33 @@ def test_a_retraction_does_not_count_as_a_cache_hit() -> None:
     core.close()
 
 
+def test_each_retraction_is_counted() -> None:
+    core = make_core(CoreKnobs(page_size=4))
+    req = job(0, 22, 6).request()
+    core.scheduler.submit(req)
+    for count in (1, 2):
+        bring_to(core, req, "running")
+        core.scheduler.retract(req)
+        assert core.scheduler.counters.retractions == count
+    run_dry(core)
+    core.close()
+
+
+def test_what_lacked_draft_state_is_computed_whole_after_a_retraction() -> None:
+    """And then its pages are a prefix for others too."""
+    core = make_core(CoreKnobs(page_size=4))
+    req = job(0, 22, 6).request()
+    core.scheduler.submit(req)
+    req.lacks_draft_state = True
+    bring_to(core, req, "running")
+    core.loop.step(block=True)
+    core.scheduler.retract(req)
+    assert not req.lacks_draft_state and core.kv.cache.num_cached == 0
+    run_dry(core)
+    assert core.kv.cache.num_cached > 22 // 4
+    core.close()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("overlap", [True, False])

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,12 +24,15 @@ import zmq
 from shared.core.errors import ConfigError, WireError
 from shared.core.keys import RequestKey
 from shared.wire.codec import WireLimits, encode, to_wire
+from shared.wire.key_files import NODE, AllowedKeys, new_pair
+from shared.wire.keyring import KeyRing, Keys
 from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
 from shared.wire.sockets import MAX_BATCH
 from shared.wire.wakeup import Wakeup
+from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
@@ -316,6 +320,20 @@ def test_an_address_that_the_system_refuses_leaves_no_socket_behind() -> None:
             links.dial("d@1", f"ipc:///tmp/{'x' * 200}")
     assert not links.send("d@1", Drain("d", ""))
     links.close()  # a socket left open would block here
+
+
+def test_a_node_whose_key_is_taken_away_is_closed_in_the_same_round(tmp_path: Path) -> None:
+    """It has not answered yet: nobody else would tell of it."""
+    ring = KeyRing(make_keys(tmp_path / "keys"), NODE, "p")
+    links = NodeLinks("p", 7, options=LinkOptions(ring=ring))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        links.dial("d@8", f"tcp://127.0.0.1:{mute.getsockname()[1]}#{new_pair().public.hex()}")
+        assert links.poll(0) == []
+        left = (entry for entry in ring.now.allowed.entries if entry.name != "d")
+        ring.now = Keys(ring.now.own, AllowedKeys(tuple(left)))
+        inbound = links.poll(0)
+        links.close()
+    assert inbound == [PeerClosed("d@8")]
 
 
 def test_a_taken_port_is_a_config_error() -> None:
