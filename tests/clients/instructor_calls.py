@@ -32,7 +32,7 @@ def main(tally: Tally) -> None:
     asked: Any = {"model": tally.model, "messages": SKY, "response_model": Weather, "temperature": 0, "max_retries": 0}
     for name, mode in MODES.items():
         client = instructor.from_openai(plain, mode=mode)
-        limit = {"max_output_tokens" if name.startswith("RESPONSES") else "max_tokens": 200}
+        limit: Any = {"max_output_tokens" if name.startswith("RESPONSES") else "max_tokens": 200}
         with tally.check(name):
             found = client.chat.completions.create(**asked, **limit)
             assert isinstance(found, Weather)

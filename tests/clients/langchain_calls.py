@@ -35,10 +35,10 @@ def weather(city: str) -> str:
 
 def main(tally: Tally) -> None:
     asked: Any = {"base_url": tally.api, "api_key": "none", "model": tally.model, "temperature": 0, "max_retries": 0}
-    chats(tally, ChatOpenAI(**asked, max_tokens=24))
-    structured(tally, ChatOpenAI(**asked, max_tokens=200))
-    structured(tally, ChatOpenAI(**asked, max_tokens=200, use_responses_api=True), "responses: ")
-    responses(tally, ChatOpenAI(**asked, max_tokens=24, use_responses_api=True))
+    chats(tally, ChatOpenAI(**asked, max_completion_tokens=24))
+    structured(tally, ChatOpenAI(**asked, max_completion_tokens=200))
+    structured(tally, ChatOpenAI(**asked, max_completion_tokens=200, use_responses_api=True), "responses: ")
+    responses(tally, ChatOpenAI(**asked, max_completion_tokens=24, use_responses_api=True))
     asked |= {"base_url": tally.scripted_api, "model": tally.scripted_model}
     agent(tally, "agent with a tool", ChatOpenAI(**asked))
     agent(tally, "responses: agent with a tool", ChatOpenAI(**asked, use_responses_api=True))

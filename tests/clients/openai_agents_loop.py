@@ -66,7 +66,7 @@ async def loops(tally: Tally, name: str, model: Any) -> None:
         done = await Runner.run(agent, CALL, max_turns=3)
         assert done.final_output == ANSWER and len(done.raw_responses) == 2
     with tally.check(f"{name}: a second turn"):
-        more = [*done.to_input_list(), {"role": "user", "content": "say:bye"}]
+        more: Any = [*done.to_input_list(), {"role": "user", "content": "say:bye"}]
         assert (await Runner.run(agent, more)).final_output == "bye"
     with tally.check(f"{name}: a loop with a tool, streamed"):
         run = Runner.run_streamed(agent, CALL, max_turns=3)

@@ -107,13 +107,13 @@ def structured(tally: Tally, client: openai.OpenAI) -> None:
         assert isinstance(parsed, Weather)
     with tally.check("chat, parse, tools required"):
         choice = client.chat.completions.parse(**asked, **tools).choices[0]
-        (call,) = choice.message.tool_calls or ()
+        (call,) = choice.message.tool_calls or []
         assert call.function.name == "Weather" and isinstance(call.function.parsed_arguments, Weather)
         assert choice.finish_reason == "tool_calls"
     with tally.check("stream helper, tools required"):
         with client.chat.completions.stream(**asked, **tools) as stream:
             done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
-            final = stream.get_final_completion().choices[0].message.tool_calls or ()
+            final = stream.get_final_completion().choices[0].message.tool_calls or []
         assert [event.arguments for event in done] == [call.function.arguments for call in final]
         assert final[0].function.arguments == call.function.arguments and final[0].id.startswith("call_")
     with (
@@ -122,7 +122,7 @@ def structured(tally: Tally, client: openai.OpenAI) -> None:
     ):
         assert stream.get_final_completion().choices[0].message.parsed == parsed
     with tally.check("a tool by name"):
-        (call,) = client.chat.completions.parse(**asked, **named).choices[0].message.tool_calls or ()
+        (call,) = client.chat.completions.parse(**asked, **named).choices[0].message.tool_calls or []
         assert isinstance(call.function.parsed_arguments, Weather)
 
 

