@@ -30,7 +30,9 @@ def plan_of(seed: int, transport: str = "zmq") -> ClusterPlan:
     rng = random.Random(seed)
     stems = [tuple(rng.randrange(95) for _ in range(80)) for _ in range(3)]
     requests = [draw_request(rng, stems) for _ in range(CLIENTS)]
-    requests = [replace(r, sampling=replace(r.sampling, max_tokens=80, stop_token_ids=())) for r in requests]
+    requests = [
+        replace(r, sampling=replace(r.sampling, max_tokens=80, stop_token_ids=(), grammar="")) for r in requests
+    ]
     clients = tuple(ClientPlan(1.0 + rng.uniform(0, 0.1), (request,)) for request in requests)
     names = ("prefill-0", "prefill-1", "decode-0", "decode-1")
     knobs = CoreKnobs(num_pages=400, max_running=32)
