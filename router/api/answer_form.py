@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from llguidance import LLMatcher
 
+from router.api.fields import GenerationFields
 from router.api.generation_plan import AnswerForm
-from router.api.structured import blamed_on
+from router.api.structured import blamed_on, grammar_of
 from router.text import grammars
-from router.text.interface import TextModel, Tokenizer
+from router.text.interface import TextModel, Tokenizer, VocabFacts
 from router.tools.choice import ChoiceMode, ToolChoice
 from router.tools.formats import ToolFormat, tool_format
-from router.tools.grammar import tool_grammar
+from router.tools.grammar import behind_thought, tool_grammar, with_body
 from router.tools.reasoning import thought_of
 from shared.core.errors import InvalidRequest
 
@@ -49,28 +50,49 @@ def form_of(
         row=row,
         tools=choice.tools if row is not None else (),
         is_named=choice.mode is ChoiceMode.NAMED,
-        must_call=choice.mode in (ChoiceMode.NAMED, ChoiceMode.REQUIRED),
         thought=thought,
         markers=special_tokens(text.tokenizer, wanted),
         request_id=request_id or secrets.token_hex(12),
     )
 
 
-def grammar_of_calls(form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool) -> str:
-    """Return the grammar of an answer with calls, "" where there are none. Raise InvalidRequest for a tool's schema
-    that can't be followed."""
+def grammar_of_answer(
+    fields: GenerationFields, facts: VocabFacts, form: AnswerForm, choice: ToolChoice, *, allows_parallel: bool
+) -> str:
+    """Return what an answer follows, "" for anything: what the fields ask for, a thought before it where the model
+    thinks, or calls of tools. Where a call must come, a response_format has nothing to say of it."""
+    asked = grammar_of(fields, facts)
     if form.row is None:
-        return ""
+        if asked and form.thought is not None:
+            return grammars.checked(behind_thought(asked, form.thought, form.markers))
+        return asked
+    if fields.ignore_eos:
+        raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
+    must_call = choice.mode is not ChoiceMode.AUTO
+    if asked and must_call and fields.response_format is None:
+        raise InvalidRequest("an answer that must be a call can't follow another grammar too", param="tools")
+    return grammar_of_calls(form, choice, "" if must_call else asked, allows_parallel=allows_parallel)
+
+
+def grammar_of_calls(form: AnswerForm, choice: ToolChoice, body: str, *, allows_parallel: bool) -> str:
+    """`body`: the grammar of an answer without calls, "" for any text. Raise InvalidRequest for a tool's schema that
+    can't be followed."""
+    assert form.row is not None
     with blamed_on("tools"):
         for tool in form.tools:
             grammars.check_size(tool.schema)
     text = tool_grammar(
-        form.row, choice, allows_parallel=allows_parallel, special_ids=form.markers, thought=form.thought
+        form.row,
+        choice,
+        allows_parallel=allows_parallel,
+        special_ids=form.markers,
+        thought=form.thought,
+        has_body=bool(body),
     )
     if text is None:
-        return ""
+        return body
     with blamed_on("tools"):
-        return grammars.checked(LLMatcher.grammar_from_lark(text))
+        return grammars.checked(with_body(text, body) if body else LLMatcher.grammar_from_lark(text))
 
 
 def special_tokens(tokenizer: Tokenizer, texts: frozenset[str]) -> Mapping[str, int]:

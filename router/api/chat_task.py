@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from router.api.answer_form import form_of, format_of, grammar_of_calls
+from router.api.answer_form import form_of, format_of, grammar_of_answer
 from router.api.fields import GenerationFields
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.resolve import Resolver
@@ -38,7 +38,8 @@ def plan_of(task: ChatTask, fields: GenerationFields, resolver: Resolver, contex
     ids, prompt = resolver.chat_prompt(conversation)
     continued = str(conversation.messages[-1].get("content")) if conversation.continue_final_message else ""
     form = form_of(resolver.text, row, task.choice, prompt, continued, fields.request_id)
-    grammar = grammar_of_calls(form, task.choice, allows_parallel=task.allows_parallel)
+    facts = resolver.text.tokenizer.facts
+    grammar = grammar_of_answer(fields, facts, form, task.choice, allows_parallel=task.allows_parallel)
     ids = resolver.truncated(ids, fields.truncate_prompt_tokens, wanted or 1, contexts.largest)
     resolver.check_length(ids, task.prompt_field, contexts.largest)
     size = resolver.size(ids)

@@ -11,6 +11,7 @@ from router.api.fields import GenerationFields, NotNegative, Positive, Refused, 
 from router.api.generation_plan import Contexts, GenerationPlan, ShowOptions
 from router.api.resolve import Resolver
 from router.api.shapes import NO_PROMPT, PromptShown, TokenNames, list_or_unset, shown_ids
+from router.api.structured import grammar_of
 from router.api.writer import AnswerFacts, Writer
 from router.text.interface import Tokenizer
 from shared.core.errors import InvalidRequest
@@ -64,7 +65,8 @@ class Completions:
         room = largest - max(resolver.size(ids) for ids, _ in prompts)
         max_tokens = resolver.max_tokens(wanted, "max_tokens", room, default=DEFAULT_TOKENS)
         num_logprobs = -1 if body.logprobs is None else body.logprobs
-        return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo))
+        grammar = grammar_of(body, resolver.text.tokenizer.facts)
+        return resolver.plan(body, prompts, max_tokens, num_logprobs, echoes_logprobs=bool(body.echo), grammar=grammar)
 
     def skipped(self, body: CompletionRequest) -> Sequence[str]:
         return ()

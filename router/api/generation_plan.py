@@ -45,7 +45,6 @@ class AnswerForm:
     row: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     is_named: bool = False  # one tool has to be called: the answer then ends with stop, as OpenAI's do
-    must_call: bool = False  # no text stands in place of a call
     thought: Thought | None = None
     markers: Mapping[str, int] = field(default_factory=dict)  # ids of the special tokens around calls and thoughts
     request_id: str = ""  # what the ids of calls are made of

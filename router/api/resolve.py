@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from router.api.errors import PromptTooLong
 from router.api.fields import GenerationFields
 from router.api.generation_plan import PLAIN, AnswerForm, GenerationPlan, PromptJob, ShowOptions, UsageShown
-from router.api.structured import grammar_of
 from router.api.token_rules import (
     allowed_ids_of,
     bad_words_of,
@@ -25,9 +24,7 @@ from router.api.token_rules import (
 )
 from router.text.chat_prompt import ids_and_text
 from router.text.conversation import Conversation
-from router.text.grammars import checked
 from router.text.interface import TextModel, decode_ids
-from router.tools.grammar import behind_thought
 from shared.config.settings import LimitsConfig
 from shared.core.errors import InvalidRequest, ModelNotFound
 from shared.core.keys import MASK64
@@ -137,7 +134,7 @@ class Resolver:
         form: AnswerForm = PLAIN,
         grammar: str = "",
     ) -> GenerationPlan:
-        """`grammar`: of the calls that the answer may hold."""
+        """`grammar`: what the answer follows; "": anything."""
         prompt_logprobs = -1 if body.prompt_logprobs is None else body.prompt_logprobs
         echoes_logprobs = echoes_logprobs and num_logprobs >= 0
         scores = max(prompt_logprobs, num_logprobs if echoes_logprobs else -1)
@@ -151,7 +148,7 @@ class Resolver:
             cache_salt=_salt(body.cache_salt),
             jobs=jobs,
             num_sequences=body.n or 1,
-            sampling=self._sampling(body, max_tokens, num_logprobs, scores, self._grammar(body, form, grammar)),
+            sampling=self._sampling(body, max_tokens, num_logprobs, scores, grammar),
             show=ShowOptions(
                 stops=_stops(body),
                 stream=bool(body.stream),
@@ -177,23 +174,6 @@ class Resolver:
             raise InvalidRequest("a model with an encoder does not say how likely a prompt is", param=name)
         if body.prompt_logprobs is not None and body.stream:
             raise InvalidRequest("prompt_logprobs needs an answer that is not streamed", param="prompt_logprobs")
-
-    def _grammar(self, body: GenerationFields, form: AnswerForm, calls: str) -> str:
-        """Return what the answer must follow: what the request asks for, behind a thought where the model thinks, or
-        the grammar of its calls. A response_format is of texts: it says nothing of an answer that must be a call."""
-        grammar = grammar_of(body, self.text.tokenizer.facts)
-        if grammar and form.must_call and body.response_format is not None:
-            grammar = ""
-        if grammar and calls:
-            raise InvalidRequest(
-                "an answer that may call tools can't follow another grammar too; send tool_choice none",
-                param="response_format" if body.response_format is not None else "tools",
-            )
-        if calls and body.ignore_eos:
-            raise InvalidRequest("ignore_eos can't be true where tools may be called", param="ignore_eos")
-        if grammar and form.thought is not None:
-            grammar = checked(behind_thought(grammar, form.thought, form.markers))
-        return grammar or calls
 
     def _sampling(
         self, body: GenerationFields, max_tokens: int, num_logprobs: int, prompt_logprobs: int, grammar: str

@@ -27,19 +27,21 @@ def tool_grammar(
     allows_parallel: bool = True,
     special_ids: Mapping[str, int] | None = None,
     thought: Thought | None = None,
+    has_body: bool = False,
 ) -> str | None:
     """Return the grammar of an answer, or None where any text will do.
 
     `special_ids` are the markers that the vocabulary has as special tokens; llguidance matches those by id alone.
-    `thought`: what the answer may begin with, as `thought_of` says. Raise InvalidRequest for a tool that the format
-    can't call.
+    `thought`: what the answer may begin with, as `thought_of` says. `has_body`: where nothing must be called, an answer
+    without calls follows another grammar, which `with_body` adds, and one with calls has no text. Raise InvalidRequest
+    for a tool that the format can't call.
     """
     if choice.mode is ChoiceMode.NONE or not choice.tools:
         return None
     tags = () if thought is None else (thought.tags.opening, thought.tags.closing)
     markers = Markers(row.markers.union(tags), special_ids or {})
     many = allows_parallel and choice.mode is not ChoiceMode.NAMED
-    return _Grammar(row, markers, many).text(choice, thought)
+    return _Grammar(row, markers, many, has_body).text(choice, thought)
 
 
 def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int]) -> str:
@@ -49,8 +51,13 @@ def behind_thought(grammar: str, thought: Thought, special_ids: Mapping[str, int
     begin = "thought" if thought.is_open else "thought?"
     rules = {"start": f"{begin} GAP? @body", "GAP": "/[ \\t\\r\\n]{1,4}/", **thought_rules(thought, markers)}
     lark = "\n".join(f"{name}: {rule}" for name, rule in rules.items()) + "\n"
-    (body,) = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": lark}, {**body, "name": "body"}]})
+    return with_body(lark, grammar)
+
+
+def with_body(lark: str, body: str) -> str:
+    """Return the serialized grammar of a text in Lark's form that says `@body`. `body`: a serialized grammar."""
+    (inner,) = json.loads(body)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, {**inner, "name": "body"}]})
 
 
 def thought_rules(thought: Thought, markers: Markers) -> dict[str, str]:
@@ -81,10 +88,11 @@ def text_without(*marks: str) -> str:
 class _Grammar:
     """Collects the rules of one grammar, by name."""
 
-    def __init__(self, row: ToolFormat, markers: Markers, allows_many: bool) -> None:
+    def __init__(self, row: ToolFormat, markers: Markers, allows_many: bool, has_body: bool) -> None:
         self._row = row
         self._markers = markers
         self._many = allows_many
+        self._has_body = has_body
         self._rules: dict[str, str] = {}
 
     def text(self, choice: ToolChoice, thought: Thought | None) -> str:
@@ -121,9 +129,11 @@ class _Grammar:
         self._rules["after_call"] = f"{separator}{closes}{end}{next_groups}".strip()
         self._rules["GAP"] = "/[ \\t\\r\\n]{1,4}/"
 
+    def _calls_alone(self) -> str:
+        return "calls | group" if self._row.may_begin_bare else "group"
+
     def _add_required(self, thought: Thought | None) -> None:
-        bare = "calls | " if self._row.may_begin_bare else ""
-        answer = f"GAP? ({bare}group)"
+        answer = f"GAP? ({self._calls_alone()})"
         if thought is None:
             self._rules["start"] = answer
         else:
@@ -132,13 +142,20 @@ class _Grammar:
 
     def _add_auto(self, calls: Sequence[CallRules], thought: Thought | None) -> None:
         """Add free text up to what begins a call. Lazy rules win over text as soon as they are complete."""
-        self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
-        self._rules["answer"] = " | ".join(("TEXT", *self._marked_ways(), *self._bare_ways(calls)))
+        if self._has_body:
+            self._rules["answer"] = f"GAP? ({self._calls_alone()} | @body)"
+        else:
+            self._add_text(calls)
         if thought is None:
             self._rules["start"] = "answer"
         else:
             self._add_thought(thought)
             self._rules["start"] = "thought answer" if thought.is_open else "thought answer | answer"
+
+    def _add_text(self, calls: Sequence[CallRules]) -> None:
+        self._rules["TEXT"] = text_without(*filter(self._markers.is_special, self._row.begins))
+        ways = ("TEXT", *self._marked_ways(), *self._bare_ways(calls))
+        self._rules["answer"] = " | ".join(ways)
 
     def _marked_ways(self) -> Iterator[str]:
         """Add rules for text up to a marker, and yield what an answer with calls may be."""

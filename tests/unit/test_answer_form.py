@@ -100,15 +100,31 @@ def test_calls_may_follow_a_thought(choice: str) -> None:
 
 
 def test_a_response_format_says_nothing_of_an_answer_that_must_be_a_call() -> None:
-    """instructor and others send both. Where text may stand in place of the call, nobody could say which to follow."""
+    """instructor and others send both."""
     for choice in ("required", {"type": "function", "function": {"name": "f"}}):
         grammar = plan_of("plain", tools=[TOOL], tool_choice=choice, **JSON).sampling.grammar
         assert follows(grammar, '<tool_call> {"name": "f", "arguments": {}} </tool_call>')
         assert not follows(grammar, '{"a": 1}')
         with pytest.raises(InvalidRequest, match="another grammar"):
             plan_of("plain", tools=[TOOL], tool_choice=choice, guided_regex="a")
-    with pytest.raises(InvalidRequest, match="another grammar"):
-        plan_of("plain", tools=[TOOL], tool_choice="auto", **JSON)
+
+
+@pytest.mark.parametrize("template", ["plain", "qwen3"])
+def test_an_answer_is_a_call_or_follows_the_schema(template: str) -> None:
+    """Agents with tools and a typed answer send both; text of another kind is neither."""
+    plan = plan_of(template, tools=[TOOL], tool_choice="auto", **JSON)
+    call = '<tool_call> {"name": "f", "arguments": {}} </tool_call>'
+    for said in (call, call + call, '{"a": 1}'):
+        assert follows(plan.sampling.grammar, said), said
+    for said in ("so: " + call, "text", '{"a": 1}' + call, '{"a": "x"}', call + '{"a": 1}', ""):
+        assert not follows(plan.sampling.grammar, said), said
+    if template == "qwen3":
+        assert follows(plan.sampling.grammar, '<think>hm</think> {"a": 1}')
+        assert follows(plan.sampling.grammar, "<think>hm</think>" + call)
+    delta, _ = read(plan, call)
+    assert [one.name for one in whole_answer(delta.parts).calls] == ["f"] and delta.has_calls
+    delta, _ = read(plan, '{"a": 1}')
+    assert whole_answer(delta.parts).content == '{"a": 1}' and not delta.has_calls
 
 
 def test_a_stop_string_ends_what_was_held_back() -> None:

@@ -259,7 +259,7 @@ CHAT_ROWS = [
         kinds=(CHAT,),
     ),
     Row("tools", (), ([TOOL],), (("ignore_eos", True),), kinds=(CHAT,), param="ignore_eos"),
-    Row("tools", (), ([TOOL],), (("guided_regex", "x"),), kinds=(CHAT,)),
+    Row("tools", (), ([TOOL],), (("guided_regex", "x"), ("tool_choice", "required")), kinds=(CHAT,)),
     Row("tools", ((([TOOL]), calls()),), (), (("tool_choice", "none"),), kinds=(CHAT,)),
     Row(
         "tool_choice",
