@@ -84,17 +84,25 @@ def test_a_failure_of_ours_is_logged_with_the_name_and_an_overload_is_not(error:
 
 
 class Waiting:
-    """A gateway whose one request gets its news after some pings."""
+    """A gateway whose one request gets its news when so many pings were written; at once where nothing is said."""
 
-    def __init__(self, *news: Update | Failure | tuple[float, News]) -> None:
-        self._news = [one if isinstance(one, tuple) else (0.05, one) for one in news]
+    def __init__(self, *news: Update | Failure | tuple[int, News]) -> None:
+        self._news = [one if isinstance(one, tuple) else (0, one) for one in news]
+        self._num_pings = 0
 
     def open(self, requests: Any, answer_id: str) -> Mailbox:
-        mailbox = Mailbox(answer_id)
-        mailbox.rids = ["r"]
-        for seconds, one in self._news:
-            asyncio.get_running_loop().call_later(seconds, mailbox.put, one)
-        return mailbox
+        self._mailbox = Mailbox(answer_id)
+        self._mailbox.rids = ["r"]
+        self._deliver()
+        return self._mailbox
+
+    def pinged(self) -> None:
+        self._num_pings += 1
+        self._deliver()
+
+    def _deliver(self) -> None:
+        while self._news and self._news[0][0] <= self._num_pings:
+            self._mailbox.put(self._news.pop(0)[1])
 
     def close(self, mailbox: Mailbox) -> None:
         pass
@@ -113,7 +121,14 @@ def stream(gateway: Waiting, *, whole: bool = False, plan: GenerationPlan = PLAN
     tokenizer = HashTokenizer()
 
     async def work(connection: Connection) -> None:
-        metrics = RequestMetrics(CollectorRegistry())
+        write, metrics = connection.write, RequestMetrics(CollectorRegistry())
+
+        async def counted(data: bytes, *, last: bool = False) -> None:
+            await write(data, last=last)
+            if data == COMMENT:
+                gateway.pinged()
+
+        connection.write = counted  # type: ignore[method-assign]
         await Generation(plan, written, tokenizer, gateway, metrics, 0.0).run(connection)  # type: ignore[arg-type]
 
     return Exchange(work, (b"x-request-id", b"mine-7"))
@@ -130,7 +145,7 @@ def done() -> Update:
 
 def test_a_stream_whose_prompt_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "PING_S", 0.01)
-    exchange = stream(Waiting(done()))
+    exchange = stream(Waiting((2, done())))
     assert exchange.sent[0]["status"] == 200 and exchange.parts[0] == COMMENT
     assert exchange.parts.count(COMMENT) >= 2 and exchange.parts[-1].endswith(b"data: [DONE]\n\n")
 
@@ -139,7 +154,7 @@ def test_what_fails_at_once_is_no_200_and_what_fails_late_is_logged(monkeypatch:
     failure = Failure("r", HandoffFailed("the peer is gone"))
     assert stream(Waiting(failure)).sent[0]["status"] == HandoffFailed.status
     monkeypatch.setattr(generation, "PING_S", 0.01)
-    late = stream(Waiting(failure))
+    late = stream(Waiting((2, failure)))
     assert late.sent[0]["status"] == 200 and b"handoff_failed" in late.parts[-1]
     assert "request=mine-7" in late.log.getvalue()
 
@@ -151,16 +166,16 @@ def test_a_prompt_that_is_scored_and_one_that_waits_behind_another_are_waited_fo
     scored = SamplingParams(max_tokens=5, prompt_logprobs=0)
     show = replace(SHOW, num_logprobs=0, echoes_logprobs=True)
     entry = TokenLogprob(-1.0, (), ())
-    news = [(0.03, Scored("r", [entry])), (0.12, Scored("r", [entry])), (0.2, done())]
+    news = [(2, Scored("r", [entry])), (6, Scored("r", [entry])), (9, done())]
     exchange = stream(Waiting(*news), plan=GenerationPlan("m", (PromptJob([65, 66, 67], 0, "abc"),), 1, scored, show))
     pings = [index for index, part in enumerate(exchange.parts) if part == COMMENT]
     opening = next(index for index, part in enumerate(exchange.parts) if b"text_offset" in part)
-    assert len(pings) > 8 and pings[-1] > opening > pings[4], "before the opening and behind it"
+    assert len(pings) >= 9 and pings[-1] > opening > pings[4], "before the opening and behind it"
 
 
 def test_of_an_answer_that_is_hidden_the_usage_counts_what_was_cached() -> None:
     show = replace(SHOW, stream=False, hides_answer=True)
-    exchange = stream(Waiting((0.01, token()), (0.02, done())), plan=replace(PLAN, show=show))
+    exchange = stream(Waiting(token(), done()), plan=replace(PLAN, show=show))
     answer = json.loads(exchange.parts[0])
     assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 1
     assert answer["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
