@@ -6,8 +6,8 @@
 
 It reads its prompt out of the KV cache like any model, a token in each slot, so an answer is right only if all pages
 are. A prompt is a chat as the plain template writes it, `role: content` turn after turn, up to `assistant: `; other
-prompts get an empty answer. Under a grammar that does not allow its next token, it ends what it has begun. CPU only;
-not for trees of drafts.
+prompts get an empty answer. Under a grammar that does not allow its next token, it says something short that fits, a
+JSON object before a call. CPU only; not for trees of drafts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ DEFAULT_CONTEXT = 4096
 ANSWER = b"assistant: "
 TURN = re.compile(rb"(?:^| )(system|user|assistant|tool): ")
 SAY = b"say:"
-CHOSEN, ENDING, CLOSING = 100.0, 50.0, 20.0  # logits: of the next token, the end, and what closes a JSON text
+# logits: of the next token, the end, what closes a JSON text, and what begins one
+CHOSEN, ENDING, CLOSING, OPENING = 100.0, 50.0, 20.0, 10.0
 CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}")
 BELOW = 2.0**-12  # from one id's logit to the next, so that no two are equal
 
@@ -49,6 +50,7 @@ class ScriptedLM:
         )
         self._base = -BELOW * np.arange(size, dtype=np.float32)
         self._base[[self._pieces.ids[token] for token in CLOSERS]] += CLOSING
+        self._base[self._pieces.ids[b"{"]] += OPENING
         self._base[self._pieces.eos_id] = ENDING
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:

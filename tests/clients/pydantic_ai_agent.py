@@ -57,6 +57,10 @@ def loops(tally: Tally, name: str, model: Any) -> None:
         assert again.output == "bye"
     with tally.check(f"{name}: agent with a tool, stream"):
         assert asyncio.run(streamed(agent)) == ANSWER
+    with tally.check(f"{name}: agent with a tool and a schema for its answer"):
+        typed = Agent(model, tools=[weather], output_type=NativeOutput(Report), retries=0)
+        done = typed.run_sync(CALL)
+        assert isinstance(done.output, Report) and done.usage.tool_calls == 1
     with tally.check(f"{name}: agent with a tool and a typed answer"):
         typed = Agent(model, tools=[weather], output_type=ToolOutput(Report), retries=0)
         call = '<tool_call>{"name": "final_result", "arguments": {"sky": "rain", "is_warm": false}}</tool_call>'
