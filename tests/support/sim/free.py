@@ -60,7 +60,8 @@ class FreeWatch:
 
     def __init__(self) -> None:
         self._looks: dict[str, Look] = {}
-        self._parked: dict[tuple[str, int, str], int] = {}  # router, its life, rid -> ticks with nodes there
+        # router, its life, rid, attempt -> ticks with nodes there
+        self._parked: dict[tuple[str, int, str, int], int] = {}
 
     # ---- nodes
 
@@ -100,9 +101,11 @@ class FreeWatch:
     # ---- routers
 
     def look_at_router(self, host: RouterHost) -> None:
-        """After a tick, in which every parked request was tried."""
+        """After a tick, in which every parked request was tried. One that was sent, and came back because the queue of
+        its node was full, is another attempt."""
         is_served = any(node.is_there for node in host.registry)
-        parked = {(host.name, host.lives, request.rid) for request in host.journal.parked()} if is_served else set()
+        waiting = host.journal.parked() if is_served else ()
+        parked = {(host.name, host.lives, request.rid, request.attempt) for request in waiting}
         for name in [name for name in self._parked if name[0] == host.name and name not in parked]:
             del self._parked[name]
         for name in parked:
