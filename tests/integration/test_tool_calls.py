@@ -106,7 +106,7 @@ def test_errors_name_the_member(client: openai.OpenAI) -> None:
     for more, words in (
         ({"tools": [broken], "tool_choice": "required"}, "uniqueItems"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "tool_choice none"),
+        ({"extra_body": {"guided_regex": "x"}, "tool_choice": "required"}, "another grammar"),
         ({"tools": [{"type": "web_search"}]}, "web_search"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):
