@@ -2,7 +2,7 @@
 
 deltas of tokens -> Blocks -> BlockBegun, BlockGrew, BlockGrew, BlockEnded, BlockBegun, ...
 
-The same text gives the same blocks however it is cut. White space between a call and its neighbours is no block.
+However the text is cut, the blocks are the same. White space beside a call makes no block of its own.
 """
 
 from __future__ import annotations
@@ -65,10 +65,13 @@ class Blocks:
 
     def __init__(self) -> None:
         self.all: list[Block] = []
+        self.ended = Delta()  # says why the answer ended
         self._open: Block | None = None
         self._space: list[str] = []  # white space that may turn out to lie between blocks
 
     def feed(self, delta: Delta) -> Iterator[BlockEvent]:
+        if delta.finish_reason is not None:
+            self.ended = delta
         for part in parts_of(delta):
             match part:
                 case CallBegun():
@@ -80,14 +83,14 @@ class Blocks:
                 case ContentText():
                     yield from self._take_content(part.text)
 
-    def finish(self, ended: Delta) -> Iterator[BlockEvent]:
-        """`ended`: the delta that says why the answer ended."""
+    def finish(self) -> Iterator[BlockEvent]:
+        """The answer is complete."""
         if self._space and not self.all:
             yield from self._take(BlockKind.TEXT, "".join(self._space))
         last = self._open
         if last is not None:
             is_call = last.kind is BlockKind.CALL
-            last.is_whole = ended.has_calls if is_call else ended.finish_reason is not FinishReason.LENGTH
+            last.is_whole = self.ended.has_calls if is_call else self.ended.finish_reason is not FinishReason.LENGTH
         yield from self._end()
 
     def cut(self) -> None:
@@ -134,6 +137,6 @@ def parts_of(delta: Delta) -> list[AnswerDelta]:
 def whole_blocks(answer: Delta) -> list[Block]:
     """Return the blocks of an answer that has ended."""
     blocks = Blocks()
-    for _ in itertools.chain(blocks.feed(answer), blocks.finish(answer)):
+    for _ in itertools.chain(blocks.feed(answer), blocks.finish()):
         pass
     return blocks.all

@@ -22,7 +22,7 @@ from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
-from router.api.messages import COUNT_TOKENS, Messages, counted, skipped_tools
+from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
@@ -30,6 +30,7 @@ from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
+from router.tools.declared import skipped_tools
 from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
@@ -112,7 +113,7 @@ class Handlers:
         parser: BodyParser[B],
         raw: bytes,
         connection: Connection,
-        skipped: Callable[[B], Sequence[str]] = lambda body: (),
+        skipped: Callable[[B], Sequence[str]],
     ) -> B:
         """Count and name what was sent and has no effect."""
         parsed = parser.parse(raw)
@@ -123,32 +124,30 @@ class Handlers:
                 self._metrics.ignored_field(name if name in KNOWN_FIELDS else "other")
         return parsed.body
 
-    async def count_tokens(self, connection: Connection) -> None:
+    async def _answer(
+        self,
+        connection: Connection,
+        parser: BodyParser[B],
+        make: Callable[[B], object],
+        skipped: Callable[[B], Sequence[str]] = lambda body: (),
+    ) -> None:
+        """For what needs no node. `make`: from the body to the answer."""
         raw = await connection.body(self._resolver.limits.max_body_bytes)
 
         def work() -> bytes:
-            body = self._parsed(self._count_tokens, raw, connection, lambda body: skipped_tools(body.tools))
-            return msgspec.json.encode(counted(body, self._resolver))
+            return msgspec.json.encode(make(self._parsed(parser, raw, connection, skipped)))
 
         await connection.answer(200, await in_time(raw, work))
+
+    async def count_tokens(self, connection: Connection) -> None:
+        make = partial(counted, resolver=self._resolver)
+        await self._answer(connection, self._count_tokens, make, lambda body: skipped_tools(body.tools, FUNCTIONS))
 
     async def tokenize(self, connection: Connection) -> None:
-        raw = await connection.body(self._resolver.limits.max_body_bytes)
-
-        def work() -> bytes:
-            body = self._parsed(self._tokenize, raw, connection)
-            return msgspec.json.encode(tokenized(body, self._resolver, self.max_context()))
-
-        await connection.answer(200, await in_time(raw, work))
+        await self._answer(connection, self._tokenize, lambda body: tokenized(body, self._resolver, self.max_context()))
 
     async def detokenize(self, connection: Connection) -> None:
-        raw = await connection.body(self._resolver.limits.max_body_bytes)
-
-        def work() -> bytes:
-            body = self._parsed(self._detokenize, raw, connection)
-            return msgspec.json.encode(detokenized(body, self._resolver))
-
-        await connection.answer(200, await in_time(raw, work))
+        await self._answer(connection, self._detokenize, partial(detokenized, resolver=self._resolver))
 
     async def tokenizer_info(self, connection: Connection) -> None:
         await connection.answer(200, msgspec.json.encode(tokenizer_info(self._resolver.text)))

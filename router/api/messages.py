@@ -31,8 +31,9 @@ from router.api.resolve import Resolver
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation
 from router.tools.choice import ToolChoice, parse_tool_choice
-from router.tools.declared import MAX_TOOLS, Tool, check_number, check_together, make_tool
+from router.tools.declared import Tool, check_number, check_together, make_tool, skipped_tools
 
+FUNCTIONS = (None, "custom")  # types of tools; Anthropic's own are known to its models only
 MODES = {"auto": "auto", "any": "required", "none": "none"}  # of tool_choice, and what chats call them
 THINKING = {"enabled": True, "disabled": False}  # other types leave it to the template
 OWN_NAMES = {"stop": "stop_sequences", "continue_final_message": "messages"}
@@ -183,7 +184,7 @@ class Messages:
             return plan_of(task, fields, resolver, contexts)
 
     def skipped(self, body: MessagesRequest) -> Sequence[str]:
-        return skipped_tools(body.tools)
+        return skipped_tools(body.tools, FUNCTIONS)
 
     def writer(self, body: MessagesRequest, facts: AnswerFacts) -> Writer:
         return MessagesWriter(facts)
@@ -209,15 +210,6 @@ def conversation_of(body: PromptFields, tools: Sequence[Tool]) -> Conversation:
     )
 
 
-def is_function(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool is declared by a schema. Anthropic's own are known to its models only."""
-    return tool.get("type") in (None, "custom")
-
-
-def skipped_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    return [f"tools[{index}]" for index, tool in enumerate((tools or ())[:MAX_TOOLS]) if not is_function(tool)]
-
-
 def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
     """Return the functions. Raise InvalidRequest that names the wrong member."""
     check_number(tools or (), "tools")
@@ -228,7 +220,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Tool, ...]:
             schema_name="input_schema",
         )
         for index, tool in enumerate(tools or ())
-        if is_function(tool)
+        if tool.get("type") in FUNCTIONS
     )
     check_together(found, "tools")
     return found

@@ -53,7 +53,7 @@ class Message(Body, frozen=True, kw_only=True):
 
 
 def turns_of(system: str | Sequence[Block] | None, messages: Sequence[Message]) -> list[Turn]:
-    """Return what the template gets. Raise InvalidRequest that names the first part that is no text."""
+    """Return the turns for the template. Raise InvalidRequest that names the first part which is not text."""
     turns = Turns()
     if system and (text := without_billing(_text_of(system, "system"))):
         turns.add("system", text)

@@ -16,39 +16,34 @@ from shared.core.errors import BatonError
 from shared.core.states import FinishReason
 
 Json = dict[str, object]
+NOT_ENDED: Json = {"stop_reason": None, "stop_sequence": None}
 SIGNATURE = "baton"  # clients drop thoughts without one from what they send back
 
 
 class MessagesWriter:
     """See `router.api.writer.Writer`. There is one choice."""
 
-    ping = named_event("ping", {"type": "ping"})
+    ping = named_event({"type": "ping"})
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
         self._facts = facts
         self._blocks = Blocks()
-        self._last = Delta()
 
     def opening(self) -> bytes:
-        return named_event("message_start", {"type": "message_start", "message": self._message([], None)})
+        return named_event({"type": "message_start", "message": self._message([], NOT_ENDED)})
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        delta = deltas.get(0)
-        if delta is None:
-            return b""
-        if delta.finish_reason is not None:
-            self._last = delta
-        return self._events(self._blocks.feed(delta))
+        return self._events(event for delta in deltas.values() for event in self._blocks.feed(delta))
 
     def ending(self) -> bytes:
-        data = self._events(self._blocks.finish(self._last))
-        ended = {"stop_reason": stop_reason(self._last), "stop_sequence": self._last.stopped_by or None}
-        data += named_event("message_delta", {"type": "message_delta", "delta": ended, "usage": self._usage()})
-        return data + named_event("message_stop", {"type": "message_stop"})
+        data = self._events(self._blocks.finish())
+        why = why_ended(self._blocks.ended)
+        data += named_event({"type": "message_delta", "delta": why, "usage": self._usage()})
+        return data + named_event({"type": "message_stop"})
 
     def failed(self, error: BatonError) -> bytes:
-        return named_event("error", messages_error(error))
+        return named_event(messages_error(error))
 
     def whole(self, answers: Sequence[Delta]) -> bytes:
         """A call that was cut off, or that the model did not spell right, is left out: its input would be no object."""
@@ -56,17 +51,16 @@ class MessagesWriter:
         blocks = [block for block in whole_blocks(delta) if block.kind is not BlockKind.CALL or is_usable(block)]
         has_calls = any(block.kind is BlockKind.CALL for block in blocks)
         ended = replace(delta, has_calls=has_calls)
-        return ENCODER.encode(self._message([self._whole_block(block) for block in blocks], ended))
+        return ENCODER.encode(self._message([self._whole_block(block) for block in blocks], why_ended(ended)))
 
-    def _message(self, content: list[Json], ended: Delta | None) -> Json:
+    def _message(self, content: list[Json], why: Json) -> Json:
         return {
             "id": self.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._facts.plan.model,
             "content": content,
-            "stop_reason": stop_reason(ended) if ended is not None else None,
-            "stop_sequence": (ended.stopped_by or None) if ended is not None else None,
+            **why,
             "usage": self._usage(),
         }
 
@@ -91,14 +85,14 @@ class MessagesWriter:
                 more = {"type": "content_block_delta", "delta": grown(block, text)}
             case BlockEnded(block):
                 return self._ended(block)
-        return named_event(str(more["type"]), more | {"index": event.block.index})
+        return named_event(more | {"index": event.block.index})
 
     def _ended(self, block: Block) -> bytes:
         events: list[Json] = [{"type": "content_block_stop"}]
         if block.kind is BlockKind.THOUGHT:
             signed = {"type": "signature_delta", "signature": SIGNATURE}
             events.insert(0, {"type": "content_block_delta", "delta": signed})
-        return b"".join(named_event(str(event["type"]), event | {"index": block.index}) for event in events)
+        return b"".join(named_event(event | {"index": block.index}) for event in events)
 
     def _begun(self, block: Block) -> Json:
         match block.kind:
@@ -140,6 +134,10 @@ def is_usable(call: Block) -> bool:
         return call.is_whole and isinstance(json.loads(call.text or "{}"), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def why_ended(ended: Delta) -> Json:
+    return {"stop_reason": stop_reason(ended), "stop_sequence": ended.stopped_by or None}
 
 
 def stop_reason(ended: Delta) -> str:

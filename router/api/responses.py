@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -32,10 +32,11 @@ from router.api.responses_writer import ResponsesWriter
 from router.api.writer import AnswerFacts, Writer
 from router.text.conversation import Conversation
 from router.tools.choice import parse_tool_choice
-from router.tools.declared import MAX_TOOLS, parse_tools
+from router.tools.declared import parse_tools, skipped_tools
 from shared.core.errors import InvalidRequest
 
 OWN_NAMES = {"response_format": "text.format", "max_tokens": "max_output_tokens", "messages": "input"}
+FUNCTIONS = ("function",)  # types of tools
 LOGPROBS = "message.output_text.logprobs"
 ALONE = "answers are not stored; send the whole conversation as input"
 
@@ -165,15 +166,10 @@ class Responses:
             return plan_of(task, fields, resolver, contexts)
 
     def skipped(self, body: ResponsesRequest) -> Sequence[str]:
-        sent = (body.tools or ())[:MAX_TOOLS]
-        return [f"tools[{index}]" for index, tool in enumerate(sent) if not is_function(tool)]
+        return skipped_tools(body.tools, FUNCTIONS)
 
     def writer(self, body: ResponsesRequest, facts: AnswerFacts) -> Writer:
         return ResponsesWriter(facts, echo_of(body))
-
-
-def is_function(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") == "function"
 
 
 def format_of(text: TextFields | None) -> ResponseFormat | None:
@@ -198,6 +194,6 @@ def echo_of(body: ResponsesRequest) -> dict[str, object]:
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": shown or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": [tool for tool in body.tools or () if is_function(tool)],
+        "tools": [tool for tool in body.tools or () if tool.get("type") in FUNCTIONS],
         "top_p": 1.0 if body.top_p is None else body.top_p,
     }

@@ -27,7 +27,6 @@ class ResponsesWriter:
         self._facts = facts
         self._echo = echo
         self._blocks = Blocks()
-        self._last = Delta()
         self._num_events = 0
 
     def opening(self) -> bytes:
@@ -37,16 +36,11 @@ class ResponsesWriter:
         )
 
     def more(self, deltas: Mapping[int, Delta]) -> bytes:
-        delta = deltas.get(0)
-        if delta is None:
-            return b""
-        if delta.finish_reason is not None:
-            self._last = delta
-        return self._events(self._blocks.feed(delta))
+        return self._events(event for delta in deltas.values() for event in self._blocks.feed(delta))
 
     def ending(self) -> bytes:
-        data = self._events(self._blocks.finish(self._last))
-        status = status_of(self._last)
+        data = self._events(self._blocks.finish())
+        status = status_of(self._blocks.ended)
         return data + self._event(f"response.{status}", response=self._response(status, self._blocks.all))
 
     def failed(self, error: BatonError) -> bytes:
@@ -88,7 +82,7 @@ class ResponsesWriter:
     def _event(self, kind: str, /, **fields: object) -> bytes:
         event = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return named_event(kind, event)
+        return named_event(event)
 
     def _events(self, events: Iterable[BlockEvent]) -> bytes:
         return b"".join(data for event in events for data in self._of_block(event))

@@ -76,6 +76,6 @@ def sse_event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def named_event(name: str, data: Mapping[str, object]) -> bytes:
-    """Return a server-sent event that says its type twice, as clients of typed streams want it."""
-    return b"event: " + name.encode() + b"\n" + sse_event(ENCODER.encode(data))
+def named_event(event: Mapping[str, object]) -> bytes:
+    """Return a server-sent event. Its name is its `type`, which clients of typed streams look for in both places."""
+    return f"event: {event['type']}\n".encode() + sse_event(ENCODER.encode(event))

@@ -7,7 +7,7 @@ chats, and the same members without the inner object in /v1/responses.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,12 @@ def checked_schema(schema: object, path: str) -> Mapping[str, Any]:
     if _is_deeper(schema, MAX_SCHEMA_DEPTH):
         raise InvalidRequest(f"{path} nests deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
     return schema
+
+
+def skipped_tools(tools: Sequence[Mapping[str, Any]] | None, served: Collection[str | None]) -> list[str]:
+    """Return the paths of tools whose type an endpoint does not serve."""
+    sent = (tools or ())[:MAX_TOOLS]
+    return [f"tools[{index}]" for index, tool in enumerate(sent) if tool.get("type") not in served]
 
 
 def check_number(tools: Sequence[object], param: str) -> None:

@@ -1,4 +1,4 @@
-"""The clusters that the clients meet, and the tokenizer of the first one for those that count tokens themselves.
+"""Starts the clusters that clients meet. Writes the first one's tokenizer for clients that count tokens themselves.
 
 The first serves a real model. The second serves `scripted`, which says what a message tells it to: loops of agents come
 to an end that is known.

@@ -64,7 +64,7 @@ def test_any_split_gives_the_same_blocks(text: str, places: list[int], reason: F
     deltas = deltas_of(cut(text, places), reason=reason, thought=OPEN)
     for delta in deltas:
         events += list(blocks.feed(delta))
-    events += list(blocks.finish(deltas[-1]))
+    events += list(blocks.finish())
     assert shown(blocks.all) == expected
     assert [event.block.index for event in events if isinstance(event, BlockBegun)] == list(range(len(expected)))
     assert [event.block.index for event in events if isinstance(event, BlockEnded)] == list(range(len(expected)))

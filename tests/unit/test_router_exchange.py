@@ -84,7 +84,7 @@ def test_a_failure_of_ours_is_logged_with_the_name_and_an_overload_is_not(error:
 
 
 class Waiting:
-    """A gateway whose one request gets its news when so many pings were written; at once where nothing is said."""
+    """A gateway with one request. Each of its news comes after a number of pings; without a number it comes at once."""
 
     def __init__(self, *news: Update | Failure | tuple[int, News]) -> None:
         self._news = [one if isinstance(one, tuple) else (0, one) for one in news]

@@ -41,7 +41,7 @@ def test_equal_fields_fit_whoever_made_them() -> None:
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_field_that_differs_is_named_wherever_it_stands(name: str) -> None:
-    """But for those that are only reported."""
+    """A field that is only reported keeps nobody apart."""
     other = 1 if isinstance(getattr(OURS, name), int) else "other"
     theirs = msgspec.structs.replace(OURS, **{name: other})
     assert misfit(OURS, theirs) == misfit(theirs, OURS) == (None if name in REPORTED_ONLY else name)

@@ -36,7 +36,7 @@ def test_a_closed_socket_and_its_monitor_are_closed(context: Context) -> None:
     assert not socket.closed and not monitor.closed
     close_socket(socket, monitor)
     assert socket.closed and monitor.closed
-    close_socket(socket, monitor)  # again is no error
+    close_socket(socket, monitor)  # closing twice is allowed
 
 
 def test_a_router_s_sockets_are_closed_with_it(context: Context) -> None:

@@ -19,7 +19,7 @@ FAULTS = (
 )  # fmt: skip
 GENTLE_FAULTS = ("stop signal", "admin drain", "role change", "slow node", "slow path", "short partition")
 GENTLE = ("gentle", "overload", "one way", "drains", "twins")
-GRAMMAR_EVERY = 7  # one of so many requests follows one
+GRAMMAR_EVERY = 7  # on average one request in seven follows a grammar
 MESSAGE_FAULTS = ("drop", "repeat", "reorder", "corrupt")
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3), (2, 3), (0, 2), (2, 0))  # prefill, decode
 
