@@ -1,5 +1,4 @@
-"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap; the schedule stream
-of the cpu backend. Knows nothing of threads, so it can't show a missing wait: test order on the simulated backend."""
+"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap. Knows nothing of threads, so it can't show a missing wait: test order on the simulated backend."""
 
 from __future__ import annotations
 
@@ -15,11 +14,10 @@ R = TypeVar("R")
 
 
 class InlineStream:
-    """`may_block`: events of other threads may still fire; else a wait on an armed one can never end and raises."""
+    """A wait on an event that is armed and has not fired can never end here, so it raises."""
 
-    def __init__(self, name: str, *, may_block: bool = False) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._may_block = may_block
         self._epochs = StreamEpochs()
         self._waits: list[Event] = []
         self._stopped = False
@@ -51,6 +49,5 @@ class InlineStream:
     def _finish_waits(self) -> None:
         waits, self._waits = self._waits, []
         for event in waits:
-            if not self._may_block and not event.peek():
+            if not event.peek():
                 raise RuntimeError(f"stream {self.name} waits on {event!r}, and nothing is left that could fire it")
-            event.synchronize()

@@ -1,4 +1,4 @@
-"""The five streams of an engine, made for one backend. Knows nothing of what runs on them."""
+"""The four streams of an engine, made for one backend. Knows nothing of what runs on them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from shared.device.simulated import World
 from shared.device.stream import Stream
 
 STREAM_KINDS = ("inline", "cpu", "cuda", "simulated")
-NAMES = ("schedule", "forward", "copy", "transfer", "cold")
+NAMES = ("forward", "copy", "transfer", "cold")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSet:
-    """schedule: small device work of the scheduler; forward: all of the model and every relay write; copy: results
-    and lengths to the host; transfer: KV pages of peers; cold: KV pages out to the cold tier and back, so that no
-    hand-off stands behind them. On inline and cpu the schedule stream is the host thread."""
+    """forward: all of the model and every relay write; copy: results to the host; transfer: KV pages of peers; cold: KV
+    pages out to the cold tier and back, so that no hand-off stands behind them. Scheduling is the host thread's, and
+    touches no device."""
 
-    schedule: Stream
     forward: Stream
     copy: Stream
     transfer: Stream
@@ -35,7 +34,7 @@ class StreamSet:
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
-        return self.schedule, self.forward, self.copy, self.transfer, self.cold, *self.stages
+        return self.forward, self.copy, self.transfer, self.cold, *self.stages
 
     def reset(self) -> None:
         """A new epoch on every stream, after the engine has drained its leases."""
@@ -44,7 +43,7 @@ class StreamSet:
 
     def reset_steps(self) -> None:
         """A new epoch on every stream that steps run on; transfers and the cold tier go on."""
-        for stream in (self.schedule, self.forward, self.copy, *self.stages):
+        for stream in (self.forward, self.copy, *self.stages):
             stream.reset()
 
     def stop(self) -> None:
@@ -73,10 +72,10 @@ def make_streams(
     if kind == "cpu":
         workers = (
             CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
-            for name in NAMES[1:]
+            for name in NAMES
         )
         later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
-        return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock(), stages=later)
+        return StreamSet(*workers, clock=HostClock(), stages=later)
     if kind == "cuda" and not behind:
         device = device or torch.device("cuda", torch.cuda.current_device())
         drawn: list[CudaStream] = []

@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 
-import numpy as np
 import torch
 
 from shared.core.errors import StepFailed
 from shared.device.cpu import do_nothing
 from shared.device.events import Event
 from shared.device.streams import StreamSet
+from shared.engine.boundary import Boundary, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.masks import StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.engine.scores import scores_to_host
+from shared.engine.results import DRAFT_STATE
 from shared.engine.stages import make_stages
-from shared.engine.verify import Verified
+from shared.engine.step_arrays import flat_seeds
 from shared.engine.worker import OnVerifyComplete, Worker
 from shared.kv.accounting import raise_problems
 from shared.model.interface import LayerMarks, Stage
@@ -67,21 +67,14 @@ class Engine:
         lease = StepLease(
             plan.step, plan, publish_ready, staging=plan.prefill_input_ids_cpu, times=times, layers=layers
         )
-        planned = self.streams.schedule.launch(_mark, label="mark")
-        self.streams.forward.wait(planned.done)
-
-        def forward() -> Generator[None, None, None]:
-            if planned.error is not None:
-                raise StepFailed(f"its lengths were not made: {planned.error}")
-            return self.worker.forward(plan, lease)
-
         marks = layers.events if layers is not None else ()
         if any(plan.constrained):
             lease.masks = StepMasks(Event("masks"))
             if plan.width > 1 and plan.num_prefill < plan.batch_size:
                 lease.drafted = Event("drafted")
                 marks = (*marks, lease.drafted)
-        lease.forward = self.streams.forward.launch(forward, fires=marks, label=f"forward({plan.step})")
+        lease.forward = self.streams.forward.launch(
+            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})")
         lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
@@ -95,7 +88,9 @@ class Engine:
     def _launch_drafts_copy(self, lease: StepLease) -> None:
         if lease.drafted is not None:
             self.streams.copy.wait(lease.drafted)
-            lease.host_drafts = self.streams.copy.launch(lease.take_drafts, label=f"drafts({lease.step})")
+            lease.host_drafts = self.streams.copy.launch(
+                lambda: lease.take_drafts(self.worker.boundary), label=f"drafts({lease.step})"
+            )
 
     def oldest_step(self) -> StepLease | None:
         """Return the oldest open lease of a step, not of an admission."""
@@ -105,10 +100,9 @@ class Engine:
         plan, publish_ready = lease.work, lease.publish_ready
         assert isinstance(plan, StepPlan)
 
-        def on_verify_complete(new_seq_lens: torch.Tensor) -> None:
+        def on_verify_complete(future: FutureIndices, new_seq_lens: torch.Tensor) -> None:
             if self.publishes:
-                rows = FutureIndices(torch.from_numpy(plan.req_pool_indices).to(new_seq_lens.device))
-                self.future_map.publish(rows, new_seq_lens, publish_ready)
+                self.future_map.publish(future, new_seq_lens, publish_ready)
 
         fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
@@ -118,7 +112,7 @@ class Engine:
 
     def _sample(
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
-    ) -> Generator[None, None, Verified]:
+    ) -> Generator[None, None, Packed]:
         assert lease.computed is not None
         if lease.computed.error is not None:
             raise StepFailed(f"its forward failed: {lease.computed.error}")
@@ -132,29 +126,38 @@ class Engine:
         lease = StepLease(admission.step, admission, publish_ready)
         fires = (publish_ready,) if publish_ready is not None else ()
         lease.sampled = self.streams.forward.launch(
-            lambda: self._seed_relay(admission, publish_ready), fires=fires, label=f"admit({admission.step})"
+            lambda: self._seed_relay(admission, lease, publish_ready), fires=fires, label=f"admit({admission.step})"
         )
         self.leases.append(lease)
         self._open[lease.step] = lease
         self._launch_copy(lease)
         return lease
 
-    def _seed_relay(self, admission: Admission, publish_ready: Event | None) -> Generator[None, None, None]:
-        rows = FutureIndices(torch.from_numpy(admission.req_pool_indices).to(self.worker.device))
-        self.future_map.seed_history(admission.history_seeds)
+    def _seed_relay(
+        self, admission: Admission, lease: StepLease, publish_ready: Event | None
+    ) -> Generator[None, None, None]:
+        arrays = {
+            "rows": admission.req_pool_indices,
+            "tokens": admission.tokens,
+            "committed": admission.committed,
+            "seeded": flat_seeds(admission.history_seeds),
+        }
+        drafts = {DRAFT_STATE + name: value for name, value in admission.draft_state.items()}
+        sent = self.worker.boundary.upload({**arrays, **drafts}, lease)
+        rows = FutureIndices(sent["rows"])
+        self.future_map.seed_history(admission.history_seeds, sent["seeded"])
         yield
         if self.publishes:
-            lengths = torch.from_numpy(admission.committed).to(self.worker.device)
-            self.future_map.publish(rows, lengths, publish_ready)
+            self.future_map.publish(rows, sent["committed"], publish_ready)
         yield
-        extras = {name: value.to(self.worker.device) for name, value in admission.draft_state.items()}
-        self.future_map.stash(rows, torch.from_numpy(admission.tokens), admission.step, **extras)
+        extras = {name: sent[DRAFT_STATE + name] for name in admission.draft_state}
+        self.future_map.stash(rows, sent["tokens"], admission.step, **extras)
 
     def _launch_copy(self, lease: StepLease) -> None:
         sampled = lease.sampled
         assert sampled is not None
         self.streams.copy.wait(sampled.done)
-        lease.result = self.streams.copy.launch(lambda: _to_host(lease), label=f"d2h({lease.step})")
+        lease.result = self.streams.copy.launch(lambda: _to_host(lease, self.worker.boundary), label=f"d2h({lease.step})")
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:
@@ -185,8 +188,7 @@ class Engine:
                 lease.masks.put(None)
         for lease in drained:
             lease.done.synchronize()
-            lease.closed = True
-            lease.carry = None
+            lease.drop()
             del self._open[lease.step]
         self.leases.clear()
         self.last_done = None
@@ -206,39 +208,14 @@ def _owners(lease: StepLease) -> str:
     return ", ".join(str(row_id.key) for row_id in lease.work.row_ids)
 
 
-def _mark() -> None:
-    """An empty closure: its ticket's `done` is a mark in the stream."""
-
-
-def _to_host(lease: StepLease) -> StepResult | None:
+def _to_host(lease: StepLease, boundary: Boundary) -> HostCopy | None:
     """Runs on the copy stream after the step's sampling. The first error is the cause, others follow from it."""
     for ticket in (lease.computed, lease.sampled):
         if ticket is not None and ticket.error is not None:
             raise ticket.error
-    plan = lease.work
-    if isinstance(plan, Admission):
+    if isinstance(lease.work, Admission):
         return None
     assert lease.sampled is not None
-    verified = lease.sampled.result
-    assert verified is not None
-    sampled, output_of = verified.sampled, verified.output_of.cpu()
-    has_logprobs = bool((plan.sampling.num_logprobs >= 0).any()) and sampled.ids.numel() > 0
-    num_top = sampled.top_ids.shape[1] if has_logprobs else 0
-    shape = (plan.batch_size, plan.width)
-    draft_seconds, verify_seconds = lease.times.seconds()
-    return StepResult(
-        step=plan.step,
-        row_ids=plan.row_ids,
-        num_prefill=plan.num_prefill,
-        tokens=verified.tokens.cpu().numpy().copy(),
-        accept_lens=verified.accept_lens.cpu().numpy().astype(np.int32),
-        seq_lens=verified.seq_lens.cpu().numpy().copy(),
-        tag_ok=verified.tag_ok.cpu().numpy().copy(),
-        draft_state={name: value[: plan.num_prefill].cpu().clone() for name, value in verified.draft_state.items()},
-        draft_seconds=draft_seconds,
-        verify_seconds=verify_seconds,
-        logprobs=sampled.logprobs.cpu()[output_of].numpy() if has_logprobs else np.zeros(shape, np.float32),
-        top_ids=sampled.top_ids.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.int64),
-        top_logprobs=sampled.top_logprobs.cpu()[output_of].numpy() if num_top else np.zeros((*shape, 0), np.float32),
-        scores=scores_to_host(plan, verified),
-    )
+    packed = lease.sampled.result
+    assert packed is not None
+    return boundary.download(packed, lease)

@@ -1,5 +1,5 @@
-"""ForwardBatch: the one place where a plan's inputs become device tensors. Built, read and changed on the forward
-stream by the worker; the scheduler's batch is never written from here (S8)."""
+"""ForwardBatch: a plan on the device. Built, read and changed on the forward stream by the worker; the scheduler's batch
+is never written from here (S8)."""
 
 from __future__ import annotations
 
@@ -9,110 +9,134 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shared.engine.boundary import Boundary, SlotHolder
 from shared.engine.future_map import FutureIndices, FutureMap
-from shared.engine.plan import Int32s, Int64s, StepPlan
+from shared.engine.plan import Int64s, StepPlan
+from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
+from shared.kernel.attention import HostLengths
 from shared.model.interface import ModelInputs
+from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.sampler import RowOf
+from shared.sample.sampler_torch import OutputRows
+
+KNOB = "knob."  # before the names of sampling parameters, where they are uploaded
 
 
-@dataclass(slots=True)
-class ForwardBatch:
-    """One step on the device. Token t belongs to batch row `token_rows[t]`; output e is token `inputs.logits_idx[e]`.
-
-    committed: (B,) int64, device: exact lengths before the step, from the plan or, for speculation without host
-    lengths, from the relay. tag_ok: (B,) bool, True for chunk rows.
-    """
-
-    plan: StepPlan
-    future: FutureIndices
-    committed: torch.Tensor
-    tag_ok: torch.Tensor
-    inputs: ModelInputs
-    token_rows: Int64s  # (T,)
-    output_rows: Int64s  # (E,)
-    # Attention tokens before the step, for kernels that size buffers by it (none here does yet). None when the host
-    # holds bounds only (S1).
-    seq_lens_sum: int | None
-
-    @classmethod
-    def init_new(cls, plan: StepPlan, future_map: FutureMap, device: str) -> ForwardBatch:
-        """Everything but the token ids, which `resolve_forward_inputs` fills."""
-        future = FutureIndices(torch.from_numpy(plan.req_pool_indices).to(device))
-        committed = plan.seq_lens
-        if plan.seq_lens_cpu is None:
-            committed = _relay_lengths(plan, future, future_map)
-        token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
-        cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
-        np.cumsum(plan.q_lens, out=cu_q_lens[1:])
-        offsets = np.arange(len(token_rows)) - cu_q_lens[token_rows]
-        token_rows_dev = torch.from_numpy(token_rows).to(device)
-        logits_idx = np.sort(np.concatenate([_sampled_idx(plan, cu_q_lens), *_scored_idx(plan, cu_q_lens)]))
-        inputs = ModelInputs(
-            input_ids=torch.empty(len(token_rows), dtype=torch.int64, device=device),
-            positions=committed[token_rows_dev] + torch.from_numpy(offsets).to(device),
-            cu_q_lens=torch.from_numpy(cu_q_lens).to(device),
-            page_table=torch.from_numpy(plan.page_table).to(device),
-            logits_idx=torch.from_numpy(logits_idx).to(device),
-            max_q_len=int(plan.q_lens.max()),
-            max_seq_len=plan.max_seq_len,
-            adapters=torch.from_numpy(plan.adapters[token_rows]).to(device) if plan.adapters.any() else None,
-            encoder_lens=None if plan.encoder_lens is None else torch.from_numpy(plan.encoder_lens).to(device),
-        )
-        return cls(
-            plan=plan,
-            future=future,
-            committed=committed,
-            tag_ok=torch.ones(plan.batch_size, dtype=torch.bool, device=device),
-            inputs=inputs,
-            token_rows=token_rows,
-            output_rows=token_rows[logits_idx],
-            seq_lens_sum=None if plan.seq_lens_cpu is None else int(plan.seq_lens_cpu.sum()),
-        )
-
-    @property
-    def num_chunk_tokens(self) -> int:
-        return int(self.plan.q_lens[: self.plan.num_prefill].sum())
-
-
-def _relay_lengths(plan: StepPlan, future: FutureIndices, future_map: FutureMap) -> torch.Tensor:
-    """Chunk rows keep the plan's lengths (the host knows them), decode rows read the published ones."""
-    published = future_map.published(future)
-    committed = plan.seq_lens.clone()
-    committed[plan.num_prefill :] = published[plan.num_prefill :]
-    return committed
-
-
-def _scored_idx(plan: StepPlan, cu_q_lens: Int32s) -> list[Int64s]:
-    """Prompt tokens whose logits say how likely the next one was."""
-    return [int(cu_q_lens[share.row]) + share.offset + np.arange(len(share.targets)) for share in plan.scores]
-
-
-def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
-    """Chunk rows that emit: their last token. Decode rows: every token of the window."""
-    num_prefill = plan.num_prefill
-    chunk_last = cu_q_lens[1 : num_prefill + 1][plan.emits[:num_prefill]] - 1
-    window = np.arange(cu_q_lens[num_prefill], cu_q_lens[-1])
-    return np.concatenate([chunk_last, window]).astype(np.int64)
-
-
-class Staged(Protocol):
-    """What holds the prompt tokens of a step: its lease."""
+class Staged(SlotHolder, Protocol):
+    """What holds a step's prompt tokens and slots: its lease."""
 
     def take_staging(self) -> torch.Tensor:
         """The tokens, once."""
         ...
 
 
-def resolve_forward_inputs(fb: ForwardBatch, lease: Staged, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens from pinned staging, consumed once; the first token of every decode row from
-    the relay. The drafter fills the rest of a verify window."""
-    plan, ids = fb.plan, fb.inputs.input_ids
-    num_chunk = fb.num_chunk_tokens
+@dataclass(frozen=True, slots=True)
+class BothKnobs:
+    """Sampling parameters of the batch, on the host and on the device."""
+
+    host: Knobs[np.ndarray]
+    device: Knobs[torch.Tensor]
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """One step on the device. `arrays` are there as they were sent: nobody writes them.
+
+    committed: (B,) int64, exact lengths before the step, from the plan or, for speculation without host lengths, from
+    the relay. tag_ok: (B,) bool, True for chunk rows. knobs: None on a CPU, whose kernels read the plan's own.
+    """
+
+    plan: StepPlan
+    host: StepArrays[np.ndarray]
+    arrays: StepArrays[torch.Tensor]
+    knobs: BothKnobs | None
+    future: FutureIndices
+    committed: torch.Tensor
+    tag_ok: torch.Tensor
+    inputs: ModelInputs
+
+    @classmethod
+    def init_new(
+        cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, vocab_size: int
+    ) -> ForwardBatch:
+        """Uploads everything that the step will need, by one copy. Token ids are for `resolve_forward_inputs`."""
+        chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
+        host = step_arrays(plan, chunk_ids)
+        sampling = knobs_of(plan.sampling, vocab_size) if boundary.is_device else None
+        sent = boundary.upload(host.named() | _prefixed(sampling), lease)
+        knobs = None
+        if sampling is not None:
+            knobs = BothKnobs(sampling, Knobs(**{name: sent.pop(KNOB + name) for name in sampling.named()}))
+        arrays = StepArrays(**{"adapters": None, "encoder_lens": None, "sampled": None, **sent})
+        future = FutureIndices(arrays.rows)
+        committed = _committed(plan, arrays, future, future_map)
+        inputs = ModelInputs(
+            input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
+            positions=committed[arrays.token_rows] + arrays.offsets,
+            cu_q_lens=arrays.cu_q_lens,
+            page_table=arrays.page_table,
+            logits_idx=arrays.logits_idx,
+            max_q_len=int(plan.q_lens.max()),
+            max_seq_len=plan.max_seq_len,
+            adapters=arrays.adapters,
+            encoder_lens=arrays.encoder_lens,
+            host=_host_lengths(plan, host),
+        )
+        tag_ok = torch.ones(plan.batch_size, dtype=torch.bool, device=arrays.rows.device)
+        return cls(plan, host, arrays, knobs, future, committed, tag_ok, inputs)
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return int(self.host.cu_q_lens[self.plan.num_prefill])
+
+    @property
+    def seq_lens_sum(self) -> int | None:
+        """Attention tokens before the step. None when the host holds bounds only (S1)."""
+        return self.inputs.host.seq_lens_sum if self.inputs.host is not None else None
+
+    def decode_rows(self) -> tuple[Int64s, torch.Tensor]:
+        """The batch's rows that decode, on the host and on the device."""
+        first, end = self.plan.num_prefill, self.plan.batch_size
+        return np.arange(first, end), torch.arange(first, end, device=self.committed.device)
+
+    def row_of(self, host_rows: Int64s, rows: torch.Tensor) -> RowOf:
+        """Which batch row each of E outputs belongs to, as the sampler wants it: `rows` are `host_rows` there."""
+        return host_rows if self.knobs is None else OutputRows(host_rows, self.knobs.host, rows, self.knobs.device)
+
+
+def _prefixed(sampling: Knobs[np.ndarray] | None) -> dict[str, np.ndarray]:
+    return {} if sampling is None else {KNOB + name: value for name, value in sampling.named().items()}
+
+
+def _committed(
+    plan: StepPlan, arrays: StepArrays[torch.Tensor], future: FutureIndices, future_map: FutureMap
+) -> torch.Tensor:
+    """Chunk rows keep the plan's lengths (the host knows them), decode rows read the published ones."""
+    if not plan.lengths_relayed:
+        return arrays.seq_lens
+    first = plan.num_prefill
+    return torch.cat([arrays.seq_lens[:first], future_map.published(future)[first:]])
+
+
+def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
+    """What attention may know of the step without asking the device."""
+    return HostLengths(
+        cu_q_lens=host.cu_q_lens,
+        seq_lens=None if plan.lengths_relayed else plan.seq_lens_cpu,
+        seq_lens_sum=None if plan.lengths_relayed else int(plan.seq_lens_cpu.sum()),
+        num_running=len(plan.mix_running_indices),
+    )
+
+
+def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
+    """Fill input_ids (S9): chunk tokens, which came out of pinned staging; the first token of every decode row from the
+    relay. The drafter fills the rest of a verify window."""
+    plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
-        ids[:num_chunk] = lease.take_staging().to(ids.device, non_blocking=True)
+        ids[:num_chunk] = fb.arrays.chunk_ids
     if plan.num_prefill == plan.batch_size:
         return
     tail = FutureIndices(fb.future.indices[plan.num_prefill :])
-    expect = torch.from_numpy(plan.expect_step[plan.num_prefill :]).to(ids.device)
-    tokens, tag_ok = future_map.gather(tail, expect)
+    tokens, tag_ok = future_map.gather(tail, fb.arrays.expect_step[plan.num_prefill :])
     ids[num_chunk :: plan.width] = tokens
     fb.tag_ok[plan.num_prefill :] = tag_ok

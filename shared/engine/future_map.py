@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from shared.device.events import Event
@@ -85,25 +84,29 @@ class FutureMap:
         """(B, *shape) of a declared extra."""
         return self.extras[name][future.indices]
 
-    def seed_history(self, seeds: Sequence[HistorySeed]) -> None:
+    def seed_history(self, seeds: Sequence[HistorySeed], ids: torch.Tensor) -> None:
+        """`ids`: int32, the tokens of all seeds, one seed after another."""
+        begin = 0
         for seed in seeds:
-            self.history[seed.row, : len(seed.ids)] = torch.from_numpy(seed.ids.astype(np.int32))
+            end = begin + len(seed.ids)
+            self.history[seed.row, : len(seed.ids)] = ids[begin:end]
+            begin = end
 
     def write_history(self, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
         """Every input token at its position, draft tokens too: penalties then see all tokens before an output."""
         self.history[rows, positions] = ids.to(torch.int32)
 
-    def history_of(self, req_pool_indices: Int64s) -> History:
+    def history_of(self, future: FutureIndices) -> History:
         """The whole buffer by reference, and which of its rows the batch reads."""
-        return History(self.history, req_pool_indices)
+        return History(self.history, future.indices)
 
     def history_tokens(self, future: FutureIndices, num_tokens: int) -> torch.Tensor:
         """(B, num_tokens) int32 copy of the rows' first positions; behind a row's known tokens lies anything."""
         return self.history[future.indices, :num_tokens]
 
-    def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> torch.Tensor:
-        """Exact committed lengths (B,) for the host. Waits for the newest lease's `publish_ready`, which is armed
+    def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> Int64s:
+        """Exact committed lengths (B,) for the host, which waits for the device here and nowhere else. Waits for the newest lease's `publish_ready`, which is armed
         at launch, and for nothing behind it: draft-extend may still be running (#25879, #26020)."""
         if publish_ready is not None:
             publish_ready.synchronize()
-        return self.new_seq_lens_buf[torch.from_numpy(req_pool_indices)]
+        return self.new_seq_lens_buf.cpu().numpy()[req_pool_indices]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,10 +11,12 @@ import torch
 from shared.core.errors import IntegrityError
 from shared.device.clock import Clock, Mark, StillClock
 from shared.device.events import Event, Ticket
+from shared.engine.boundary import Boundary, HostCopy, Packed
 from shared.engine.carry import Carry
-from shared.engine.masks import HostDrafts, StepMasks, drafts_to_host
+from shared.engine.masks import HostDrafts, StepMasks, named_drafts, read_drafts
 from shared.engine.plan import Admission, StepPlan, StepResult
-from shared.engine.verify import Drafts, Verified
+from shared.engine.results import read_result
+from shared.engine.verify import Drafts
 from shared.model.interface import LayerMarks
 
 
@@ -54,27 +56,37 @@ class StepLease:
     staging: torch.Tensor | None = None
     forward: Ticket[None] | None = None
     computed: Ticket[None] | None = None  # what leaves the model's output: the forward, or a pipeline's last stage
-    sampled: Ticket[Verified | None] | None = None  # None: of an admission
-    result: Ticket[StepResult | None] | None = None
+    sampled: Ticket[Packed | None] | None = None  # what goes to the host; of an admission nothing does
+    result: Ticket[HostCopy | None] | None = None
     layers: LayerMarks | None = None
     carry: Carry | None = None  # from the forward to the sampling; None before, after, and once closed (H10)
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # where rows of the step have a grammar
     drafted: Event | None = None  # the same, with drafts: `drafts` are there
-    drafts: Drafts | None = None  # on the device, from drafting until they lie on the host
-    host_drafts: Ticket[HostDrafts | None] | None = None
+    drafts: Packed | None = None  # on the device, from drafting until they lie on the host
+    host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
+    _slots: list[Callable[[], None]] = field(default_factory=list)
 
-    def drafts_are(self, drafts: Drafts) -> None:
+    def hold(self, give_back: Callable[[], None]) -> None:
+        """Keep a slot of pinned memory until the step is done."""
+        self._slots.append(give_back)
+
+    def drafts_are(self, drafts: Drafts, boundary: Boundary) -> None:
         """Called on the forward stream, as soon as the window is drafted."""
         if self.drafted is not None:
-            self.drafts = drafts
+            self.drafts = boundary.pack(named_drafts(drafts))
             self.drafted.fire()
 
-    def take_drafts(self) -> HostDrafts | None:
-        """Copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
+    def take_drafts(self, boundary: Boundary) -> HostCopy | None:
+        """Begin to copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
         drafts, self.drafts = self.drafts, None
-        return None if drafts is None else drafts_to_host(drafts)
+        return None if drafts is None else boundary.download(drafts, self)
+
+    def drafts_on_host(self) -> HostDrafts | None:
+        """Read the drafts, once `host_drafts` is done."""
+        copy = self.host_drafts.result if self.host_drafts is not None else None
+        return None if copy is None else read_drafts(copy.read())
 
     def take_staging(self) -> torch.Tensor:
         """The prompt tokens of this step, once (S9): a second taker would prefill them again."""
@@ -94,11 +106,23 @@ class StepLease:
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Drop all references and give the result. Raises what the step raised, after the references are gone."""
+        """Give the result and drop all references. Raises what the step raised, after the references are gone."""
         assert self.result is not None
+        copy, error = self.result.result, self.result.error
+        result = None
+        if error is None and copy is not None:
+            assert isinstance(self.work, StepPlan)
+            result = read_result(self.work, copy.read(), self.times.seconds())
+        self.drop()
+        if error is not None:
+            raise error
+        return result
+
+    def drop(self) -> None:
+        """Let go of everything; the step is done, and nothing of it is read any more."""
         self.closed = True
         self.carry = None
         self.staging = None
-        if self.result.error is not None:
-            raise self.result.error
-        return self.result.result
+        slots, self._slots = self._slots, []
+        for give_back in slots:
+            give_back()

@@ -10,10 +10,12 @@ Knows nothing of grammars.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shared.device.events import Event
 from shared.engine.verify import Drafts
@@ -28,11 +30,17 @@ class HostDrafts:
     parents: npt.NDArray[np.int64]
 
 
-def drafts_to_host(drafts: Drafts) -> HostDrafts:
-    """Copy a window's drafts; of a chain each follows the one before it."""
-    ids = drafts.ids.cpu().numpy()
-    if drafts.parents is not None:
-        return HostDrafts(ids, drafts.parents.cpu().numpy())
+def named_drafts(drafts: Drafts) -> dict[str, torch.Tensor]:
+    """What of a window's drafts the host wants."""
+    found = {"ids": drafts.ids}
+    return found if drafts.parents is None else found | {"parents": drafts.parents}
+
+
+def read_drafts(found: Mapping[str, torch.Tensor]) -> HostDrafts:
+    """Of `named_drafts`, on the host; of a chain each draft follows the one before it."""
+    ids = found["ids"].numpy()
+    if "parents" in found:
+        return HostDrafts(ids, found["parents"].numpy())
     return HostDrafts(ids, np.broadcast_to(np.arange(ids.shape[1]), ids.shape))
 
 

@@ -63,15 +63,15 @@ class StepPlan:
         committed + q_len = attention length.  Chunk rows: q_len tokens out of `prefill_input_ids_cpu`.
         Decode rows: q_len = width, the first token comes from the FutureMap, the others from the drafter.
 
-    Frozen and launched once. `seq_lens` is the batch's own tensor by reference: the batch never changes it in place
-    (rule S7), so the plan needs no copy. `page_table` is a copy, so nobody waits for a plan before writing the table.
+    Frozen and launched once. All arrays are copies, so nobody waits for a plan before changing what it was made of
+    (S7): the batch's lengths, the page table.
     """
 
     step: int
     row_ids: tuple[RowId, ...]
     req_pool_indices: Int64s  # (B,)
-    seq_lens: torch.Tensor  # (B,) int64, device: committed before the step
-    seq_lens_cpu: Int64s | None  # (B,) the same on the host; None when the host holds bounds only
+    seq_lens_cpu: Int64s  # (B,) committed before the step
+    lengths_relayed: bool  # of decode rows these are lower bounds, and the FutureMap has the exact lengths
     q_lens: Int32s  # (B,)
     num_prefill: int
     page_table: Int32s  # (B, P) copy

@@ -8,12 +8,13 @@ So a prompt's scores need no more memory than its chunk's logits, and no other p
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.plan import PromptScores, StepPlan
-from shared.engine.verify import Verified
+from shared.engine.step_arrays import scored_outputs
 from shared.model.interface import ModelOutput
 from shared.sample.interface import SampleOutput
 from shared.sample.sampler import score
@@ -23,28 +24,34 @@ def take_scores(fb: ForwardBatch, output: ModelOutput) -> tuple[list[SampleOutpu
     """Score the plan's shares. Return the scores, on the logits' device, and the outputs that are left to sample;
     `fb` is of these from then on. Runs on the forward stream and waits for nothing."""
     scores: list[SampleOutput] = []
-    is_sampled = np.ones(len(fb.output_rows), dtype=np.bool_)
-    for share in fb.plan.scores:
-        first = int(np.searchsorted(fb.output_rows, share.row))  # a chunk's scored tokens are its first outputs
-        outputs = slice(first, first + len(share.targets))
-        targets = torch.from_numpy(share.targets).to(output.logits.device, non_blocking=True)
+    begin = 0
+    for share, outputs in zip(fb.plan.scores, scored_outputs(fb.plan, fb.host.output_rows), strict=True):
+        targets = fb.arrays.scored[begin : begin + len(share.targets)]
+        begin += len(share.targets)
         scores.append(score(output.logits[outputs], targets, share.num_top))
-        is_sampled[outputs] = False
-    left = torch.from_numpy(np.flatnonzero(is_sampled)).to(output.logits.device)
-    fb.output_rows = fb.output_rows[is_sampled]
+    left = fb.arrays.sampled
+    assert left is not None
     fb.inputs.logits_idx = fb.inputs.logits_idx[left]
     return scores, ModelOutput(output.logits[left], output.hidden[left], output.aux)
 
 
-def scores_to_host(plan: StepPlan, verified: Verified) -> tuple[PromptScores, ...]:
-    """Copy what `take_scores` left. Runs on the copy stream."""
+def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
+    """As a step's results carry them."""
+    found: dict[str, torch.Tensor] = {}
+    for index, one in enumerate(scores):
+        found |= {f"score{index}.own": one.logprobs, f"score{index}.ids": one.top_ids, f"score{index}.top": one.top_logprobs}
+    return found
+
+
+def read_scores(plan: StepPlan, results: Mapping[str, torch.Tensor]) -> tuple[PromptScores, ...]:
+    """Of `named_scores`, on the host."""
     return tuple(
         PromptScores(
             share.row,
             share.first,
-            one.logprobs.cpu().numpy(),
-            one.top_ids.cpu().numpy(),
-            one.top_logprobs.cpu().numpy(),
+            results[f"score{index}.own"].numpy(),
+            results[f"score{index}.ids"].numpy(),
+            results[f"score{index}.top"].numpy(),
         )
-        for share, one in zip(plan.scores, verified.scores, strict=True)
+        for index, share in enumerate(plan.scores)
     )

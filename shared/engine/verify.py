@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
-from shared.engine.plan import StepPlan
 from shared.sample.interface import SampleOutput
 
 
@@ -64,10 +62,8 @@ class Verified:
 def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Verified:
     """Accept drafts while they equal the target's own draw; accept_lens counts the bonus token too. A tree's outputs
     come back in an order in which its accepted path is a chain; `compact` then does the same to the step's KV."""
-    plan, device = fb.plan, sampled.ids.device
-    num_prefill = plan.num_prefill
-    output_of = torch.from_numpy(_output_of(plan)).to(device)
-    accept_lens = torch.from_numpy(plan.emits.astype(np.int64)).to(device)
+    num_prefill = fb.plan.num_prefill
+    output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
     order: torch.Tensor | None = None
     if drafts is not None:
         accept_lens[num_prefill:], path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
@@ -75,7 +71,7 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))
     tokens = sampled.ids[output_of] if sampled.ids.numel() else torch.zeros_like(output_of)
-    advance = torch.from_numpy(plan.q_lens.astype(np.int64)).to(device)
+    advance = fb.arrays.q_lens.clone()
     advance[num_prefill:] = accept_lens[num_prefill:]
     last = (accept_lens - 1).clamp(min=0).unsqueeze(1)
     return Verified(
@@ -128,24 +124,12 @@ def _reordered(sampled: SampleOutput, rows: torch.Tensor) -> SampleOutput:
     return SampleOutput(sampled.ids[rows], sampled.logprobs[rows], sampled.top_ids[rows], sampled.top_logprobs[rows])
 
 
-def _output_of(plan: StepPlan) -> np.ndarray:
-    """(B, width) which of the E outputs is row b's j-th: chunk rows have at most one, decode rows `width`."""
-    num_prefill = plan.num_prefill
-    emitted = plan.emits[:num_prefill]
-    num_chunk_outputs = int(emitted.sum())
-    table = np.zeros((plan.batch_size, plan.width), dtype=np.int64)
-    table[:num_prefill] = np.maximum(np.cumsum(emitted) - 1, 0)[:, None]
-    num_decode = plan.batch_size - num_prefill
-    table[num_prefill:] = num_chunk_outputs + np.arange(num_decode * plan.width).reshape(num_decode, plan.width)
-    return table
-
-
 def _next_ids(fb: ForwardBatch, sampled: SampleOutput) -> torch.Tensor:
     """(T,) the token after each input token: the next one of the chunk, the next prompt token at a chunk's end
     (hazard H11), the sampled token at the end of the prompt and everywhere in a verify window."""
     ids = fb.inputs.input_ids
     following = torch.roll(ids, -1)
     ends = fb.inputs.cu_q_lens[1 : fb.plan.num_prefill + 1].to(torch.int64) - 1
-    following[ends] = torch.from_numpy(fb.plan.next_prompt_ids).to(ids.device)
+    following[ends] = fb.arrays.next_prompt_ids
     following[fb.inputs.logits_idx] = sampled.ids
     return following

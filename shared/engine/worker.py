@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
 from shared.engine.compact import compact
 from shared.engine.drafter import Drafter
@@ -22,15 +23,16 @@ from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
+from shared.engine.results import named_results
 from shared.engine.scores import take_scores
 from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
-from shared.sample.interface import SampleOutput, TokenMasks
+from shared.sample.interface import DeviceMasks, SampleOutput, TokenMasks
 from shared.sample.sampler import needs_history, sample
 
-OnVerifyComplete = Callable[[torch.Tensor], None]
+OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # the batch rows of the relay, (B,) lengths
 
 
 class Runner(Protocol):
@@ -55,23 +57,24 @@ class Worker:
         kv: KVPool,
         future_map: FutureMap,
         drafter: Drafter | None = None,
-        device: str = "cpu",
+        boundary: Boundary | None = None,
         runner: Runner | None = None,
     ) -> None:
-        """`runner`: of the model, where it is not run whole."""
+        """`boundary`: of the model's device, a CPU's when not given. `runner`: of the model, where it is not run
+        whole."""
         self.model = model
         self.kv = kv
         self.future_map = future_map
         self.drafter = drafter
-        self.device = device
+        self.boundary: Boundary = boundary or SameMemory()
         self._runner = runner or Whole()
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
-        fb = ForwardBatch.init_new(plan, self.future_map, self.device)
+        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self.model.spec.vocab_size)
         yield
-        resolve_forward_inputs(fb, lease, self.future_map)
-        self.future_map.seed_history(plan.history_seeds)
+        resolve_forward_inputs(fb, self.future_map)
+        self.future_map.seed_history(plan.history_seeds, fb.arrays.seeded)
         self._record_inputs(fb)
         yield
         drafts: Drafts | None = None
@@ -79,7 +82,7 @@ class Worker:
             with lease.times.drafting():
                 drafts = self.drafter.propose(fb, self.future_map, self.kv)
             lay_out(fb, drafts)
-            lease.drafts_are(drafts)
+            lease.drafts_are(drafts, self.boundary)
             yield
         fb.inputs.layers = lease.layers
         output = self._runner.forward(self.model, fb.inputs, self.kv)
@@ -90,7 +93,7 @@ class Worker:
 
     def sample(
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
-    ) -> Generator[None, None, Verified]:
+    ) -> Generator[None, None, Packed]:
         carry = lease.carry
         assert carry is not None and isinstance(carry.output, ModelOutput), "sampling runs behind the last stage"
         fb, output, drafts = carry.fb, carry.output, carry.drafts
@@ -98,14 +101,14 @@ class Worker:
         if plan.scores:
             scores, output = take_scores(fb, output)
             yield
-        sampled = self._sample_rows(fb, output.logits, drafts, lease.masks.value if lease.masks is not None else None)
+        sampled = self._sample_rows(fb, output.logits, drafts, self._masks_of(lease))
         verified = verify(fb, sampled, drafts)
         verified.scores = scores
         yield
         if verified.order is not None:
             compact(fb, output, verified.order, self.kv)
             yield
-        on_verify_complete(verified.seq_lens)
+        on_verify_complete(fb.future, verified.seq_lens)
         self._record_drafts(fb, verified)
         yield
         if self.drafter is not None:
@@ -113,43 +116,54 @@ class Worker:
                 verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
             yield
         # The relay rows are written here: the next step gathers its input tokens from them.
-        emits = torch.from_numpy(np.flatnonzero(plan.emits)).to(self.device)  # an index, not a mask: no sync
-        extras = {name: value[emits] for name, value in verified.draft_state.items()}
-        self.future_map.stash(FutureIndices(fb.future.indices[emits]), verified.next_token[emits], plan.step, **extras)
+        emitting = fb.arrays.emitting
+        extras = {name: value[emitting] for name, value in verified.draft_state.items()}
+        future = FutureIndices(fb.future.indices[emitting])
+        self.future_map.stash(future, verified.next_token[emitting], plan.step, **extras)
+        packed = self.boundary.pack(named_results(plan, verified))
         lease.times.mark()
         lease.carry = None
         yield
-        return verified
+        return packed
 
     def _record_inputs(self, fb: ForwardBatch) -> None:
-        """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""
-        wanted = fb.plan.history_rows[fb.token_rows]
-        wanted[fb.num_chunk_tokens :] &= np.arange(len(wanted) - fb.num_chunk_tokens) % fb.plan.width == 0
-        if not wanted.any():
+        """Tokens of chunks, and each decode row's first."""
+        tokens = fb.arrays.history_tokens
+        if not len(tokens):
             return
-        tokens = torch.from_numpy(np.flatnonzero(wanted)).to(self.device)
-        rows = fb.future.indices[torch.from_numpy(fb.token_rows[wanted]).to(self.device)]
+        rows = fb.future.indices[fb.arrays.token_rows[tokens]]
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
     def _record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
         """Accepted drafts; behind them lie others, which the next steps write over before anybody counts them."""
-        first = fb.plan.num_prefill
-        wanted = np.flatnonzero(fb.plan.history_rows[first:]) + first
-        if fb.plan.width == 1 or not len(wanted):
+        rows = fb.arrays.history_rows
+        if fb.plan.width == 1 or not len(rows):
             return
-        rows = torch.from_numpy(wanted).to(self.device)
         drafts = verified.tokens[rows, :-1]
         offsets = torch.arange(1, fb.plan.width, device=drafts.device)
         positions = fb.committed[rows].unsqueeze(1) + offsets
         self.future_map.write_history(fb.future.indices[rows].unsqueeze(1), positions, drafts)
 
     def _sample_rows(
-        self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None, masks: TokenMasks | None
+        self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None, masks: TokenMasks | DeviceMasks | None
     ) -> SampleOutput:
         history = None
         if needs_history(fb.plan.sampling):
-            history = self.future_map.history_of(fb.plan.req_pool_indices)
+            history = self.future_map.history_of(fb.future)
             if drafts is not None:
                 history.common, history.drafted = counted_tokens(fb, drafts)
         positions = fb.inputs.positions[fb.inputs.logits_idx]
-        return sample(logits, fb.plan.sampling, fb.output_rows, positions, history, masks)
+        host_rows, rows, left = fb.host.output_rows, fb.arrays.output_rows, fb.arrays.sampled
+        if left is not None:
+            host_rows, rows = host_rows[fb.host.sampled], rows[left]
+        return sample(logits, fb.plan.sampling, fb.row_of(host_rows, rows), positions, history, masks)
+
+    def _masks_of(self, lease: StepLease) -> TokenMasks | DeviceMasks | None:
+        """What the host has put, on the device: a copy of its own, for it came after the step's."""
+        masks = lease.masks.value if lease.masks is not None else None
+        if masks is None or not self.boundary.is_device:
+            return masks
+        if not (masks.rows >= 0).any():
+            return None
+        sent = self.boundary.upload({"rows": masks.rows, "bits": masks.bits.view(np.int32)}, lease)
+        return DeviceMasks(**sent)

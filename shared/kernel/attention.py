@@ -13,12 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
+MOST_PADDING = 4  # and so they do where a padded batch would read so many times the keys that there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,16 @@ class AttentionShape:
         return self.windows[layer] if self.windows else 0
 
 
+@dataclass(frozen=True, slots=True)
+class HostLengths:
+    """What the host knows of a step of B rows when it launches it."""
+
+    cu_q_lens: npt.NDArray[np.int32]  # (B + 1,)
+    seq_lens: npt.NDArray[np.int64] | None  # (B,) tokens before the step; None: it holds bounds only
+    seq_lens_sum: int | None  # of these
+    num_running: int  # rows that decode, the last of all: they have windows of one width
+
+
 @dataclass(slots=True)
 class AttentionInputs:
     """What attention needs of one step: T tokens, B rows. Same fields and rules as the model's inputs.
@@ -57,6 +70,7 @@ class AttentionInputs:
     max_seq_len: int
     slots: torch.Tensor | None = None  # (T,) int64: where each token's key and value lie
     visible: torch.Tensor | None = None  # (T,) int64
+    host: HostLengths | None = None  # None: whoever needs bounds of rows asks the device, and waits for it
 
     @property
     def key_slots(self) -> torch.Tensor:
@@ -104,6 +118,8 @@ class TorchAttention:
         local = self._local_tables
         self._local_turn = self._turn if local is None else turn_of(local, inputs.positions)
         self._num_pages = -(-inputs.max_seq_len // page_size)
+        self._num_alone = rows_alone(inputs)
+        self._bounds = _host_bounds(inputs) if self._num_alone else []
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
@@ -114,9 +130,10 @@ class TorchAttention:
         q, k = self._rotate(q, q_norm, turn), self._rotate(k, k_norm, turn)
         self._write(layer, 0, k)
         self._write(layer, 1, v)
-        if self._inputs.max_q_len <= PADDED_MAX_Q:
-            return self._padded(layer, q).flatten(1)
-        return self._row_by_row(layer, q).flatten(1)
+        parts = [self._alone(layer, q, row) for row in range(self._num_alone)]
+        if self._num_alone < len(self._inputs.page_table):
+            parts.append(self._padded(layer, q))
+        return torch.cat(parts).flatten(1) if parts else q.flatten(1)
 
     def _write(self, layer: int, half: int, values: torch.Tensor) -> None:
         """(T, kv_heads, D) to the tokens' slots."""
@@ -135,34 +152,40 @@ class TorchAttention:
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
     def _padded(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """All rows as one (B, heads, max_q, D) batch; padding queries see slot 0 only."""
-        table = self._inputs.page_table[:, : self._num_pages].long()
-        shape = (len(table), self._inputs.max_q_len)
+        """The rows behind those that run alone, as one (B, heads, max_q, D) batch; padding queries see slot 0 only."""
+        first_row = self._num_alone
+        begin = self._bounds[first_row] if first_row else 0
+        table = self._inputs.page_table[first_row:, : self._num_pages].long()
+        row, nth = self._row[begin:] - first_row, self._nth[begin:]
+        shape = (len(table), (len(q) - begin) // len(table) if first_row else self._inputs.max_q_len)
         padded = q.new_zeros(*shape, *q.shape[1:])
-        padded[self._row, self._nth] = q
+        padded[row, nth] = q[begin:]
         slots = torch.zeros(shape, dtype=torch.long, device=q.device)
-        slots[self._row, self._nth] = self._inputs.key_slots
+        slots[row, nth] = self._inputs.key_slots[begin:]
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
-            visible[self._row, self._nth] = self._inputs.visible
+            visible[row, nth] = self._inputs.visible[begin:]
         out = self._masked(layer, padded, slots, visible, *self._gather(layer, table))
-        return out[self._row, self._nth]
+        return out[row, nth]
 
-    def _row_by_row(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Long chunks: no padding, at the price of reading the rows' bounds on the host."""
-        bounds = self._inputs.cu_q_lens.tolist()
-        parts = []
-        for row in range(len(bounds) - 1):
-            start, stop = bounds[row], bounds[row + 1]
-            if start == stop:
-                continue
-            table = self._inputs.page_table[row : row + 1, : self._num_pages].long()
-            slots = self._inputs.key_slots[None, start:stop]
-            visible = torch.full_like(slots, -1)
-            if self._inputs.visible is not None:
-                visible = self._inputs.visible[None, start:stop]
-            parts.append(self._masked(layer, q[None, start:stop], slots, visible, *self._gather(layer, table))[0])
-        return torch.cat(parts) if parts else q
+    def _alone(self, layer: int, q: torch.Tensor, row: int) -> torch.Tensor:
+        """A long chunk: no padding, and no page behind its own."""
+        start, stop = self._bounds[row], self._bounds[row + 1]
+        if start == stop:
+            return q[start:stop]
+        table = self._inputs.page_table[row : row + 1, : self._pages_of(row)].long()
+        slots = self._inputs.key_slots[None, start:stop]
+        visible = torch.full_like(slots, -1)
+        if self._inputs.visible is not None:
+            visible = self._inputs.visible[None, start:stop]
+        return self._masked(layer, q[None, start:stop], slots, visible, *self._gather(layer, table))[0]
+
+    def _pages_of(self, row: int) -> int:
+        host = self._inputs.host
+        if host is None or host.seq_lens is None:
+            return self._num_pages
+        after = int(host.seq_lens[row]) + self._bounds[row + 1] - self._bounds[row]
+        return -(-after // self._kv.shape[4])
 
     def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, P) pages -> k and v of (B, kv_heads, P * page_size, D)."""
@@ -185,6 +208,25 @@ class TorchAttention:
         scores = torch.matmul(q.transpose(1, 2).float(), k.transpose(2, 3).float()) * self._shape.score_scale
         weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
         return torch.matmul(weights, v.float()).transpose(1, 2).to(q.dtype)
+
+
+def rows_alone(inputs: AttentionInputs) -> int:
+    """How many rows, the first ones, are computed each for itself: chunks, and all rows where most of a padded batch
+    would be padding."""
+    host, num_rows = inputs.host, len(inputs.page_table)
+    if host is None:
+        return num_rows if inputs.max_q_len > PADDED_MAX_Q else 0
+    if host.seq_lens_sum is not None:
+        keys = host.seq_lens_sum + len(inputs.positions)
+        if num_rows * inputs.max_seq_len > MOST_PADDING * keys:
+            return num_rows
+    return num_rows - host.num_running if inputs.max_q_len > PADDED_MAX_Q else 0
+
+
+def _host_bounds(inputs: AttentionInputs) -> list[int]:
+    host = inputs.host
+    bounds: list[int] = (inputs.cu_q_lens if host is None else host.cu_q_lens).tolist()
+    return bounds
 
 
 def hidden_keys(keys: torch.Tensor, slots: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:

@@ -26,14 +26,22 @@ class Experts:
         self, x: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor], all_columns: Columns
     ) -> torch.Tensor:
         """x (M, H) -> (M, H), both in the dtype; sums in float32. `gate` as of BlockKernels. `all_columns` of what a
-        gate and a down product give, where they have some columns only. Waits for the device."""
+        gate and a down product give, where they have some columns only."""
         weights, chosen = self._router(x).softmax(dim=-1).topk(self._top_k, dim=-1)  # (M, k)
         if self._normalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
+
+        def run(expert: int, tokens: torch.Tensor) -> torch.Tensor:
+            inner = all_columns(gate(self._gate_ups[expert](tokens)))
+            return all_columns(self._downs[expert](inner)).float()
+
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in chosen.unique().tolist():
-            token, place = (chosen == expert).nonzero(as_tuple=True)
-            inner = all_columns(gate(self._gate_ups[expert](x[token])))
-            result = all_columns(self._downs[expert](inner))
-            total.index_add_(0, token, result.float() * weights[token, place, None])
+        if x.device.type == "cpu":
+            for expert in chosen.unique().tolist():
+                token, place = (chosen == expert).nonzero(as_tuple=True)
+                total.index_add_(0, token, run(expert, x[token]) * weights[token, place, None])
+        else:  # every expert runs on every token: which ones are chosen, the host would have to wait for
+            share = torch.zeros((len(x), len(self._downs)), device=x.device).scatter_(1, chosen, weights)
+            for expert in range(len(self._downs)):
+                total += run(expert, x) * share[:, expert, None]
         return total.to(x.dtype)

@@ -6,7 +6,7 @@ does, it is also the one a filtered vocabulary would have given (the largest of 
 subset's largest). If not, nothing ranked from it on can be inside: draw again from what ranks before it. Each round
 halves what is left or better, and with top-p 0.95 nineteen of twenty draws need one.
 
-Weights are integers (noise.nb_weight): their sums have no order, so no vector width, no thread and no batch mate shows.
+Weights are integers (noise_numba.nb_weight): their sums have no order, so no vector width, no thread and no batch mate shows.
 Knows nothing of requests, streams or torch.
 """
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from numba import prange
 
 from shared.kernel.jit import bits_of, kernel
-from shared.kernel.noise import WEIGHT_BITS, exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
+from shared.kernel.noise import WEIGHT_BITS
+from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.kernel.sample_edits import (
     LOG_MIN_P,
     SEED,
@@ -29,8 +30,8 @@ from shared.kernel.sample_edits import (
     RowParams,
     edited,
 )
+from shared.kernel.sample_rules import GREEDY_BELOW
 
-GREEDY_BELOW = 1e-5  # a temperature below it means argmax
 
 _f32 = np.float32
 _i32 = np.int32

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shared.kernel.noise import exact
+from shared.kernel.noise_numba import exact
+from shared.kernel.sample_rules import BARRED
 
 TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)  # columns of RowParams.knobs
 TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
@@ -22,7 +23,6 @@ TOP_K, PROMPT_LEN, MIN_TOKENS, SEED = range(4)  # columns of RowParams.counts
 _f32 = np.float32
 _DONE = -1
 SMALLEST = _f32(-np.inf)
-BARRED = _f32(-1e30)  # of a bad word, or of a stop id that comes too early: drawn only where nothing else is left
 
 
 class RowParams(NamedTuple):

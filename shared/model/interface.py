@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from shared.device.events import Event
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention import AttentionInputs, HostLengths
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 
@@ -91,6 +91,7 @@ class ModelInputs:
     adapters: torch.Tensor | None = None  # (T,) int64: 0 none, n the n-th of the spec; None: none everywhere
     layers: LayerMarks | None = None  # somebody wants to know how far the forward is; a model may say so, or not
     encoder_lens: torch.Tensor | None = None  # (B,) int64; None: the model has no encoder
+    host: HostLengths | None = None  # as AttentionInputs.host
 
     def for_attention(self) -> AttentionInputs:
         return AttentionInputs(
@@ -101,6 +102,7 @@ class ModelInputs:
             self.max_seq_len,
             self.slots,
             self.visible,
+            self.host,
         )
 
 

@@ -53,10 +53,14 @@ class AdapterRows:
     """Which tokens of a step go with which adapter."""
 
     def __init__(self, adapters: Sequence[Adapter], slots: torch.Tensor) -> None:
-        """slots (M,) int64: 0 none, n the n-th adapter. Waits for the device."""
+        """slots (M,) int64: 0 none, n the n-th adapter."""
         self._adapters, self._slots = adapters, slots
-        used = [slot for slot in slots.unique().tolist() if slot]
-        self._rows = [(adapters[slot - 1], (slots == slot).nonzero()[:, 0]) for slot in used]
+        self._is_host = slots.device.type == "cpu"
+        if self._is_host:
+            used = [slot for slot in slots.unique().tolist() if slot]
+            self._rows = [(adapters[slot - 1], (slots == slot).nonzero()[:, 0]) for slot in used]
+        else:  # every adapter runs on every token: which ones are used, the host would have to wait for
+            self._rows = [(adapter, slots == slot) for slot, adapter in enumerate(adapters, 1)]
 
     def take(self, tokens: torch.Tensor) -> AdapterRows:
         """Of these tokens only, in their order."""
@@ -67,7 +71,10 @@ class AdapterRows:
         for adapter, rows in self._rows:
             for delta in adapter.get((layer, product), ()):
                 columns = slice(delta.start, delta.start + delta.up.out_features)
-                y[rows, columns] += delta.up(delta.down(x[rows]))
+                if self._is_host:
+                    y[rows, columns] += delta.up(delta.down(x[rows]))
+                else:
+                    y[:, columns] += torch.where(rows.unsqueeze(1), delta.up(delta.down(x)), 0)
         return y
 
 

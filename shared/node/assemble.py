@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
 from shared.device.streams import StreamSet
+from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
@@ -74,6 +77,13 @@ def prompts_of(spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None) -> Pr
     return ForEncoder()
 
 
+def boundary_of(device: str) -> Boundary:
+    """Between the host and the device of a node's tensors."""
+    if device == "cpu":
+        return SameMemory()
+    return PinnedCopies(torch.device(device), lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True))
+
+
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
     if not sizes.cold_pages:
         return None
@@ -103,10 +113,12 @@ def assemble_core(
     ranks: Ranks | None = None,
     stages: Sequence[Stage] = (),
     grammars: Grammars | None = None,
+    boundary: Boundary | None = None,
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
     that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
-    pipeline. `grammars`: of the model's vocabulary; None: requests with a grammar are refused."""
+    pipeline. `grammars`: of the model's vocabulary; None: requests with a grammar are refused. `boundary`: that of
+    `settings.device`, when not given."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
@@ -138,9 +150,9 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
-    worker = Worker(model, pool, future_map, drafter, settings.device, runner)
+    worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), runner)
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     choose = engine.stages.choose
-    scheduler = Scheduler(kv, settings, streams.schedule, engine.new_step, widths, tier, choose, grammars)
+    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

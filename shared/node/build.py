@@ -37,8 +37,6 @@ from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
-from shared.model.pipeline import load_pipeline
-from shared.model.shard import load_shard
 from shared.node.assemble import CoreSizes, assemble_core, pool_planes
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
@@ -198,8 +196,12 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
+        from shared.model.shard import load_shard  # these two bring the kernels of a CPU, which a GPU's node has no use for
+
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
+        from shared.model.pipeline import load_pipeline
+
         model, stages = load_pipeline(name, options, num_stages, heads_every_row=parts.node.role == "decode")
     else:
         model = load_model(name, options, device)
@@ -228,7 +230,6 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
         width=parts.spec.width,
         max_ungranted_pages=max(1, int(parts.memory.max_pinned_fraction * plan.num_pages)),
         device=device,
-        pin_memory=device == "cuda",
         layer_ends=layer_ends(model.kv_planes(parts.memory.page_size), parts.transfer.layer_parts),
     )
 

@@ -70,7 +70,7 @@ class History:
     """
 
     tokens: torch.Tensor  # (rows, max_context) int32
-    rows: npt.NDArray[np.int64]  # (B,) which row of `tokens` each batch row reads
+    rows: torch.Tensor  # (B,) int64, which row of `tokens` each batch row reads
     common: torch.Tensor | None = None  # (E,) int64, how many of them each output counts
     drafted: torch.Tensor | None = None  # (E, N) int32, the oldest first, all of them output; -1: none
 
@@ -81,6 +81,14 @@ class TokenMasks:
 
     rows: npt.NDArray[np.int64]  # (E,) into `bits`; -1: all ids are allowed
     bits: npt.NDArray[np.uint32]  # (M, words) a bit for each id, the lowest first; words >= vocab / 32
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMasks:
+    """The same on a device, with at least one mask."""
+
+    rows: torch.Tensor  # (E,) int64
+    bits: torch.Tensor  # (M, words) int32
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""ScheduleBatch: the rows that decode. Host arrays plus one mirrored length vector; `input_ids` does not exist,
-since every path hands tokens over through the FutureMap (S11)."""
+"""ScheduleBatch: the rows that decode. Host arrays only; `input_ids` does not exist, since every path hands tokens
+over through the FutureMap (S11)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.core.request import Request
-from shared.device.stream import Stream
 from shared.engine.plan import Int64s
-from shared.sched.mirror import LengthMirror
+from shared.sched.lengths import Lengths
 
 
 class ScheduleBatch:
@@ -21,11 +20,10 @@ class ScheduleBatch:
     may commit together, with speculation.
     """
 
-    def __init__(self, schedule: Stream, device: str) -> None:
-        self._schedule, self._device = schedule, device
-        self._replace([], np.zeros(0, np.int64), LengthMirror(schedule, np.zeros(0, np.int64), device))
+    def __init__(self) -> None:
+        self._replace([], np.zeros(0, np.int64), Lengths(np.zeros(0, np.int64)))
 
-    def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: LengthMirror) -> None:
+    def _replace(self, reqs: list[Request], expect_step: Int64s, seq_lens: Lengths) -> None:
         self.reqs = reqs
         self._index = {id(req): i for i, req in enumerate(reqs)}  # results come row by row: no search for each
         self.req_pool_indices = np.asarray([req.row for req in reqs], dtype=np.int64)
@@ -36,13 +34,11 @@ class ScheduleBatch:
         self._pending_tokens = np.zeros(len(reqs), dtype=np.int64)
 
     @classmethod
-    def of(
-        cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int, schedule: Stream, device: str
-    ) -> ScheduleBatch:
+    def of(cls, reqs: Sequence[Request], committed: Sequence[int], step: int, in_flight: int) -> ScheduleBatch:
         """Rows that just got their KV. `step` wrote their relay: their last chunk (in_flight 1) or an admission (0)."""
-        batch = cls(schedule, device)
-        lengths = np.asarray(committed, dtype=np.int64)
-        batch._replace(list(reqs), np.full(len(reqs), step, np.int64), LengthMirror(schedule, lengths, device))
+        batch = cls()
+        lengths = Lengths(np.asarray(committed, dtype=np.int64))
+        batch._replace(list(reqs), np.full(len(reqs), step, np.int64), lengths)
         batch.in_flight[:] = in_flight
         return batch
 
@@ -53,10 +49,8 @@ class ScheduleBatch:
         return self._index.get(id(req))
 
     def prepare_for_decode(self, speculative: bool) -> None:
-        """Move rows past the plain step that was planned last: a new tensor, never in place (S7). With speculation
-        only results and publish move lengths; the device mirror follows the host's lower bounds."""
+        """Move rows past the plain step that was planned last. With speculation only results move lengths."""
         if speculative:
-            self.seq_lens.refresh()
             return
         self.seq_lens.advance(self._pending_advance)
         self._pending_advance = np.zeros(len(self), dtype=np.int64)

@@ -1,5 +1,4 @@
-"""Freezing a step: chunks and decode rows become one StepPlan of values. Pure but for the row lengths, whose device
-copy is made on the schedule stream."""
+"""Freezing a step: chunks and decode rows become one StepPlan of values. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from shared.kv.manager import KVManager
 from shared.sample.interface import SamplingBatch
 from shared.sched.batch import ScheduleBatch
 from shared.sched.chunking import ChunkedPrompt
-from shared.sched.mirror import LengthMirror
 from shared.sched.settings import SchedSettings
 
 
@@ -42,16 +40,9 @@ class PlanFreezer:
         self._sampling = SamplingBatch.build([], [], [])
 
     def freeze(
-        self,
-        step: int,
-        shares: Sequence[ChunkShare],
-        batch: ScheduleBatch,
-        rows: Int64s,
-        lengths: torch.Tensor,
-        width: int,
+        self, step: int, shares: Sequence[ChunkShare], batch: ScheduleBatch, rows: Int64s, width: int
     ) -> StepPlan:
-        """`rows` index the decode batch and step `width` tokens; `lengths` is the device tensor of all rows, chunks
-        first."""
+        """`rows` index the decode batch and step `width` tokens."""
         reqs = [share.chunk.request for share in shares] + [batch.reqs[i] for i in rows]
         chunk_lens = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
         chunk_q = [share.q_len for share in shares]
@@ -64,8 +55,8 @@ class PlanFreezer:
             step=step,
             row_ids=row_ids,
             req_pool_indices=pool_rows,
-            seq_lens=lengths,
-            seq_lens_cpu=self._host_lengths(chunk_lens, batch.seq_lens, rows),
+            seq_lens_cpu=np.concatenate([chunk_lens, batch.seq_lens.lo[rows]]),
+            lengths_relayed=self._settings.relays_lengths and len(rows) > 0,
             q_lens=q_lens,
             num_prefill=len(shares),
             page_table=self._kv.rows.snapshot(pool_rows),
@@ -86,17 +77,12 @@ class PlanFreezer:
             constrained=_constrained(reqs),
         )
 
-    def _host_lengths(self, chunk_lens: Int64s, mirror: LengthMirror, rows: Int64s) -> Int64s | None:
-        exact = not self._settings.speculative or self._settings.needs_cpu_seq_lens or not len(rows)
-        return np.concatenate([chunk_lens, mirror.lo[rows]]) if exact else None
-
     def _stage(self, shares: Sequence[ChunkShare]) -> torch.Tensor | None:
-        """Prompt tokens stay on the host, pinned, until the forward stream takes them (S9)."""
+        """Prompt tokens stay on the host until the forward stream takes them (S9)."""
         if not shares:
             return None
         parts = [share.chunk.ids[share.chunk.computed : share.chunk.computed + share.q_len] for share in shares]
-        staging = torch.from_numpy(np.concatenate(parts))
-        return staging.pin_memory() if self._settings.pin_memory else staging
+        return torch.from_numpy(np.concatenate(parts))
 
     def _sampling_batch(self, row_ids: tuple[RowId, ...], reqs: Sequence[Request]) -> SamplingBatch:
         if row_ids != self._sampling_of:

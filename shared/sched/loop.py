@@ -87,14 +87,12 @@ class EngineLoop:
         lease = self.engine.oldest_step()
         if lease is None or lease.masks is None or lease.masks.is_made:
             return
-        drafts = None
         if lease.host_drafts is not None:
             if not block and not lease.host_drafts.done.query():
                 return
             lease.host_drafts.done.synchronize()
-            drafts = lease.host_drafts.result
         assert isinstance(lease.work, StepPlan)
-        lease.masks.put(self.scheduler.masks_of(lease.work, drafts))
+        lease.masks.put(self.scheduler.masks_of(lease.work, lease.drafts_on_host()))
 
     def admit(self, arrivals: Sequence[Arrival]) -> None:
         """Install PREBUILT records whose KV is here."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -30,7 +29,6 @@ def probe_plan(freezer: PlanFreezer, settings: SchedSettings, step: int, nobody:
     greedy = SamplingParams(max_tokens=1, temperature=0.0)
     req = Request(RequestKey("probe", 0, str(step), 0, 0), prompt, greedy, seed=0, arrival=0)
     share = ChunkShare(ChunkedPrompt(req, prompt, 0), len(prompt))
-    lengths = torch.zeros(1, dtype=torch.int64, device=settings.device)
-    plan = freezer.freeze(step, [share], nobody, np.zeros(0, dtype=np.int64), lengths, width=1)
+    plan = freezer.freeze(step, [share], nobody, np.zeros(0, dtype=np.int64), width=1)
     sink = np.zeros((1, page_count(len(prompt), settings.page_size)), dtype=np.int32)
     return replace(plan, page_table=sink)

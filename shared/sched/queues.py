@@ -1,6 +1,6 @@
 """All requests of a node by state, and the moves that several parts of the scheduler make: retract, end, leave.
 
-Owns no rule about who may run or who gives way; whoever decides that calls these. No device work but the batch's own.
+Owns no rule about who may run or who gives way; whoever decides that calls these. No device work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from shared.core.errors import BatonError
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import FinishReason
-from shared.device.stream import Stream
 from shared.engine.plan import RowId
 from shared.kv.manager import KVManager
 from shared.sched.batch import ScheduleBatch
@@ -29,14 +28,13 @@ S = RequestState
 class Queues:
     """Each is named for the state of the requests in it. Lists are changed in place: others hold them."""
 
-    def __init__(self, kv: KVManager, settings: SchedSettings, schedule: Stream, tier: ColdTier | None) -> None:
-        self._schedule = schedule
+    def __init__(self, kv: KVManager, settings: SchedSettings, tier: ColdTier | None) -> None:
         self._settings = settings
         self.budget = PageBudget(kv, settings)
         self.requests: dict[RequestKey, Request] = {}
         self.waiting: list[Request] = []  # by arrival
         self.prefilling: list[ChunkedPrompt] = []  # by arrival; all chunks planned: no longer here
-        self.running = ScheduleBatch(schedule, settings.device)
+        self.running = ScheduleBatch()
         self.granted: dict[RequestKey, Request] = {}
         self.handed_off: dict[RequestKey, Request] = {}
         self.ungranted: dict[RequestKey, Request] = {}  # hand-offs whose decode node has not answered yet
@@ -78,7 +76,7 @@ class Queues:
 
     def join(self, reqs: list[Request], committed: list[int], step: int, in_flight: int) -> None:
         """Rows in state RUNNING, whose KV is complete, enter the batch."""
-        batch = ScheduleBatch.of(reqs, committed, step, in_flight, self._schedule, self._settings.device)
+        batch = ScheduleBatch.of(reqs, committed, step, in_flight)
         self.running.merge_batch(batch)
 
     def remember(self, req: Request) -> None:

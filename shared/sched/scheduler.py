@@ -8,8 +8,7 @@
     queues   who is in which state, and the moves between      room      memory: who reserves, who gives way
     freeze   a step as values                                  results   what a step brought
 
-`plan` is pure towards the device apart from length arithmetic on the schedule stream; everything that may wait or
-raise (exact lengths) is done by the loop before it.
+`plan` touches no device; everything that may wait or raise (exact lengths) is done by the loop before it.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from shared.core.errors import BatonError, DeadlineExceeded, InvalidRequest, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import Request, RequestState
 from shared.core.states import FinishReason, PageState
-from shared.device.stream import Stream
 from shared.engine.masks import HostDrafts
 from shared.engine.plan import Admission, Int64s, RowId, StepPlan, StepResult
 from shared.engine.stages import every_row
@@ -38,7 +35,6 @@ from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.masks import MaskMaker
-from shared.sched.mirror import concat_lengths
 from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
@@ -60,7 +56,6 @@ class Scheduler:
         self,
         kv: KVManager,
         settings: SchedSettings,
-        schedule: Stream,
         new_step: Callable[[], int],
         widths: WidthChoice,
         tier: ColdTier | None = None,
@@ -71,11 +66,10 @@ class Scheduler:
         self.settings = settings
         self.widths = widths
         self.kv = kv
-        self._schedule = schedule
         self._new_step = new_step
         self._choose_rows = choose_rows
         self._freezer = PlanFreezer(kv, settings)
-        self.queues = queues = Queues(kv, settings, schedule, tier)
+        self.queues = queues = Queues(kv, settings, tier)
         self.capacity = Capacity(kv, settings, queues)
         self._results = Results(settings, queues)
         self._grammars = grammars
@@ -270,12 +264,7 @@ class Scheduler:
 
     def _launchable(self, shares: list[ChunkShare], rows: Int64s, width: int) -> StepPlan:
         step = self._new_step()
-        lengths = self.running.seq_lens.take(rows)
-        if shares:
-            computed = np.asarray([share.chunk.computed for share in shares], dtype=np.int64)
-            chunks = torch.from_numpy(computed).to(self.settings.device, non_blocking=True)
-            lengths = concat_lengths(self._schedule, chunks, lengths) if len(rows) else chunks
-        plan = self._freezer.freeze(step, shares, self.running, rows, lengths, width)
+        plan = self._freezer.freeze(step, shares, self.running, rows, width)
         self.running.mark_planned(rows, step, width, self.settings.speculative)
         self._advance_chunks(shares, step)
         return plan
@@ -320,8 +309,8 @@ class Scheduler:
         self.widths.observe(result)
         self._results.process(result)
 
-    def resolve(self, lengths: torch.Tensor) -> None:
-        """Exact lengths of the running rows, device and host mirrors together (S6)."""
+    def resolve(self, lengths: Int64s) -> None:
+        """Take the exact lengths of the running rows (S6)."""
         self.running.seq_lens.set_exact(lengths)
 
     def to_blame(self, failed: Sequence[RowId], drained: Sequence[RowId]) -> list[Request]:
@@ -330,8 +319,7 @@ class Scheduler:
 
     def probe(self) -> StepPlan:
         """Plan a step that belongs to no request; see probe.py."""
-        nobody = ScheduleBatch(self._schedule, self.settings.device)
-        return probe_plan(self._freezer, self.settings, self._new_step(), nobody)
+        return probe_plan(self._freezer, self.settings, self._new_step(), nobody=ScheduleBatch())
 
     def step_failed(self, failed: Sequence[RowId], drained: Sequence[RowId], error: BatonError) -> None:
         """A closure raised; see `Results.step_failed`."""

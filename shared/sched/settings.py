@@ -26,7 +26,6 @@ class SchedSettings:
     prompts: PromptRules = InChunks()
     depth: int = 1  # of the loop: steps that may be open when it launches another one
     device: str = "cpu"
-    pin_memory: bool = False
     adapters: tuple[str, ...] = ()  # digests of the model's LoRA adapters, in its order
 
     def keeps_history(self, req: Request) -> bool:
@@ -44,6 +43,11 @@ class SchedSettings:
     def speculative(self) -> bool:
         """Steps of any width then publish their lengths, which are known on the device only."""
         return self.width > 1
+
+    @property
+    def relays_lengths(self) -> bool:
+        """Whether the host plans decode rows with bounds: the exact lengths are in the relay."""
+        return self.speculative and not self.needs_cpu_seq_lens
 
     @property
     def overshoot(self) -> int:

@@ -8,8 +8,6 @@ from shared.config.frozen import ENCODER
 from shared.config.settings import SpecConfig
 from shared.engine.drafter import Drafter
 from shared.model.eagle_head import DraftTarget
-from shared.model.hashlm.draft import HashDraft
-from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head
 from shared.speculation.copying import CopyingDrafter
@@ -30,13 +28,24 @@ def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> D
 
 
 def _head_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter:
+    hashed = _hash_drafter(config, model) if model.spec.dtype == "int" else None
+    if hashed is not None:
+        return hashed
     vocab_size = model.spec.vocab_size
-    if isinstance(model, HashLM):
-        if config.spec == "eagle":
-            return EagleWorkerV2(HashDraft(model), vocab_size, config.spec_topk, config.spec_steps)
-        layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
-        return MultiLayerEagleWorkerV2(layers, vocab_size)
     target = cast(DraftTarget, model)  # what is loaded from files and has no encoder is a Llama
     head = load_eagle_head(config.spec_head, name, target, threads=threads)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)
+
+
+def _hash_drafter(config: SpecConfig, model: Model) -> Drafter | None:
+    """Of HashLM's; None for other models over integers."""
+    from shared.model.hashlm.draft import HashDraft  # with the kernels of a CPU
+    from shared.model.hashlm.model import HashLM
+
+    if not isinstance(model, HashLM):
+        return None
+    if config.spec == "eagle":
+        return EagleWorkerV2(HashDraft(model), model.spec.vocab_size, config.spec_topk, config.spec_steps)
+    layers = [HashDraft(model, layer=layer) for layer in range(config.width - 1)]
+    return MultiLayerEagleWorkerV2(layers, model.spec.vocab_size)

@@ -14,31 +14,37 @@ from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.model.draft_head import DraftHead
 from shared.sample.candidates import rank_candidates
-from shared.sample.sampler import needs_history, sample, takes_largest
+from shared.sample.sampler import RowOf, needs_history, sample, takes_largest
 
 
 class Draw:
-    """Draws for N of a step's rows. `batch_rows` (N,) are their places in the batch."""
+    """Draws for N of a step's rows. `host_rows` (N,) are their places in the batch."""
 
     def __init__(
-        self, fb: ForwardBatch, future_map: FutureMap, vocab_size: int, batch_rows: npt.NDArray[np.int64]
+        self,
+        fb: ForwardBatch,
+        future_map: FutureMap,
+        vocab_size: int,
+        host_rows: npt.NDArray[np.int64],
+        rows: torch.Tensor,
     ) -> None:
+        """`rows` (N,) are `host_rows` on the device."""
         self._sampling = fb.plan.sampling
-        self._batch_rows = batch_rows
-        self._committed = fb.committed[torch.from_numpy(batch_rows).to(fb.committed.device)]
-        self._pool_rows = fb.future.indices[torch.from_numpy(batch_rows).to(fb.future.indices.device)]
+        self._fb, self._host_rows, self._rows = fb, host_rows, rows
+        self._committed = fb.committed[rows]
+        self._pool_rows = fb.future.indices[rows]
         self._future_map = future_map
         self._vocab_size = vocab_size
         reads = needs_history(self._sampling)
         self._takes_largest = takes_largest(self._sampling)
-        self._history = future_map.history_of(fb.plan.req_pool_indices) if reads else None
+        self._history = future_map.history_of(fb.future) if reads else None
 
     def next(self, head: DraftHead, hidden: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Drafts (N,) int64 of the tokens after `ids` (N,), which lie at `positions` (N,). The history gets the ids
         first."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
-        drafts = sample(logits, self._sampling, self._batch_rows, positions, self._history).ids
+        drafts = sample(logits, self._sampling, self._row_of(), positions, self._history).ids
         return _target_ids(drafts, words)
 
     def first(
@@ -48,7 +54,7 @@ class Draw:
         and penalties included."""
         self._record(ids, positions)
         logits, words = self._words(head, head.logits(hidden))
-        drafts, log_probs = rank_candidates(logits, self._sampling, self._batch_rows, positions, self._history, num)
+        drafts, log_probs = rank_candidates(logits, self._sampling, self._row_of(), positions, self._history, num)
         return _target_ids(drafts, words), log_probs.exp()
 
     def candidates(
@@ -63,9 +69,12 @@ class Draw:
             common = (self._committed + 1).repeat_interleave(num_nodes)
             history = replace(history, common=common, drafted=path.flatten(0, 1).to(torch.int32))
         logits, words = self._words(head, head.logits(hidden))
-        rows = self._batch_rows.repeat(num_nodes)
-        ids, log_probs = rank_candidates(logits, self._sampling, rows, positions, history, num)
+        ids, log_probs = rank_candidates(logits, self._sampling, self._row_of(num_nodes), positions, history, num)
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
+
+    def _row_of(self, copies: int = 1) -> RowOf:
+        """Each row so many times, one after another."""
+        return self._fb.row_of(self._host_rows.repeat(copies), self._rows.repeat_interleave(copies))
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         if self._history is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
@@ -56,7 +55,7 @@ class EagleWorkerV2:
         plan, first = fb.plan, fb.plan.num_prefill
         rows = FutureIndices(fb.future.indices[first:])
         ids, hidden = future_map.relayed("topk_index", rows), future_map.relayed("hidden_states", rows)
-        draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
+        draw = Draw(fb, future_map, self._vocab_size, *fb.decode_rows())
         if self._topk > 1:
             level = Level(ids, future_map.relayed("topk_p", rows).log(), torch.full_like(ids, -1))
             return grow(self._head, draw, fb, kv, level, hidden, self._steps)
@@ -76,12 +75,11 @@ class EagleWorkerV2:
     ) -> dict[str, torch.Tensor]:
         """Draft KV of every token from the target's features, and the first draft of the next step."""
         hidden = self._head.forward(verified.next_ids, features_of(self._head, output), view_of(fb), kv)
-        emitting = np.flatnonzero(fb.plan.emits)
-        if not len(emitting):
+        rows = fb.arrays.emitting
+        if not len(rows):
             return {}
-        rows = torch.from_numpy(emitting).to(hidden.device)
         last = hidden[verified.last_token_idx[rows]]
-        draw = Draw(fb, future_map, self._vocab_size, emitting)
+        draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
         bonus, positions = verified.next_token[rows], verified.seq_lens[rows]
         state = {"hidden_states": last}
         if self._topk > 1:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
@@ -56,7 +55,7 @@ class MultiLayerEagleWorkerV2:
         if plan.width > len(self._layers) + 1:
             raise ValueError(f"a window of {plan.width} tokens needs {plan.width - 1} layers: {len(self._layers)}")
         rows = FutureIndices(fb.future.indices[first:])
-        draw = Draw(fb, future_map, self._vocab_size, np.arange(first, plan.batch_size))
+        draw = Draw(fb, future_map, self._vocab_size, *fb.decode_rows())
         committed, drafts = fb.committed[first:], future_map.relayed("topk_index", rows)
         kept = KeptHidden(fb, kv)
         below = kept.none(len(committed))
@@ -80,11 +79,10 @@ class MultiLayerEagleWorkerV2:
             features = kept.one_slot_back(hidden, i)
             kept.keep(hidden, i)
             hidden = layer.forward(verified.next_ids, features, view, kv)
-        emitting = np.flatnonzero(fb.plan.emits)
-        if not len(emitting):
+        rows = fb.arrays.emitting
+        if not len(rows):
             return {}
-        rows = torch.from_numpy(emitting).to(first.device)
-        draw = Draw(fb, future_map, self._vocab_size, emitting)
+        draw = Draw(fb, future_map, self._vocab_size, fb.host.emitting, rows)
         last = first[verified.last_token_idx[rows]]
         ids = draw.next(self._layers[0], last, verified.next_token[rows], verified.seq_lens[rows])
         state = {"topk_index": ids.unsqueeze(1)}
@@ -97,7 +95,7 @@ class KeptHidden:
     def __init__(self, fb: ForwardBatch, kv: KVPool) -> None:
         self._plane = kv.plane(HIDDEN_PLANE)  # (num_pages, layers - 1, page_size, H)
         self._inputs = fb.inputs
-        self._rows = torch.from_numpy(fb.token_rows).to(fb.inputs.positions.device)
+        self._rows = fb.arrays.token_rows
         self._starts = fb.inputs.cu_q_lens[:-1].to(torch.int64)
 
     def none(self, num_rows: int) -> torch.Tensor:

@@ -13,7 +13,8 @@ from shared.model.interface import ModelOutput
 def view_of(fb: ForwardBatch) -> AttentionInputs:
     """All T tokens of the step at the slots where the target has them."""
     inputs = fb.inputs
-    return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, inputs.max_q_len, inputs.max_seq_len)
+    bounds = (inputs.max_q_len, inputs.max_seq_len)
+    return AttentionInputs(inputs.positions, inputs.cu_q_lens, inputs.page_table, *bounds, host=inputs.host)
 
 
 def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.sample.sampler import sample, sample_cpu
-from tests.support.sampling_cases import Case
+from shared.sample.sampler_numba import sample_cpu
+from tests.support.sampling_cases import Case, sample_tensors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,6 +17,6 @@ pytestmark = [
 def test_cuda_and_cpu_agree_bit_for_bit() -> None:
     for seed in range(20):
         case = Case(seed, num_logprobs=seed % 5 - 1)
-        host, device = case.run(sample_cpu), case.run(sample, "cuda")
+        host, device = case.run(sample_cpu), case.run(sample_tensors, "cuda")
         for name in ("ids", "logprobs", "top_ids", "top_logprobs"):
             assert torch.equal(getattr(host, name), getattr(device, name).cpu()), name

@@ -99,7 +99,7 @@ AREAS = {
         files=_files(
             "shared.sched",
             *("scheduler", "queues", "capacity", "results", "ungranted", "page_budget", "chunking"),
-            *("mirror", "batch", "freeze", "output", "prebuilt", "suspects"),
+            *("lengths", "batch", "freeze", "output", "prebuilt", "suspects"),
         ),
         quick=(
             "sched_scheduler",

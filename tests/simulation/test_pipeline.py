@@ -28,7 +28,7 @@ from tests.support.core_rig import (
     make_core,
     run_local,
 )
-from tests.support.scripted_core import COPY, FORWARD, SCHEDULE, TRANSFER, Script, job
+from tests.support.scripted_core import COPY, FORWARD, TRANSFER, Script, job
 
 STAGE = "stage1"
 
@@ -60,7 +60,6 @@ def test_the_first_stage_goes_on_while_the_second_has_not_begun() -> None:
     script.step()
     script.step()
     *_, first, second = script.core.engine.leases
-    script.world.run_stream(SCHEDULE)
     script.world.run_stream(FORWARD)
     assert first.forward is not None and second.forward is not None
     assert first.forward.done.peek() and second.forward.done.peek(), "sampling waits behind the next forward"
@@ -79,7 +78,6 @@ def test_chunks_of_one_prompt_follow_one_another_through_the_stages() -> None:
     while not script.outcome.ends.get("r2"):
         script.step()
         mixed += 0 < script.plans[-1].num_prefill < script.plans[-1].batch_size
-        script.world.run_stream(SCHEDULE)
         script.world.run_stream(FORWARD)
         script.world.run_until_idle()
     assert mixed >= 3
@@ -136,14 +134,14 @@ def test_a_pull_comes_after_all_stages_of_the_zombie_that_writes_the_page() -> N
     (dying,) = script.submit(job(1, 9, 30))
     script.run_until_running(dying)
     zombie = script.in_flight()
-    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])  # type: ignore[index]
+    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived = arriving.request()
     assert script.core.scheduler.grant(arrived) == 0
     assert written in script.core.kv.rows.pages_of(arrived.row)[:4]
     jobs = fill_from_elsewhere(script, arrived, arriving)
-    for stream in (SCHEDULE, FORWARD, TRANSFER, STAGE, FORWARD, TRANSFER):
+    for stream in (FORWARD, TRANSFER, STAGE, FORWARD, TRANSFER):
         script.world.run_stream(stream)
     assert [done.tag for done in jobs.take_done()] == [arrived]
     script.core.loop.admit([Arrival(arrived, arriving.expected()[0], 14, (), {})])
@@ -156,7 +154,7 @@ def test_pages_are_announced_when_the_last_stage_has_written_them() -> None:
     script.core.scheduler.submit(req)
     for _ in range(4):
         script.core.loop.step()
-        for stream in (SCHEDULE, FORWARD, COPY):
+        for stream in (FORWARD, COPY):
             script.world.run_stream(stream)
         assert not script.core.scheduler.take_events(), "the last stage has not begun"
     pages, announced = script.core.kv.rows.pages_of(req.row).tolist(), []
@@ -171,7 +169,7 @@ def test_pages_are_announced_when_the_last_stage_has_written_them() -> None:
             elif isinstance(event, PrefillDone):
                 announced.append(event.committed)
         script.world.run_stream(STAGE)
-        for stream in (FORWARD, COPY, SCHEDULE):
+        for stream in (FORWARD, COPY):
             script.world.run_stream(stream)
     assert announced == [8, 16, 24, 30]
 

@@ -9,7 +9,7 @@ from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
 from shared.sched.scheduler import Arrival
 from tests.support.core_rig import assert_whole
-from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
+from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 
 
 def computed_elsewhere(one, page_size: int) -> tuple[list[np.ndarray], int]:  # noqa: ANN001
@@ -43,7 +43,7 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     (dying,) = script.submit(job(1, 9, 30))
     script.run_until_running(dying)
     zombie = script.in_flight()
-    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])  # type: ignore[index]
+    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
     script.core.scheduler.abort(dying.key)
     arriving = job(2, 14, 12)
     arrived, jobs = arriving.request(), TransferJobs(script.core.engine)
@@ -52,7 +52,7 @@ def test_a_pull_comes_after_the_zombie_that_writes_the_same_page() -> None:
     assert written in pulled, "the schedule needs the page to be reused"
     pages, token = computed_elsewhere(arriving, 4)
     launch_pull(script, jobs, arrived, pages)
-    for stream in (SCHEDULE, TRANSFER, FORWARD, TRANSFER):
+    for stream in (TRANSFER, FORWARD, TRANSFER):
         script.world.run_stream(stream)
     assert [done.tag for done in jobs.take_done()] == [arrived]
     script.core.loop.admit([Arrival(arrived, token, 14, (), {})])

@@ -18,7 +18,7 @@ from shared.sched.events import Emitted, SchedEvent
 from shared.wire.messages import Heartbeat, Message, Ready
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, assert_whole, draw_jobs, make_core, run_local
 from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
-from tests.support.scripted_core import FORWARD, SCHEDULE, Script, job
+from tests.support.scripted_core import FORWARD, Script, job
 
 POISON = 1e9
 
@@ -78,7 +78,7 @@ def test_outputs_in_buffers_that_every_step_reuses(width: int) -> None:
     while script.core.scheduler.requests:
         for _ in range(2):
             script.step()
-            while script.world.run_stream(SCHEDULE) + script.world.run_stream(FORWARD):
+            while script.world.run_stream(FORWARD):
                 pass  # to the end of what is launched, but for the copies
         overtaken += len(script.core.engine.leases) > 1
         script.world.run_until_idle()

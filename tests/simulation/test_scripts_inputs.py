@@ -10,7 +10,7 @@ from shared.device.events import Ticket
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan
 from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.scripted_core import FORWARD, SCHEDULE, Script, job
+from tests.support.scripted_core import FORWARD, Script, job
 
 
 @pytest.mark.rule("S11", "Rd", "H5", "H45")
@@ -26,7 +26,6 @@ def test_penalties_see_tokens_that_the_host_does_not_know_yet(width: int) -> Non
     for _ in range(6):
         known = [len(req.output_ids) for req in requests]
         script.step()
-        script.world.run_stream(SCHEDULE)
         while script.world.stream(FORWARD).head() is not None:
             script.world.run(FORWARD)
         assert [len(req.output_ids) for req in requests] == known, "run, and not processed"

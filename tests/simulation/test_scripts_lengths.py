@@ -7,7 +7,7 @@ import torch
 
 from shared.model.hashlm.draft import expected_accept_len
 from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.scripted_core import COPY, FORWARD, SCHEDULE, Script, job
+from tests.support.scripted_core import COPY, FORWARD, Script, job
 
 
 @pytest.mark.rule("S4", "S6", "H44", "I3")
@@ -24,13 +24,12 @@ def test_host_lengths_are_those_that_the_newest_step_published(spec: str) -> Non
     assert drafter is not None
     extend = drafter.extend
     drafter.extend = lambda *args: extended.append(newest.step) or extend(*args)  # type: ignore[method-assign]
-    committed = int(script.in_flight().seq_lens[0])
+    committed = int(script.in_flight().seq_lens_cpu[0])
     accepted = expected_accept_len(committed, 4, 70)
     script.step()
     plan = script.plans[-1]
     assert plan.step == newest.step + 1, "the next step was planned while the newest was in flight"
-    assert plan.seq_lens_cpu is not None and plan.seq_lens_cpu.tolist() == [committed + accepted]
-    assert plan.seq_lens.tolist() == [committed + accepted], "both mirrors"
+    assert not plan.lengths_relayed and plan.seq_lens_cpu.tolist() == [committed + accepted]
     assert extended == [] and not newest.done.peek(), "the host did not wait for draft-extend"
     drafter.extend = extend  # type: ignore[method-assign]
     assert_streams([one], script.finish())
@@ -54,7 +53,6 @@ def test_lengths_are_published_before_draft_extend_and_the_host_is_told(spec: st
         return extend(*args)
 
     drafter.extend = watched  # type: ignore[method-assign]
-    script.world.run_stream(SCHEDULE)
     while not lease.sampled.done.peek():
         script.world.run(FORWARD)
     assert seen == [(True, True)]
@@ -68,7 +66,7 @@ def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_st
     script = Script(width=4, needs_cpu_seq_lens=True)
     (req,) = script.submit(job(1, 12, 40))
     script.run_until_running(req)
-    committed = int(script.in_flight().seq_lens[0])
+    committed = int(script.in_flight().seq_lens_cpu[0])
     arrived = job(2, 8, 40).request()
     assert script.core.scheduler.grant(arrived) == 0
     from shared.sched.scheduler import Arrival
@@ -76,44 +74,27 @@ def test_lengths_of_an_arrival_and_of_running_rows_are_published_by_different_st
     state = {name: torch.zeros(buffer.shape[1:]) for name, buffer in script.core.future_map.extras.items()}
     script.core.loop.admit([Arrival(arrived, 5, 8, (), state)])
     script.step()
-    assert script.plans[-1].seq_lens_cpu is not None
+    assert not script.plans[-1].lengths_relayed
     lengths = dict(zip(script.plans[-1].req_pool_indices.tolist(), script.plans[-1].seq_lens_cpu.tolist(), strict=True))
     assert lengths == {req.row: committed + expected_accept_len(committed, 4, 70), arrived.row: 8}
 
 
 @pytest.mark.rule("S7", "H6")
 def test_a_plan_in_flight_keeps_its_lengths() -> None:
-    """S7: planning the next step moves the batch's lengths by a new tensor. The schedule stream runs far ahead of the
-    forward that still has to read the old one."""
+    """S7: planning the next step moves the batch's lengths while the forward of this one has still to read its own."""
     script = Script()
     jobs = [job(1, 12, 20), job(2, 17, 20)]
     requests = script.submit(*jobs)
     script.run_until_running(*requests)
     plan = script.in_flight()
-    assert plan.num_prefill == 0 and plan.seq_lens is script.core.scheduler.running.seq_lens.device
-    script.world.run_stream(SCHEDULE)
-    before = plan.seq_lens.tolist()
+    assert plan.num_prefill == 0 and not plan.lengths_relayed
+    before = plan.seq_lens_cpu.tolist()
     script.step()
     assert script.plans[-1].step == plan.step + 1
-    script.world.run_stream(SCHEDULE)
-    assert plan.seq_lens.tolist() == before
-    assert script.plans[-1].seq_lens.tolist() == [length + 1 for length in before]
+    assert plan.seq_lens_cpu.tolist() == before
+    assert script.plans[-1].seq_lens_cpu.tolist() == [length + 1 for length in before]
     assert_streams(jobs, script.finish())
     assert_whole(script.core)
-
-
-def test_the_forward_stream_waits_for_the_lengths() -> None:
-    script = Script()
-    one = job(1, 12, 9)
-    (req,) = script.submit(one)
-    script.run_until_running(req)
-    script.world.run_stream(SCHEDULE)
-    script.world.run_until_idle()
-    script.step()
-    assert script.world.stream(FORWARD).head() is None, "its lengths are not made yet"
-    script.world.run_stream(SCHEDULE)
-    assert script.world.stream(FORWARD).head() is not None
-    assert_streams([one], script.finish())
 
 
 @pytest.mark.rule("H9")
@@ -122,7 +103,6 @@ def test_the_copy_stream_waits_for_the_sampling() -> None:
     one = job(1, 12, 9)
     (req,) = script.submit(one)
     script.run_until_running(req)
-    script.world.run_stream(SCHEDULE)
     lease = script.core.engine.leases[-1]
     assert lease.sampled is not None
     while not lease.sampled.done.peek():
@@ -140,13 +120,13 @@ def test_a_mixed_step_takes_the_lengths_of_its_tail_from_the_relay() -> None:
     decoding, prompt = job(1, 12, 40), job(2, 30, 9)
     (req,) = script.submit(decoding)
     script.run_until_running(req)
-    while expected_accept_len(int(script.in_flight().seq_lens[0]), 4, 70) < 2:
+    while expected_accept_len(int(script.in_flight().seq_lens_cpu[0]), 4, 70) < 2:
         script.world.run_until_idle()
         script.step()
     script.submit(prompt)
     script.step()
     mixed = script.plans[-1]
-    assert mixed.num_prefill == 1 and mixed.batch_size == 2 and mixed.seq_lens_cpu is None
+    assert mixed.num_prefill == 1 and mixed.batch_size == 2 and mixed.lengths_relayed
     accepts = []
     process = script.core.scheduler.process
     script.core.scheduler.process = lambda result: (accepts.append(result), process(result))  # type: ignore[method-assign]

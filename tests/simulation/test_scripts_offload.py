@@ -10,7 +10,7 @@ import pytest
 from shared.core.request import Request
 from shared.engine.transfer_jobs import TransferJobs
 from tests.support.core_rig import Job, assert_streams, assert_whole
-from tests.support.scripted_core import COLD, FORWARD, SCHEDULE, TRANSFER, Script, job
+from tests.support.scripted_core import COLD, FORWARD, TRANSFER, Script, job
 
 
 def cold_script(**knobs: object) -> Script:
@@ -54,7 +54,7 @@ def test_a_retracted_row_is_held_until_its_pages_are_out() -> None:
     script.core.scheduler.retract(req)
     assert script.core.kv.row_gauges()["held"] == 1
     script.step()
-    for stream in (SCHEDULE, FORWARD):
+    for stream in (FORWARD):
         script.world.run_stream(stream)
     finish(script, one, other)
     assert script.core.scheduler.counters.readmissions == 1
@@ -71,7 +71,7 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
     (dying,) = script.submit(dead)
     script.run_until_running(dying)
     zombie = script.in_flight()
-    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])  # type: ignore[index]
+    written = int(zombie.page_table[0, int(zombie.seq_lens_cpu[0]) // 4])
     script.core.scheduler.abort(dying.key)
     script.step()
     assert req.state.value == "restoring"
@@ -82,7 +82,7 @@ def restoring_behind_a_zombie() -> tuple[Script, Job, Request, int]:
 def test_pages_come_back_after_the_zombie_that_writes_them() -> None:
     script, one, req, written = restoring_behind_a_zombie()
     assert written in script.core.kv.rows.pages_of(req.row)[:4], "the schedule needs the page to be reused"
-    for stream in (SCHEDULE, COLD, FORWARD, COLD):
+    for stream in (COLD, FORWARD, COLD):
         script.world.run_stream(stream)
     finish(script, one)
     assert script.core.scheduler.counters.readmissions == 1
@@ -97,7 +97,7 @@ def test_pages_that_come_back_for_nobody_are_held_until_they_are_there(end: str)
     assert script.core.kv.row_gauges()["held"] == 1
     script.submit(heir)
     script.step()
-    for stream in (SCHEDULE, FORWARD, COLD):
+    for stream in (FORWARD, COLD):
         script.world.run_stream(stream)
     finish(script, heir, *([one] if end == "retract" else []))
 
@@ -142,7 +142,7 @@ def test_cached_pages_stay_while_they_are_copied() -> None:
     assert script.core.scheduler.queues.offload.num_jobs == 1  # type: ignore[union-attr]
     script.submit(other)
     script.step()
-    for stream in (SCHEDULE, FORWARD):
+    for stream in (FORWARD):
         script.world.run_stream(stream)
     script.finish()
     again = replace(first, rid=2, seed=5)
@@ -211,7 +211,7 @@ def test_a_hand_off_does_not_stand_behind_the_cold_tier() -> None:
     script, one, req, _ = restoring_behind_a_zombie()
     jobs: TransferJobs[str, None] = TransferJobs(script.core.engine)
     jobs.launch("pull", lambda: None, "pull", after_newest_step=True)
-    for stream in (SCHEDULE, FORWARD, TRANSFER):
+    for stream in (FORWARD, TRANSFER):
         script.world.run_stream(stream)
     (_, restore), *_ = script.core.scheduler.queues.offload._tier.jobs._open  # type: ignore[union-attr]
     assert [done.tag for done in jobs.take_done()] == ["pull"] and not restore.done.peek()

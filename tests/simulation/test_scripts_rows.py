@@ -15,7 +15,7 @@ from shared.engine.plan import Admission
 from shared.model.hashlm.reference import reference_stream
 from shared.sched.scheduler import Arrival
 from tests.support.core_rig import assert_streams, assert_whole
-from tests.support.scripted_core import FORWARD, SCHEDULE, TRANSFER, Script, job
+from tests.support.scripted_core import FORWARD, TRANSFER, Script, job
 
 
 def poison_freed_pages(script: Script) -> None:
@@ -38,7 +38,7 @@ def test_a_zombie_runs_on_its_own_copy_of_the_page_table() -> None:
     (dying,) = script.submit(zombie)
     script.run_until_running(dying)
     plan = script.in_flight()
-    position, row = int(plan.seq_lens[0]), dying.row
+    position, row = int(plan.seq_lens_cpu[0]), dying.row
     assert position // 4 == 1
     script.core.scheduler.abort(dying.key)
     heir_job = replace(job(2, 1, 12), prompt=first.prompt + (3, 1, 4))
@@ -144,7 +144,6 @@ def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
     script.step()
     (plan,) = script.plans
     assert off_stream and plan.expect_step.tolist() == [off_stream[0].step]
-    script.world.run_stream(SCHEDULE)
     script.world.run_stream(FORWARD)
     script.world.run_stream(TRANSFER)
     outcome = script.finish()
@@ -161,7 +160,6 @@ def test_an_admission_comes_before_the_row_s_first_step() -> None:
     script = Script()
     arrived, stream = _arrive(script, job(2, 9, 12))
     script.step()
-    script.world.run_stream(SCHEDULE)
     script.world.run_stream(FORWARD)
     outcome = script.finish()
     assert outcome.streams["r2"] == stream and arrived.finish_reason is FinishReason.LENGTH
@@ -197,7 +195,6 @@ def test_a_token_in_flight_at_retraction_is_dropped_with_its_incarnation() -> No
     script.core.scheduler.retract(req)
     script.step()
     assert req.state.value == "running" and script.plans[-1].step == old.step + 1
-    script.world.run_stream(SCHEDULE)
     while not script.core.engine.leases[0].done.peek():
         script.world.run(FORWARD if script.world.stream(FORWARD).head() else "copy")
     script.step()

@@ -161,7 +161,6 @@ def _read_when_published(script: Script, hazards, row: int) -> None:  # noqa: AN
     core.streams.transfer.wait(lease.publish_ready)
     done = core.streams.transfer.launch(read, label="read").done
     core.streams.forward.wait(done)  # later steps write behind that length, but into the same pages
-    script.world.run_stream("schedule")
     while not lease.publish_ready.peek():
         script.world.run(FORWARD)
     script.world.run_stream(TRANSFER)

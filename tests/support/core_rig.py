@@ -35,6 +35,7 @@ from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
+from tests.support.boundary import PoisonedSlots
 from tests.support.grammar_oracle import GRAMMARS, allows_of, following, make_grammars
 
 EOS = 95
@@ -110,6 +111,7 @@ class CoreKnobs:
     stages: int = 1  # above 1: the model is a pipeline; see stages_of
     seed: int = 0
     adapters: tuple[str, ...] = ()  # digests, which are their names too
+    apart: bool = False  # tensors are copies out of slots, as on a device with memory of its own
 
 
 class DrawnWidths:
@@ -196,6 +198,7 @@ def make_core(
         "ranks": ranks,
         "stages": stages,
         "grammars": grammars or make_grammars(),
+        "boundary": PoisonedSlots() if knobs.apart else None,
     }
     return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.sample.interface import History, SampleOutput, SamplingBatch
+from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
+from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.sampler_torch import OutputRows, rank_candidates_torch, sample_torch
 
 VOCAB = 200
 Sampler = Callable[..., SampleOutput]
@@ -53,6 +55,41 @@ KNOBS: list[dict[str, Any]] = [
 ]
 
 
+def rows_on(batch: SamplingBatch, row_of: np.ndarray, logits: torch.Tensor) -> OutputRows:
+    """What the engine uploads before it samples on tensors, on the device of the logits."""
+    host, device = knobs_of(batch, logits.shape[1]), logits.device
+    knobs = Knobs(**{name: torch.from_numpy(np.array(value)).to(device) for name, value in host.named().items()})
+    return OutputRows(row_of, host, torch.from_numpy(row_of).to(device), knobs)
+
+
+def sample_tensors(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: np.ndarray,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: TokenMasks | None = None,
+) -> SampleOutput:
+    """`sample_torch` with the arguments of `sample_cpu`."""
+    there = None
+    if masks is not None and (masks.rows >= 0).any():
+        bits = torch.from_numpy(masks.bits.view(np.int32)).to(logits.device)
+        there = DeviceMasks(torch.from_numpy(masks.rows).to(logits.device), bits)
+    return sample_torch(logits, rows_on(batch, row_of, logits), positions, history, there)
+
+
+def rank_tensors(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: np.ndarray,
+    positions: torch.Tensor,
+    history: History | None,
+    num: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rank_candidates_torch` with the arguments of `rank_candidates`."""
+    return rank_candidates_torch(logits, rows_on(batch, row_of, logits), positions, history, num)
+
+
 def make_params(knobs: dict[str, Any], **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=100, **{**knobs, **more})
 
@@ -69,7 +106,7 @@ class Case:
         self.rows = np.repeat(np.arange(num_rows), outputs_per_row)
         self.positions = torch.from_numpy(rng.integers(12, 40, len(self.rows)))
         tokens = torch.from_numpy(rng.integers(0, 30, (num_rows + 4, 48)).astype(np.int32))
-        self.history = History(tokens, rng.permutation(num_rows + 4)[:num_rows])
+        self.history = History(tokens, torch.from_numpy(rng.permutation(num_rows + 4)[:num_rows]))
         self.logits = torch.from_numpy((rng.standard_normal((len(self.rows), VOCAB)) * 2.5).astype(np.float32))
 
     @property
@@ -79,5 +116,5 @@ class Case:
     def run(self, sampler: Sampler, device: str = "cpu") -> SampleOutput:
         given = self.history
         drafted = [None if part is None else part.to(device) for part in (given.common, given.drafted)]
-        history = History(given.tokens.to(device), given.rows, *drafted)
+        history = History(given.tokens.to(device), given.rows.to(device), *drafted)
         return sampler(self.logits.to(device), self.batch, self.rows, self.positions.to(device), history)

@@ -12,7 +12,7 @@ from shared.engine.plan import StepPlan
 from shared.node.core import NodeCore
 from tests.support.core_rig import CoreKnobs, Job, Outcome, make_core
 
-FORWARD, COPY, SCHEDULE, TRANSFER, COLD = "forward", "copy", "schedule", "transfer", "cold"
+FORWARD, COPY, TRANSFER, COLD = "forward", "copy", "transfer", "cold"
 
 
 def job(rid: int, num_prompt: int = 12, max_tokens: int = 12, **sampling: object) -> Job:

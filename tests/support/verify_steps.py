@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import SamplingParams
+from shared.engine.boundary import SameMemory
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import RowId, StepPlan
@@ -24,7 +27,7 @@ def make_plan(
 ) -> StepPlan:
     """Rows of chunks (the last of which ends its prompt), then decode rows."""
     num, first = len(chunks) + len(committed), len(chunks)
-    lengths = torch.tensor([3] * first + committed)
+    lengths = np.asarray([3] * first + committed, np.int64)
     most = int(lengths.max()) + max([width, *chunks])
     per_row = -(-most // page_size)
     table = 1 + np.random.default_rng(num).permutation(num * per_row).astype(np.int32).reshape(num, per_row)
@@ -32,8 +35,8 @@ def make_plan(
         step=1,
         row_ids=tuple(RowId(RequestKey("r", 1, str(i), 0, 0), 0) for i in range(num)),
         req_pool_indices=np.arange(1, num + 1),
-        seq_lens=lengths,
-        seq_lens_cpu=lengths.numpy(),
+        seq_lens_cpu=lengths,
+        lengths_relayed=False,
         q_lens=np.asarray(chunks + [width] * len(committed), np.int32),
         num_prefill=first,
         page_table=table,
@@ -50,7 +53,22 @@ def make_plan(
     )
 
 
+class NoLease:
+    """Has no prompt tokens and no slots."""
+
+    def take_staging(self) -> torch.Tensor:
+        return torch.zeros(0, dtype=torch.int64)
+
+    def hold(self, give_back: Callable[[], None]) -> None:
+        give_back()
+
+
+def new_batch(plan: StepPlan, future_map: FutureMap, vocab_size: int = 1000) -> ForwardBatch:
+    """The plan on the CPU, without its prompt tokens."""
+    return ForwardBatch.init_new(plan, NoLease(), future_map, SameMemory(), vocab_size)
+
+
 def make_batch(plan: StepPlan) -> ForwardBatch:
-    fb = ForwardBatch.init_new(plan, FutureMap(plan.batch_size + 1, 200), "cpu")
+    fb = new_batch(plan, FutureMap(plan.batch_size + 1, 200))
     fb.inputs.input_ids = torch.arange(1000, 1000 + len(fb.inputs.input_ids))
     return fb

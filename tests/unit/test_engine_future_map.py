@@ -127,7 +127,9 @@ def test_resolve_waits_for_publish_and_for_nothing_behind_it() -> None:
 
 def test_history_is_written_by_row_and_position_and_seeded_from_the_start() -> None:
     future_map = FutureMap(4, 16)
-    future_map.seed_history([HistorySeed(2, np.asarray([9, 8, 7]))])
+    seeds = [HistorySeed(2, np.asarray([9, 8, 7])), HistorySeed(1, np.asarray([4]))]
+    future_map.seed_history(seeds, torch.tensor([9, 8, 7, 4], dtype=torch.int32))
+    assert future_map.history[1, :2].tolist() == [4, 0]
     future_map.write_history(tensor(2, 2, 3), tensor(3, 4, 0), tensor(6, 5, 1))
     assert future_map.history[2, :5].tolist() == [9, 8, 7, 6, 5] and future_map.history[3, 0] == 1
 

@@ -1,4 +1,4 @@
-"""A frozen step: values only, its own copies, one reference that nobody changes; and the batch that is made of it."""
+"""A frozen step: values only, copies of its own; and the batch that is made of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPl
 from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
+from tests.support.verify_steps import new_batch
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
 
 FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch, ScoreShare)
@@ -65,7 +66,7 @@ def test_a_plan_holds_values_only(width: int) -> None:
     assert any(plan.history_seeds for plan in plans)
     for plan in plans:
         assert not any(isinstance(value, Request) for _, value in walk(plan, f"plan {plan.step}"))
-        assert len({len(plan.row_ids), len(plan.q_lens), len(plan.emits), len(plan.sampling), len(plan.seq_lens)}) == 1
+        assert len({len(plan.row_ids), len(plan.q_lens), len(plan.emits), len(plan.sampling), len(plan.seq_lens_cpu)}) == 1
 
 
 def test_the_deep_check_finds_a_request() -> None:
@@ -98,21 +99,8 @@ def test_a_plan_shares_no_memory_with_what_the_scheduler_changes() -> None:
     core.close()
 
 
-@pytest.mark.rule("I1")
-def test_decode_rows_take_the_batch_s_lengths_by_reference() -> None:
-    """Rule S7 is why the plan needs no copy; the in-place mutant is only visible because of this."""
-    core = make_core(CoreKnobs())
-    core.scheduler.submit(Job(0, (1, 2, 3), SamplingParams(max_tokens=9), 0).request())
-    core.loop.step()
-    core.loop.step(block=True)
-    plan = core.scheduler.plan()
-    assert plan is not None and plan.num_prefill == 0
-    assert plan.seq_lens is core.scheduler.running.seq_lens.device
-    core.close()
-
-
 def init_new(plan: StepPlan, core: NodeCore) -> ForwardBatch:
-    return ForwardBatch.init_new(plan, core.future_map, "cpu")
+    return new_batch(plan, core.future_map)
 
 
 @pytest.mark.rule("S1", "Rg")
@@ -121,25 +109,25 @@ def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
     core = make_core(CoreKnobs(width=4))
     plans = record_plans(core)
     run_local(core, draw_jobs(random.Random(5), 4))
-    exact = [plan for plan in plans if plan.seq_lens_cpu is not None]
-    bounds = [plan for plan in plans if plan.seq_lens_cpu is None]
+    exact = [plan for plan in plans if not plan.lengths_relayed]
+    bounds = [plan for plan in plans if plan.lengths_relayed]
     assert exact and bounds
     for plan in exact:
-        assert init_new(plan, core).seq_lens_sum == sum(plan.seq_lens.tolist())
+        assert init_new(plan, core).seq_lens_sum == sum(plan.seq_lens_cpu.tolist())
     assert init_new(bounds[0], core).seq_lens_sum is None
     core.close()
 
 
 @pytest.mark.rule("S8", "I1")
 def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
-    """S8, I1: bit-identical from its freezing to the end, tensors by reference included. The lengths of what is in
-    flight are not known when it is frozen, so a forward that wrote them into the plan would change it."""
+    """S8, I1: bit-identical from its freezing to the end. The lengths of what is in flight are not known when it is
+    frozen, so a forward that wrote them into the plan would change it; on a CPU its arrays are the forward's tensors."""
     core = make_core(CoreKnobs("simulated", width=4, chunk_size=8, seed=3))
     plans, frozen = record_plans(core), []
     launch = core.engine.launch
 
     def freeze(plan: StepPlan):  # noqa: ANN202
-        core.engine.streams.schedule.launch(lambda: frozen.append([(p, _copied(v)) for p, v in walk(plan, "plan")]))
+        frozen.append([(path, _copied(value)) for path, value in walk(plan, "plan")])
         return launch(plan)
 
     core.engine.launch = freeze  # type: ignore[method-assign]
@@ -170,7 +158,7 @@ def test_mixed_steps_list_chunks_first_and_name_their_decode_tail() -> None:
         assert (plan.expect_step[: plan.num_prefill] == -1).all() and (plan.expect_step[plan.num_prefill :] > 0).all()
         assert plan.prefill_input_ids_cpu is not None
         assert plan.prefill_input_ids_cpu.numel() == plan.q_lens[: plan.num_prefill].sum()
-        assert int((plan.q_lens + plan.seq_lens.numpy()).max()) <= plan.max_seq_len
+        assert int((plan.q_lens + plan.seq_lens_cpu).max()) <= plan.max_seq_len
 
 
 @pytest.mark.rule("S10")
@@ -198,5 +186,5 @@ def test_a_model_s_attention_says_that_it_needs_exact_lengths() -> None:
     plans = record_plans(core)
     jobs = draw_jobs(random.Random(3), 4, max_prompt=40)
     assert_streams(jobs, run_local(core, jobs))
-    assert plans and all(plan.seq_lens_cpu is not None for plan in plans)
+    assert plans and not any(plan.lengths_relayed for plan in plans)
     core.close()

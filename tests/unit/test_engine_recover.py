@@ -160,38 +160,3 @@ def test_an_admission_that_raises_is_a_step_of_its_own(backend: str, caplog: pyt
     assert_whole(pair.prefill)
     assert_whole(pair.decode)
     pair.close()
-
-
-@pytest.mark.rule("Rf")
-def test_lengths_that_were_not_made_fail_their_step(caplog: pytest.LogCaptureFixture) -> None:
-    """What the schedule stream should have filled is memory that nobody wrote: the forward must not look at it."""
-    core = make_core(CoreKnobs("simulated", page_size=4, seed=1))
-    jobs, outcome = [long_job(0, tuple(range(20))), long_job(1, tuple(range(30)))], Outcome()
-    for job in jobs:
-        core.scheduler.submit(job.request())
-    while not all(req.output_ids for req in core.scheduler.running.reqs) or len(core.scheduler.running) < 2:
-        core.loop.step(block=True)
-        outcome.take(core)
-    broken, ran = [], []
-    launch, forward = core.streams.schedule.launch, core.engine.worker.forward
-
-    def break_lengths(fn: Callable, *args: object, **kwargs: object) -> object:
-        if kwargs.get("label") == "seq_lens" and not broken:
-            broken.append(True)
-            fn = _raise
-        return launch(fn, *args, **kwargs)  # type: ignore[arg-type]
-
-    def watch(plan: StepPlan, lease: StepLease) -> object:
-        ran.append(plan.step)
-        if broken and core.loop.num_failed_steps == 0:
-            raise Fault("the forward ran on lengths that were not made")
-        return forward(plan, lease)
-
-    core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
-    core.engine.worker.forward = watch  # type: ignore[method-assign, assignment]
-    run_local(core, [], outcome=outcome)
-    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert broken and "StepFailed" in said and "its lengths were not made" in said
-    assert_streams(jobs, outcome)
-    assert_whole(core)
-    core.close()

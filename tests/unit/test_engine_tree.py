@@ -172,7 +172,7 @@ def test_compaction_moves_every_plane_s_slots_and_the_step_s_rows(page_size: int
     inputs.input_ids = torch.arange(len(inputs.input_ids))
     output = ModelOutput(torch.empty(0), torch.arange(1 + 3 * width)[:, None], torch.arange(4 + 3 * width)[:, None])
     order = torch.tensor([[0, *rng.sample(range(1, width), width - 1)] for _ in trees])
-    committed = plan.seq_lens.tolist()[1:]
+    committed = plan.seq_lens_cpu.tolist()[1:]
     names = [plane.name for plane in pool.planes]
     want = {}
     for d, start in enumerate(committed):
@@ -198,7 +198,7 @@ def test_compaction_moves_every_plane_s_slots_and_the_step_s_rows(page_size: int
 def _assert_only_windows_changed(pool: KVPool, before: torch.Tensor, plan: StepPlan, width: int) -> None:
     page_size = pool.page_size
     written = set()
-    for b, start in enumerate(plan.seq_lens.tolist()[1:], start=1):
+    for b, start in enumerate(plan.seq_lens_cpu.tolist()[1:], start=1):
         written |= {int(plan.page_table[b, slot // page_size]) for slot in range(start, start + width)}
     for page in range(pool.num_pages):
         assert page in written or torch.equal(pool.pages_bytes[page], before[page]), f"page {page}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, TorchAttention
+from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, HostLengths, TorchAttention
 from shared.kernel.attention_numba import FETCH_AHEAD, NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
@@ -44,6 +45,7 @@ class Paged:
     num_rows: int = 2
     dtype: torch.dtype = torch.float32
     layer: int = 1
+    host: HostLengths | None = None
 
     def __post_init__(self) -> None:
         per_row = -(-MAX_LEN // self.page_size)
@@ -65,6 +67,7 @@ class Paged:
             page_table=self.table[list(spans)],
             max_q_len=int(q_lens.max()),
             max_seq_len=max(stop for _, stop in spans.values()),
+            host=self.host,
         )
         self.backend.begin(inputs, self.kv)
         qkv = torch.cat([self.qkv[row, start:stop] for row, (start, stop) in spans.items()])
@@ -163,3 +166,39 @@ def test_a_wrong_plan_fails_before_anything_is_written(wrong: str) -> None:
             inputs.page_table[0, 1] = len(paged.kv) if wrong == "page" else -1
     with pytest.raises(IndexError, match="pages" if "page" in wrong else "positions"):
         paged.backend.begin(inputs, paged.kv)
+
+
+def host_lengths(spans: dict[int, tuple[int, int]], num_running: int, exact: bool) -> HostLengths:
+    starts = np.asarray([start for start, _ in spans.values()], np.int64)
+    bounds = np.cumsum([0, *(stop - start for start, stop in spans.values())], dtype=np.int32)
+    return HostLengths(bounds, starts if exact else None, int(starts.sum()) if exact else None, num_running)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("spans", "num_running", "num_alone"),
+    [
+        ({0: (10, 40), 1: (3, 9), 2: (50, 52), 3: (47, 49)}, 2, 2),
+        ({0: (10, 12), 1: (3, 5), 2: (50, 52)}, 3, 0),
+        ({0: (10, 40), 1: (3, 9)}, 0, 2),
+        ({0: (1, 2), 1: (3, 4), 2: (2, 3), 3: (4, 5), 4: (119, 120)}, 5, 5),  # hardly a key but the last row's
+    ],
+)
+def test_rows_alone_and_padded_give_what_rows_give_for_themselves(
+    name: str, spans: dict[int, tuple[int, int]], num_running: int, num_alone: int, exact: bool
+) -> None:
+    """Chunks run each for itself and the decode tail as one batch; where the host knows the lengths, so do rows of very
+    different ones, and each looks at its own pages only. Bounds of rows are the host's: no device is asked."""
+    shape = SHAPES[name]
+    paged = Paged(TorchAttention(shape, tables(shape)), shape, num_rows=5)
+    for row, (start, _) in spans.items():
+        paged.step({row: (0, start)})
+    before = paged.kv.clone()
+    wanted = torch.cat([paged.step({row: span}) for row, span in spans.items()])
+    paged.kv = before
+    paged.host = host_lengths(spans, num_running, exact)
+    got = paged.step(spans)
+    torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-5)
+    is_ragged = exact or num_alone < len(spans) or num_running == 0
+    assert not is_ragged or paged.backend._num_alone == num_alone

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numba import njit
 
-from shared.kernel import noise
+from shared.kernel import noise, noise_numba
 
 SEEDS = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1, 0x123456789ABCDEF0]
 POSITIONS = [0, 1, 2, 4095, 131071, 2**31 - 1]
@@ -24,11 +24,11 @@ def numba_values(values: np.ndarray, bits: np.ndarray) -> tuple[np.ndarray, np.n
     logs, exps = np.empty_like(values), np.empty_like(values)
     weights, gumbels = np.empty(len(values), np.int64), np.empty(len(bits), np.float32)
     for i in range(len(values)):
-        logs[i] = noise.nb_log(values[i])
-        exps[i] = noise.nb_exp(-values[i])
-        weights[i] = noise.nb_weight(-values[i])
+        logs[i] = noise_numba.nb_log(values[i])
+        exps[i] = noise_numba.nb_exp(-values[i])
+        weights[i] = noise_numba.nb_weight(-values[i])
     for i in range(len(bits)):
-        gumbels[i] = noise.nb_gumbel(bits[i])
+        gumbels[i] = noise_numba.nb_gumbel(bits[i])
     return logs, exps, weights, gumbels
 
 
@@ -41,11 +41,11 @@ def test_the_hash_is_the_same_in_python_numba_and_torch() -> None:
     for seed in SEEDS:
         for position in POSITIONS:
             keys = noise.row_keys(seed, position)
-            assert tuple(map(int, noise.nb_row_keys(np.uint64(seed), position))) == keys
+            assert tuple(map(int, noise_numba.nb_row_keys(np.uint64(seed), position))) == keys
             on_torch = noise.torch_row_keys(torch.tensor([signed(seed)]), torch.tensor([position]))
             assert tuple(int(key) & noise.MASK32 for key in on_torch) == keys
             expected = [noise.noise_bits(*keys, i) for i in IDS]
-            assert [int(noise.nb_noise_bits(*map(np.uint32, keys), i)) for i in IDS] == expected
+            assert [int(noise_numba.nb_noise_bits(*map(np.uint32, keys), i)) for i in IDS] == expected
             assert noise.torch_noise_bits(on_torch[0][:, None], on_torch[1][:, None], ids)[0].tolist() == expected
 
 

@@ -14,11 +14,11 @@ from shared.kernel import sample_cpu as kernels
 from shared.kernel.noise import noise_bits, row_keys
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
-from shared.sample.sampler import NO_TOKEN, outputs_of, row_params, sample, sample_cpu
-from shared.sample.sampler_torch import rank_candidates_torch, sample_torch
-from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params
+from shared.sample.sampler import sample
+from shared.sample.sampler_numba import NO_TOKEN, outputs_of, row_params, sample_cpu
+from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params, rank_tensors, sample_tensors
 
-BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
+BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_tensors])
 
 # --- the definition, in plain Python ---------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ def plain_sample(logits: list[float], params: SamplingParams, seed: int, tokens:
 
 def plain(case: Case, e: int) -> int:
     b = case.rows[e]
-    tokens = case.history.tokens[case.history.rows[b], : int(case.positions[e]) + 1].tolist()
+    tokens = case.history.tokens[int(case.history.rows[b]), : int(case.positions[e]) + 1].tolist()
     return plain_sample(case.logits[e].tolist(), case.params[b], case.seeds[b], tokens, case.prompt_lens[b])
 
 
@@ -89,7 +89,7 @@ def test_each_knob_changes_something(sampler: Sampler) -> None:
     num = 400
     rng = np.random.default_rng(8)
     logits = torch.from_numpy((rng.standard_normal((num, VOCAB)) * 2.5).astype(np.float32))
-    history = History(torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32)), np.zeros(1, np.int64))
+    history = History(torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32)), torch.zeros(1, dtype=torch.int64))
     rows, positions = np.zeros(num, np.int64), torch.arange(20, 20 + num)
     skip = ({}, {"top_k": VOCAB + 5}, {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)})
     ids = {}
@@ -106,7 +106,7 @@ def test_each_knob_changes_something(sampler: Sampler) -> None:
 def test_numba_and_torch_agree_bit_for_bit() -> None:
     for seed in range(10, 30):
         case = Case(seed, num_logprobs=seed % 5 - 1)
-        a, b = case.run(sample_cpu), case.run(sample_torch)
+        a, b = case.run(sample_cpu), case.run(sample_tensors)
         for name in ("ids", "logprobs", "top_ids", "top_logprobs"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
@@ -118,7 +118,7 @@ def test_numba_and_torch_agree_on_ties_and_on_extreme_logits(scale: float) -> No
         case = Case(seed)
         case.logits = (case.logits * 4).round() * scale
         case.logits[:, ::7] = -torch.inf
-        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_torch).ids)
+        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_tensors).ids)
 
 
 @pytest.mark.rule("H35")
@@ -218,12 +218,12 @@ def test_ids_outside_the_vocabulary_are_skipped() -> None:
     params = make_params({}, stop_token_ids=(VOCAB, -1), **beyond)
     penalised = make_params({}, repetition_penalty=1.2)
     batch = SamplingBatch.build([params, penalised], [1, 1], [1, 1])
-    history = History(torch.full((2, 10), 10**9, dtype=torch.int32), np.arange(2))
+    history = History(torch.full((2, 10), 10**9, dtype=torch.int32), torch.arange(2))
     logits = torch.from_numpy(np.random.default_rng(9).standard_normal((2, VOCAB)).astype(np.float32))
     free = SamplingBatch.build([make_params({})] * 2, [1, 1], [1, 1])
     positions = torch.full((2,), 4)
     expected = sample(logits, free, np.arange(2), positions).ids
-    for sampler in (sample_cpu, sample_torch):
+    for sampler in (sample_cpu, sample_tensors):
         assert torch.equal(sampler(logits, batch, np.arange(2), positions, history).ids, expected)
 
 
@@ -244,7 +244,7 @@ def test_a_bad_word_counts_from_the_answer_s_first_token(sampler: Sampler) -> No
     """The prompt ends with 5, 6. After it, 7 would be the third of a bad word only if the answer had begun it."""
     logits = torch.zeros((3, VOCAB))
     logits[:, 7] = 10.0
-    history = History(torch.tensor([[1, 5, 6], [5, 6, 0], [1, 5, 6]], dtype=torch.int32), np.arange(3))
+    history = History(torch.tensor([[1, 5, 6], [5, 6, 0], [1, 5, 6]], dtype=torch.int32), torch.arange(3))
     params = make_params({"temperature": 0.0}, bad_words=((5, 6, 7),))
     batch = SamplingBatch.build([params] * 3, [1] * 3, prompt_lens=[3, 0, 2])
     ids = sampler(logits, batch, np.arange(3), torch.tensor([2, 1, 2]), history).ids.tolist()
@@ -275,7 +275,7 @@ def test_drafts_of_an_output_count_as_if_they_had_been_emitted(sampler: Sampler,
     together = case.run(sampler)
     for e, b in enumerate(case.rows):
         tokens, common = case.history.tokens.clone(), int(case.history.common[e])  # type: ignore[index]
-        tokens[case.history.rows[b], common : common + len(drafts[e])] = torch.tensor(drafts[e], dtype=torch.int32)
+        tokens[int(case.history.rows[b]), common : common + len(drafts[e])] = torch.tensor(drafts[e], dtype=torch.int32)
         plain_history = History(tokens, case.history.rows[b : b + 1])
         batch = SamplingBatch.build([case.params[b]], [case.seeds[b]], [case.prompt_lens[b]])
         one = np.zeros(1, np.int64)
@@ -286,7 +286,7 @@ def test_drafts_of_an_output_count_as_if_they_had_been_emitted(sampler: Sampler,
 def test_numba_and_torch_agree_on_windows_bit_for_bit() -> None:
     for seed in range(10):
         case, _ = windows(seed)
-        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_torch).ids)
+        assert torch.equal(case.run(sample_cpu).ids, case.run(sample_tensors).ids)
 
 
 def test_a_wrong_window_is_refused() -> None:
@@ -302,13 +302,13 @@ def test_candidates_begin_with_the_draw_and_go_on_by_noisy_logits(seed: int) -> 
     case.logits[::7, ::3] = -torch.inf  # a draft head that has no id for them
     arguments = (case.logits, case.batch, case.rows, case.positions, case.history)
     ids, log_probs = rank_candidates(*arguments, num=6)
-    for a, b in zip((ids, log_probs), rank_candidates_torch(*arguments, num=6), strict=True):
+    for a, b in zip((ids, log_probs), rank_tensors(*arguments, num=6), strict=True):
         assert torch.equal(a, b), "both implementations give the same bits"
     assert torch.equal(ids[:, 0], sample(*arguments).ids)
     assert (log_probs <= 0).all() and (log_probs[:, 1:-1] >= log_probs[:, 2:]).all()
     for e in range(0, len(case.rows), 5):
         b = case.rows[e]
-        own = case.history.tokens[case.history.rows[b], : int(case.history.common[e])].tolist()  # type: ignore[index]
+        own = case.history.tokens[int(case.history.rows[b]), : int(case.history.common[e])].tolist()  # type: ignore[index]
         scores = plain_edit(case.logits[e].tolist(), case.params[b], own + drafts[e], case.prompt_lens[b])
         if case.params[b].temperature:
             keys = row_keys(case.seeds[b], int(case.positions[e]) + 1)

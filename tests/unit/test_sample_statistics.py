@@ -11,7 +11,7 @@ import torch
 
 from shared.core.sampling_params import SamplingParams
 from shared.sample.interface import SamplingBatch
-from shared.sample.sampler import sample_cpu
+from shared.sample.sampler_numba import sample_cpu
 from tests.support.chi_square import SMALLEST_P, p_value
 
 VOCAB = 64

@@ -14,8 +14,8 @@ from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.reference import ReferenceRun, reference_run
 from shared.model.interface import ModelInputs
 from shared.sample.interface import History, SamplingBatch
-from shared.sample.sampler import sample_cpu
-from shared.sample.sampler_torch import sample_torch
+from shared.sample.sampler_numba import sample_cpu
+from tests.support.sampling_cases import sample_tensors
 
 NUM_TOKENS = 60
 PAGE_SIZE = 4
@@ -53,7 +53,7 @@ class Engine:
         pages_per_row = -(-(20 + NUM_TOKENS) // PAGE_SIZE)
         self.kv = KVPool(self.model.kv_planes(PAGE_SIZE), num_rows * pages_per_row + 1, PAGE_SIZE)
         self.table = rng.permutation(num_rows * pages_per_row).reshape(num_rows, -1).astype(np.int32) + 1
-        self.history = History(torch.zeros((num_rows, 128), dtype=torch.int32), np.arange(num_rows))
+        self.history = History(torch.zeros((num_rows, 128), dtype=torch.int32), torch.arange(num_rows))
         self.runs = [ReferenceRun([], [], "length") for _ in range(num_rows)]
 
     def step(self, inputs: list[list[int]]) -> list[int]:
@@ -87,7 +87,7 @@ def cut(run: ReferenceRun, params: SamplingParams) -> ReferenceRun:
     return ReferenceRun(run.ids[:num], run.logprobs[:num], "stop" if ends else "length")
 
 
-@pytest.mark.parametrize("sampler", [sample_cpu, sample_torch])
+@pytest.mark.parametrize("sampler", [sample_cpu, sample_tensors])
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_paged_model_and_sampler_give_the_reference_stream(sampler: Any, seed: int) -> None:
     engine = Engine(seed, sampler)

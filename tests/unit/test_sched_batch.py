@@ -1,21 +1,18 @@
-"""Lengths twice, on the host and on the device: both change together, neither in place; batches keep their columns
+"""Lengths of rows: bounds that hold the true one, and nobody changes what a plan may hold; batches keep their columns
 aligned through every filter and merge."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
-from shared.device.inline import InlineStream
-from shared.device.simulated import World
 from shared.sched.batch import ScheduleBatch
-from shared.sched.mirror import LengthMirror
+from shared.sched.lengths import Lengths
 
 
 def i64(*values: int) -> np.ndarray:
@@ -29,7 +26,7 @@ def request(rid: int, row: int) -> Request:
 
 def batch_of(lengths: list[int], first_row: int = 1, step: int = 7, in_flight: int = 0) -> ScheduleBatch:
     reqs = [request(first_row + i, first_row + i) for i in range(len(lengths))]
-    return ScheduleBatch.of(reqs, lengths, step, in_flight, InlineStream("schedule"), "cpu")
+    return ScheduleBatch.of(reqs, lengths, step, in_flight)
 
 
 operations = st.lists(
@@ -37,7 +34,6 @@ operations = st.lists(
         st.tuples(st.just("advance"), st.integers(0, 2**16)),
         st.tuples(st.just("filter"), st.integers(0, 2**16)),
         st.tuples(st.just("merge"), st.integers(0, 3)),
-        st.tuples(st.just("take"), st.integers(0, 2**16)),
     ),
     max_size=15,
 )
@@ -45,43 +41,25 @@ operations = st.lists(
 
 @pytest.mark.rule("S7")
 @given(st.lists(st.integers(0, 500), max_size=6), operations)
-def test_device_and_host_move_together_and_old_tensors_never_change(lengths: list[int], ops: list) -> None:
-    """The device work runs long after the host is through: what a plan got by reference must still be what it was."""
-    world = World.script()
-    mirror = LengthMirror(world.stream("schedule"), np.asarray(lengths, np.int64), "cpu")
-    model, seen = list(lengths), [(mirror.device, list(lengths))]
+def test_lengths_follow_their_rows_and_old_arrays_never_change(lengths: list[int], ops: list) -> None:
+    """A plan in flight may hold any array that was the batch's."""
+    own = Lengths(np.asarray(lengths, np.int64))
+    model, seen = list(lengths), [(own.lo, list(lengths))]
     for name, bits in ops:
         picked = [i for i in range(len(model)) if bits >> i & 1]
         if name == "advance":
-            mirror.advance(np.asarray([bits >> i & 1 for i in range(len(model))], np.int64))
+            own.advance(np.asarray([bits >> i & 1 for i in range(len(model))], np.int64))
             model = [value + (bits >> i & 1) for i, value in enumerate(model)]
         elif name == "filter":
-            mirror.filter(np.asarray(picked, np.int64))
+            own.filter(np.asarray(picked, np.int64))
             model = [model[i] for i in picked]
-        elif name == "take":
-            seen.append((mirror.take(np.asarray(picked, np.int64)), [model[i] for i in picked]))
         else:
-            mirror.merge(LengthMirror(world.stream("schedule"), np.full(bits, 40 + bits, np.int64), "cpu"))
+            own.merge(Lengths(np.full(bits, 40 + bits, np.int64)))
             model += [40 + bits] * bits
-        seen.append((mirror.device, list(model)))
-        assert mirror.lo.tolist() == mirror.hi.tolist() == model
-    world.run_until_idle()
-    for tensor, expected in seen:
-        assert tensor.tolist() == expected
-
-
-def test_advance_makes_a_new_tensor() -> None:
-    mirror = LengthMirror(InlineStream("schedule"), i64(3, 4), "cpu")
-    before = mirror.device
-    mirror.advance(i64(1, 0))
-    assert mirror.device is not before and before.tolist() == [3, 4] and mirror.device.tolist() == [4, 4]
-
-
-def test_taking_all_rows_gives_the_tensor_itself() -> None:
-    """The plan holds it by reference: that is why nothing may change it in place (S7)."""
-    mirror = LengthMirror(InlineStream("schedule"), i64(3, 4), "cpu")
-    assert mirror.take(i64(0, 1)) is mirror.device
-    assert mirror.take(i64(1)).tolist() == [4]
+        seen.append((own.lo, list(model)))
+        assert own.lo.tolist() == own.hi.tolist() == model
+    for array, expected in seen:
+        assert array.tolist() == expected
 
 
 @pytest.mark.rule("I6")
@@ -102,8 +80,6 @@ def test_bounds_hold_the_true_length_whatever_is_processed_when(
             batch.on_processed(req, *in_flight.pop(0), speculative=True)
         lo, hi = int(batch.seq_lens.lo[0]), int(batch.seq_lens.hi[0])
         assert lo <= true <= hi <= lo + sum(width for _, width in in_flight)
-    batch.prepare_for_decode(speculative=True)
-    assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist()
 
 
 def test_prepare_moves_only_the_rows_that_were_planned() -> None:
@@ -111,7 +87,7 @@ def test_prepare_moves_only_the_rows_that_were_planned() -> None:
     batch.mark_planned(i64(0, 2), step=9, width=1, speculative=False)
     assert batch.seq_lens.lo.tolist() == [5, 6, 7], "lengths are those before the step while its plan is frozen"
     batch.prepare_for_decode(speculative=False)
-    assert batch.seq_lens.device.tolist() == batch.seq_lens.lo.tolist() == [6, 6, 8]
+    assert batch.seq_lens.lo.tolist() == batch.seq_lens.hi.tolist() == [6, 6, 8]
     assert batch.expect_step.tolist() == [9, 7, 9] and batch.in_flight.tolist() == [1, 0, 1]
     batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.lo.tolist() == [6, 6, 8], "nothing was planned since"
@@ -126,7 +102,7 @@ def test_filter_then_merge_keeps_every_column_aligned() -> None:
     assert batch.expect_step.tolist() == [7, 9, 10, 10]
     assert batch.in_flight.tolist() == [1, 2, 0, 0]
     batch.prepare_for_decode(speculative=False)
-    assert batch.seq_lens.lo.tolist() == [5, 8, 30, 31] == batch.seq_lens.device.tolist()
+    assert batch.seq_lens.lo.tolist() == [5, 8, 30, 31] == batch.seq_lens.hi.tolist()
 
 
 @pytest.mark.rule("H26")
@@ -134,7 +110,7 @@ def test_filter_to_empty_leaves_no_stale_column() -> None:
     batch = batch_of([5, 6])
     batch.mark_planned(i64(0, 1), step=9, width=1, speculative=False)
     batch.filter_batch(i64())
-    assert len(batch) == 0 and batch.seq_lens.device.numel() == 0 and len(batch.seq_lens) == 0
+    assert len(batch) == 0 and len(batch.seq_lens) == 0
     batch.merge_batch(batch_of([12]))
     batch.prepare_for_decode(speculative=False)
     assert batch.seq_lens.lo.tolist() == [12] and batch.in_flight.tolist() == [0]
@@ -154,17 +130,17 @@ def test_planning_never_writes_into_an_array_that_a_plan_may_hold() -> None:
 @pytest.mark.rule("Rb", "H27")
 def test_filter_and_merge_between_publish_and_resolve() -> None:
     """Regression (b), (k): the batch changed after the lengths were published; resolve asks for the rows that are
-    there now, and both mirrors take the answer."""
+    there now, and the batch takes the answer."""
     batch = batch_of([10, 20, 30])
-    published = torch.zeros(12, dtype=torch.int64)
-    published[torch.tensor([1, 2, 3])] = torch.tensor([13, 22, 31])
+    published = np.zeros(12, dtype=np.int64)
+    published[[1, 2, 3]] = [13, 22, 31]
     published[8] = 40
     for _ in range(2):
         batch.mark_planned(np.arange(3), step=9, width=4, speculative=True)
     batch.filter_batch(i64(0, 2))
     batch.merge_batch(batch_of([40], first_row=8))
-    batch.seq_lens.set_exact(published[torch.from_numpy(batch.req_pool_indices)])
-    assert batch.seq_lens.lo.tolist() == batch.seq_lens.hi.tolist() == batch.seq_lens.device.tolist() == [13, 31, 40]
+    batch.seq_lens.set_exact(published[batch.req_pool_indices])
+    assert batch.seq_lens.lo.tolist() == batch.seq_lens.hi.tolist() == [13, 31, 40]
 
 
 @pytest.mark.rule("Rk")

@@ -58,33 +58,3 @@ def test_a_step_of_a_former_life_that_fails_does_not_touch_the_next() -> None:
     assert request.output_ids == one.expected() and outcome.ends["r0"].error is None
     assert_whole(core)
     core.close()
-
-
-def test_rows_that_were_not_in_the_step_do_not_go_on_with_lengths_that_were_not_made() -> None:
-    """Steps of prompts and steps of decoding alternate. The lengths of all running rows are moved before each, so when
-    that fails in a step of prompts, the rows that decode are in no step, and yet their lengths are rubbish."""
-    core = make_core(CoreKnobs("inline", overlap=False, mix=False, chunk_size=16, page_size=4))
-    decoding, arriving = job(0, 20), job(1, 40)
-    request = decoding.request()
-    core.scheduler.submit(request)
-    while len(request.output_ids) < 5:
-        core.loop.step(block=True)
-    core.scheduler.submit(arriving.request())
-    launch, broken = core.streams.schedule.launch, []
-
-    def break_lengths(fn: Callable, *args: object, **kwargs: object) -> object:
-        if kwargs.get("label") == "seq_lens" and not broken:
-            broken.append(True)
-            fn = _raise
-        return launch(fn, *args, **kwargs)  # type: ignore[arg-type]
-
-    core.streams.schedule.launch = break_lengths  # type: ignore[method-assign]
-    while not broken:
-        core.loop.step(block=True)
-    core.loop._process_results()  # and launch nothing yet: rubbish for a length may end the process
-    assert core.loop.num_failed_steps == 1 and request.incarnation == 1, "it went on as if nothing had happened"
-    outcome = run_local(core, [])
-    assert outcome.streams["r1"] == arriving.expected(), "the step of the prompt failed, and it began again"
-    assert request.output_ids == decoding.expected()
-    assert_whole(core)
-    core.close()

@@ -163,7 +163,7 @@ def test_an_admission_is_a_step_of_its_own_and_the_next_plan_expects_its_tag() -
     assert lease.step == admission.step and list(core.engine.leases) == [lease], "no lease, no way back for its pages"
     plan = core.scheduler.plan()
     assert plan is not None and plan.step > admission.step
-    assert plan.expect_step.tolist() == [admission.step] and plan.seq_lens.tolist() == [8]
+    assert plan.expect_step.tolist() == [admission.step] and plan.seq_lens_cpu.tolist() == [8]
     core.close()
 
 

@@ -106,9 +106,9 @@ def test_a_tree_is_the_likeliest_of_all_paths(topk: int, steps: int, width: int,
     kv = KVPool(head.kv_planes(PAGE), int(plan.page_table.max()) + 1, PAGE)
     future_map = FutureMap(4, 64)
     future_map.history[:] = torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(2))
-    history = future_map.history_of(plan.req_pool_indices)
+    history = future_map.history_of(fb.future)
     roots = torch.tensor([[state_of(int(plan.page_table[b, 0]), ())] for b in (1, 2)])
-    draw = Draw(fb, future_map, VOCAB, np.array([1, 2]))
+    draw = Draw(fb, future_map, VOCAB, *fb.decode_rows())
     ids, probabilities = draw.first(head, roots, future_map.history[[2, 3], [9, 14]].long(), fb.committed[1:], topk)
     drafts = grow(head, draw, fb, kv, Level(ids, probabilities.log(), torch.full_like(ids, -1)), roots, steps)
     for d in range(2):
@@ -161,7 +161,7 @@ def test_the_relay_of_a_row_without_draft_state_makes_some_tree() -> None:
     future_map = FutureMap(2, 64)
     root = torch.tensor([[state_of(int(fb.plan.page_table[0, 0]), ())]])
     level = Level(torch.zeros((1, 2), dtype=torch.int64), torch.zeros((1, 2)).log(), torch.full((1, 2), -1))
-    drafts = grow(head, Draw(fb, future_map, VOCAB, np.array([0])), fb, kv, level, root, 3)
+    drafts = grow(head, Draw(fb, future_map, VOCAB, *fb.decode_rows()), fb, kv, level, root, 3)
     assert drafts.parents is not None
     assert ((drafts.parents >= 0) & (drafts.parents < torch.arange(1, 6))).all()
 

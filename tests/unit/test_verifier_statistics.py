@@ -21,6 +21,7 @@ from shared.engine.verify import Drafts, Verified, verify
 from shared.sample.interface import SampleOutput, SamplingBatch
 from shared.sample.sampler import sample
 from tests.support.chi_square import SMALLEST_P, p_value_given
+from tests.support.verify_steps import new_batch
 
 VOCAB = 64
 NUM_CONTEXTS = 4  # the next token depends on the last one modulo this
@@ -62,8 +63,8 @@ def first_plan(seed: int) -> StepPlan:
         step=1,
         row_ids=(RowId(key, 0),) * NUM_ROWS,
         req_pool_indices=np.arange(1, NUM_ROWS + 1),
-        seq_lens=10 + torch.arange(NUM_ROWS) // NUM_SEEDS * (1 << 16),
-        seq_lens_cpu=np.zeros(NUM_ROWS, np.int64),
+        seq_lens_cpu=10 + np.arange(NUM_ROWS) // NUM_SEEDS * (1 << 16),
+        lengths_relayed=False,
         q_lens=np.full(NUM_ROWS, WIDTH, np.int32),
         num_prefill=0,
         page_table=np.zeros((NUM_ROWS, 1), np.int32),
@@ -86,18 +87,18 @@ def draws(case: Case, judge: Judge) -> Iterator[tuple[torch.Tensor, Verified]]:
     bonus = torch.from_numpy(np.random.default_rng(case.seed).integers(0, VOCAB, NUM_ROWS))
     seed_of = np.arange(NUM_ROWS) % NUM_SEEDS
     while True:
-        fb = ForwardBatch.init_new(plan, future_map, "cpu")
+        fb = new_batch(plan, future_map)
         window = fb.inputs.input_ids.view(NUM_ROWS, WIDTH)
         window[:, 0] = bonus
         for i in range(1, WIDTH):
             at = fb.committed + (i - 1) + (1 << 28 if case.own_noise else 0)
             window[:, i] = sample(case.draft[window[:, i - 1] % NUM_CONTEXTS], plan.sampling, seed_of, at).ids
         logits = case.target[fb.inputs.input_ids % NUM_CONTEXTS]
-        sampled = sample(logits, plan.sampling, seed_of[fb.output_rows], fb.inputs.positions)
+        sampled = sample(logits, plan.sampling, seed_of[fb.host.output_rows], fb.inputs.positions)
         verified = judge(fb, sampled, Drafts(window[:, 1:].clone()))
         yield bonus, verified
         bonus = verified.next_token
-        plan = dataclasses.replace(plan, step=plan.step + 1, seq_lens=verified.seq_lens)
+        plan = dataclasses.replace(plan, step=plan.step + 1, seq_lens_cpu=verified.seq_lens.numpy())
 
 
 def transitions(case: Case, judge: Judge) -> tuple[npt.NDArray[np.int64], float]:

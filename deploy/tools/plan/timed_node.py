@@ -15,7 +15,6 @@ import numpy as np
 from deploy.tools.plan.profile import StepShape
 from shared.core.keys import RequestKey
 from shared.core.request import Request
-from shared.device.streams import make_streams
 from shared.engine.plan import Admission, StepPlan, StepResult
 from shared.kv.manager import KVManager, page_count
 from shared.kv.pages import PageAllocator
@@ -107,7 +106,7 @@ class TimedNode:
         self.num_prompt_tokens.pop(key, None)
 
     def _result(self, plan: StepPlan) -> StepResult:
-        assert plan.seq_lens_cpu is not None  # nothing is drafted here
+        assert not plan.lengths_relayed  # nothing is drafted here
         num_rows = plan.batch_size
         seq_lens = plan.seq_lens_cpu + plan.q_lens
         tokens = [self._token(row_id.key, length) for row_id, length in zip(plan.row_ids, seq_lens, strict=True)]
@@ -133,7 +132,6 @@ class TimedNode:
 
 
 def shape_of(plan: StepPlan) -> StepShape:
-    assert plan.seq_lens_cpu is not None
     before, lengths = plan.seq_lens_cpu[: plan.num_prefill], plan.q_lens[: plan.num_prefill].astype(np.int64)
     return StepShape(
         tokens=int(plan.q_lens.sum()),
@@ -151,4 +149,4 @@ def make_scheduler(settings: SchedSettings, num_pages: int, max_running: int) ->
         PrefixCache(settings.page_size),
     )
     new_step = itertools.count(1).__next__
-    return Scheduler(kv, settings, make_streams("inline").schedule, new_step, FixedWidth(1))
+    return Scheduler(kv, settings, new_step, FixedWidth(1))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel.attention import AttentionInputs
-from shared.kernel.noise import exact
+from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.hashlm.layer import mix, odd_weight, window_begin

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel.jit import kernel
-from shared.kernel.noise import exact
+from shared.kernel.noise_numba import exact
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from shared.kernel.noise import exact
+from shared.kernel.noise_numba import exact
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.encoder_rows import encoder_rows

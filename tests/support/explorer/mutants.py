@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import torch
 
 from decode_node.handoff_in import HandoffIn
 from decode_node.side import DecodeSide
 from shared.device.events import Event
+from shared.engine.future_map import FutureIndices
 from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.sched.events import ChunkReady
 from shared.sched.loop import EngineLoop
-from shared.sched.mirror import LengthMirror
+from shared.sched.lengths import Lengths
 from shared.sched.offload import Offload
 from tests.support.explorer.cases import Site
 
@@ -54,10 +54,6 @@ def at_once(jobs: TransferJobs[Any, Any]) -> list[JobDone[Any, Any]]:
     done = [JobDone(tag, ticket.result, None) for tag, ticket in jobs._open]
     jobs._open.clear()
     return done
-
-
-def no_schedule_wait(site: Site) -> None:
-    site.core.streams.forward.wait = _no_wait  # type: ignore[method-assign]
 
 
 def no_copy_wait(site: Site) -> None:
@@ -140,9 +136,9 @@ def publish_before_verify(site: Site) -> None:
     worker = site.core.engine.worker
     sample = worker.sample
 
-    def early(plan: StepPlan, lease: StepLease, publish: Callable[[torch.Tensor], None]) -> Any:
+    def early(plan: StepPlan, lease: StepLease, publish: Callable[[FutureIndices, torch.Tensor], None]) -> Any:
         assert lease.carry is not None
-        publish(lease.carry.fb.committed)
+        publish(lease.carry.fb.future, lease.carry.fb.committed)
         return sample(plan, lease, publish)
 
     worker.sample = early  # type: ignore[method-assign]
@@ -152,32 +148,27 @@ def publish_after_extend(site: Site) -> None:
     worker = site.core.engine.worker
     sample = worker.sample
 
-    def late(plan: StepPlan, lease: StepLease, publish: Callable[[torch.Tensor], None]) -> Any:
-        kept: list[torch.Tensor] = []
-        verified = yield from sample(plan, lease, kept.append)
-        publish(kept[0])
-        return verified
+    def late(plan: StepPlan, lease: StepLease, publish: Callable[[FutureIndices, torch.Tensor], None]) -> Any:
+        kept: list[tuple[FutureIndices, torch.Tensor]] = []
+        packed = yield from sample(plan, lease, lambda *lengths: kept.append(lengths))
+        publish(*kept[0])
+        return packed
 
     worker.sample = late  # type: ignore[method-assign]
 
 
-def in_place_seq_lens(site: Site) -> None:
-    """`seq_lens += 1` on the tensor that a plan in flight holds by reference (S7)."""
+def live_lengths(site: Site) -> None:
+    """The closure reads the batch's lengths when it runs, instead of its plan's (S7)."""
+    worker, scheduler = site.core.engine.worker, site.core.scheduler
+    forward = worker.forward
 
-    def advance(mirror: LengthMirror, by: np.ndarray) -> None:
-        if by.any():
-            tensor, delta = mirror.device, torch.from_numpy(by.copy())
-            mirror._schedule.launch(lambda: tensor.add_(delta), label="seq_lens")
-            mirror.lo, mirror.hi = mirror.lo + by, mirror.hi + by
+    def live(plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
+        running = scheduler.running
+        if len(running) == plan.batch_size and plan.num_prefill == 0:
+            plan = dataclasses.replace(plan, seq_lens_cpu=running.seq_lens.lo)
+        yield from forward(plan, lease)
 
-    site.stack.enter_context(patch.object(LengthMirror, "advance", advance))
-
-
-def lengths_on_another_stream(site: Site) -> None:
-    """Row lengths are made on the copy stream, which the forward stream does not wait for."""
-    scheduler, copy = site.core.scheduler, site.core.streams.copy
-    for user in (scheduler, scheduler.queues, scheduler.running, scheduler.running.seq_lens):
-        user._schedule = copy
+    worker.forward = live  # type: ignore[method-assign]
 
 
 def stash_on_another_stream(site: Site) -> None:
@@ -298,7 +289,7 @@ def described_early(site: Site) -> None:
 
 def short_reservation(site: Site) -> None:
     """Pages are reserved for one step beyond the last result, not for the step in flight too."""
-    site.stack.enter_context(patch.object(LengthMirror, "widen", lambda mirror, rows, width: None))
+    site.stack.enter_context(patch.object(Lengths, "widen", lambda lengths, rows, width: None))
 
 
 def cached_page_written(site: Site) -> None:
@@ -319,10 +310,10 @@ def relay_around_the_accessor(site: Site) -> None:
     worker, fm = site.core.engine.worker, site.core.future_map
     sample = worker.sample
 
-    def direct(plan: StepPlan, lease: StepLease, publish: Callable[[torch.Tensor], None]) -> Any:
-        verified = yield from sample(plan, lease, publish)
-        fm.output_tokens_buf[torch.from_numpy(plan.req_pool_indices)] = verified.next_token
-        return verified
+    def direct(plan: StepPlan, lease: StepLease, publish: Callable[[FutureIndices, torch.Tensor], None]) -> Any:
+        packed = yield from sample(plan, lease, publish)
+        fm.output_tokens_buf[torch.from_numpy(plan.req_pool_indices)] += 0
+        return packed
 
     worker.sample = direct  # type: ignore[method-assign]
 
@@ -335,7 +326,7 @@ def no_drain(site: Site) -> None:
         drained = list(engine.leases)
         engine.leases.clear()
         engine.last_done = None
-        for stream in (engine.streams.schedule, engine.streams.forward, engine.streams.copy):
+        for stream in (engine.streams.forward, engine.streams.copy):
             stream.reset()
         return drained
 
@@ -354,21 +345,13 @@ DETECTOR, STREAM, LATENCY, SCRIPT = ("detector",), ("stream", "crash"), ("latenc
 MUTANTS = {
     broken.name: broken
     for broken in (
-        Broken("no_schedule_wait", "forward.wait(schedule)", LOCAL, DETECTOR, no_schedule_wait),
         Broken("no_copy_wait", "copy.wait(sampled)", LOCAL, DETECTOR, no_copy_wait),
         Broken("no_publish_wait", "host waits for publish_ready", ("lengths",), DETECTOR, no_publish_wait),
         Broken("old_publish_wait", "the NEWEST lease's publish_ready", ("lengths",), DETECTOR, old_publish),
         Broken("publish_fires_early", "publish_ready after the lengths", ("lengths",), DETECTOR, early_publish_ready),
         Broken("publish_before_verify", "publish after verify", ("lengths",), DETECTOR, publish_before_verify),
         Broken("publish_after_extend", "publish before draft-extend", ("lengths",), LATENCY, publish_after_extend),
-        Broken("in_place_seq_lens", "a new seq_lens tensor (S7)", ("plain",), DETECTOR, in_place_seq_lens),
-        Broken(
-            "lengths_off_stream",
-            "lengths on the schedule stream",
-            ("plain",),
-            DETECTOR,
-            lengths_on_another_stream,
-        ),
+        Broken("live_lengths", "the plan's own lengths (S7)", ("plain",), DETECTOR, live_lengths),
         Broken("stash_off_stream", "stash on the forward stream", LOCAL, DETECTOR, stash_on_another_stream),
         Broken("admit_off_stream", "admission on the forward stream", ("pair",), DETECTOR, admission_off_stream),
         Broken("live_batch", "the plan's own rows", LOCAL, DETECTOR, live_batch_rows),

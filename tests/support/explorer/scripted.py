@@ -55,9 +55,7 @@ def _two_steps_in_flight(stack: ExitStack, mutant: Mutant | None, fail_copy: boo
         sampling = SamplingParams(max_tokens=30, temperature=0.0)
         core.scheduler.submit(Job(rid, tuple(range(10 + rid)), sampling, rid).request())
     core.loop.step()
-    world.run_stream("schedule")
     core.loop.step()
-    world.run_stream("schedule")
     assert len(core.engine.leases) == 2
     return world, core
 

@@ -161,8 +161,8 @@ class NodeWatch:
             touch(tokens, self._ids(future), Mode.READ)
             touch(written_by, self._ids(future), Mode.READ)
 
-        def history_of(rows: Ids) -> None:
-            touch(history, rows, Mode.READ)
+        def history_of(future: FutureIndices) -> None:
+            touch(history, self._ids(future), Mode.READ)
             if self.detector.launch is not None:
                 self.detector.launch.allowed.add(history.name)
 
@@ -172,7 +172,7 @@ class NodeWatch:
         def write_history(rows: Any, positions: Any, ids: Any) -> None:
             touch(history, self._ids(FutureIndices(rows)), Mode.WRITE)
 
-        def seed_history(seeds: Sequence[HistorySeed]) -> None:
+        def seed_history(seeds: Sequence[HistorySeed], ids: Any) -> None:
             touch(history, np.asarray([seed.row for seed in seeds], np.int64), Mode.WRITE)
 
         def publish(future: FutureIndices, *rest: Any) -> None:

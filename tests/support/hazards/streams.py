@@ -18,12 +18,12 @@ from shared.kv.manager import KVManager
 from shared.kv.pages import PageAllocator
 from shared.kv.rows import ReqToTokenPool
 from shared.sched.batch import ScheduleBatch
-from shared.sched.mirror import LengthMirror
+from shared.sched.lengths import Lengths
 from tests.support.hazards.clocks import HOST, Launch
 from tests.support.hazards.detector import Detector
 from tests.support.hazards.storages import StorageMode, StorageWatch
 
-HOST_ONLY = (ScheduleBatch, LengthMirror, Request, ReqToTokenPool, PageAllocator, KVManager)
+HOST_ONLY = (ScheduleBatch, Lengths, Request, ReqToTokenPool, PageAllocator, KVManager)
 Facts = Callable[[], dict[str, Any]]
 
 

@@ -1,0 +1,69 @@
+"""What a step brings home: which of its tensors go to the host, and what the host makes of them.
+
+        forward   ... stash, pack(named_results)
+        copy                        download
+        host                                  read_result, when the lease is closed
+
+Knows nothing of how they travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from shared.engine.plan import StepPlan, StepResult
+from shared.engine.scores import named_scores, read_scores
+from shared.engine.verify import Verified
+
+DRAFT_STATE = "draft."  # before the names of what a drafter relays
+
+
+def has_logprobs(plan: StepPlan) -> bool:
+    return bool((plan.sampling.num_logprobs >= 0).any())
+
+
+def named_results(plan: StepPlan, verified: Verified) -> dict[str, torch.Tensor]:
+    """The device tensors of a step that the host wants. Runs on the forward stream."""
+    sampled, output_of = verified.sampled, verified.output_of
+    found = {
+        "tokens": verified.tokens,
+        "accept_lens": verified.accept_lens,
+        "seq_lens": verified.seq_lens,
+        "tag_ok": verified.tag_ok,
+    }
+    if has_logprobs(plan) and sampled.ids.numel():
+        found["logprobs"] = sampled.logprobs[output_of]
+        found["top_ids"] = sampled.top_ids[output_of]
+        found["top_logprobs"] = sampled.top_logprobs[output_of]
+    if plan.num_prefill:
+        found |= {DRAFT_STATE + name: value[: plan.num_prefill] for name, value in verified.draft_state.items()}
+    return found | named_scores(verified.scores)
+
+
+def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tuple[float, float]) -> StepResult:
+    """`results`: what `named_results` named, on the host. `seconds`: by the drafter, by all the rest."""
+    shape = (plan.batch_size, plan.width)
+    scored = "logprobs" in results
+    return StepResult(
+        step=plan.step,
+        row_ids=plan.row_ids,
+        num_prefill=plan.num_prefill,
+        tokens=results["tokens"].numpy(),
+        accept_lens=results["accept_lens"].numpy().astype(np.int32),
+        seq_lens=results["seq_lens"].numpy(),
+        tag_ok=results["tag_ok"].numpy(),
+        draft_state={
+            name.removeprefix(DRAFT_STATE): value.clone()
+            for name, value in results.items()
+            if name.startswith(DRAFT_STATE)
+        },
+        draft_seconds=seconds[0],
+        verify_seconds=seconds[1],
+        logprobs=results["logprobs"].numpy() if scored else np.zeros(shape, np.float32),
+        top_ids=results["top_ids"].numpy() if scored else np.zeros((*shape, 0), np.int64),
+        top_logprobs=results["top_logprobs"].numpy() if scored else np.zeros((*shape, 0), np.float32),
+        scores=read_scores(plan, results),
+    )

@@ -1,0 +1,131 @@
+"""What a plan says to the device, as arrays: made on the host before the step, all that index arithmetic can foresee.
+
+        tokens     | chunk of row 0 | chunk of row 1 | window of row 2 | window of row 3 |     T
+        outputs          (scored)  s               s   w   w   w   w     w   w   w   w         E
+
+Nothing here is read on the device that another step could change. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from shared.engine.plan import HistorySeed, Int32s, Int64s, StepPlan
+
+A = TypeVar("A", np.ndarray, torch.Tensor)
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrays(Generic[A]):
+    """A step of B rows, T tokens, E outputs, C chunk tokens, P prefill rows; int64 unless another dtype is named. On
+    the host (numpy) and then, under the same names, on the device."""
+
+    rows: A  # (B,) request-pool rows
+    seq_lens: A  # (B,) as the plan's
+    q_lens: A  # (B,)
+    expect_step: A  # (B,)
+    emits: A  # (B,) 0 or 1
+    emitting: A  # batch rows that emit
+    page_table: A  # (B, pages) int32
+    cu_q_lens: A  # (B + 1,) int32
+    token_rows: A  # (T,) the batch row of each token
+    offsets: A  # (T,) its place among the row's tokens
+    logits_idx: A  # (E,) the token of each output
+    output_rows: A  # (E,) its batch row
+    sampled: A | None  # outputs that are not only scored, as indices of E; None: all
+    output_of: A  # (B, width) which of the sampled outputs is row b's j-th; clamped where a row has fewer
+    chunk_ids: A  # (C,) tokens of the chunks
+    next_prompt_ids: A  # (P,)
+    history_tokens: A  # tokens that the history takes before the forward
+    history_rows: A  # batch rows whose accepted drafts it takes
+    seeded: A  # int32, tokens of all history seeds, one after another
+    scored: A  # ids of all scored prompt tokens, one share after another
+    adapters: A | None  # (T,); None: nobody has one
+    encoder_lens: A | None  # (B,)
+
+    def named(self) -> dict[str, A]:
+        """What there is."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
+    """`chunk_ids`: the prompt tokens of the step, none where it has no chunk."""
+    token_rows = np.repeat(np.arange(plan.batch_size), plan.q_lens)
+    cu_q_lens = np.zeros(plan.batch_size + 1, dtype=np.int32)
+    np.cumsum(plan.q_lens, out=cu_q_lens[1:])
+    sampled_idx = _sampled_idx(plan, cu_q_lens)
+    logits_idx = np.sort(np.concatenate([sampled_idx, *_scored_idx(plan, cu_q_lens)])) if plan.scores else sampled_idx
+    return StepArrays(
+        rows=plan.req_pool_indices,
+        seq_lens=plan.seq_lens_cpu,
+        q_lens=plan.q_lens.astype(np.int64),
+        expect_step=plan.expect_step,
+        emits=plan.emits.astype(np.int64),
+        emitting=np.flatnonzero(plan.emits),
+        page_table=plan.page_table,
+        cu_q_lens=cu_q_lens,
+        token_rows=token_rows,
+        offsets=np.arange(len(token_rows)) - cu_q_lens[token_rows],
+        logits_idx=logits_idx,
+        output_rows=token_rows[logits_idx],
+        sampled=np.searchsorted(logits_idx, sampled_idx) if plan.scores else None,
+        output_of=_output_of(plan),
+        chunk_ids=chunk_ids,
+        next_prompt_ids=plan.next_prompt_ids,
+        history_tokens=_history_tokens(plan, token_rows),
+        history_rows=np.flatnonzero(plan.history_rows[plan.num_prefill :]) + plan.num_prefill,
+        seeded=flat_seeds(plan.history_seeds),
+        scored=np.concatenate([share.targets for share in plan.scores]) if plan.scores else NOTHING,
+        adapters=plan.adapters[token_rows] if plan.adapters.any() else None,
+        encoder_lens=plan.encoder_lens,
+    )
+
+
+def flat_seeds(seeds: tuple[HistorySeed, ...]) -> Int32s:
+    """Their tokens, one seed after another."""
+    return np.concatenate([np.zeros(0, np.int32), *(seed.ids.astype(np.int32) for seed in seeds)])
+
+
+def scored_outputs(plan: StepPlan, output_rows: Int64s) -> list[slice]:
+    """Which of the E outputs each share of `plan.scores` is read off: the first of its row."""
+    firsts = [int(np.searchsorted(output_rows, share.row)) for share in plan.scores]
+    return [slice(first, first + len(share.targets)) for first, share in zip(firsts, plan.scores, strict=True)]
+
+
+def _scored_idx(plan: StepPlan, cu_q_lens: Int32s) -> list[Int64s]:
+    """Prompt tokens whose logits say how likely the next one was."""
+    return [int(cu_q_lens[share.row]) + share.offset + np.arange(len(share.targets)) for share in plan.scores]
+
+
+def _sampled_idx(plan: StepPlan, cu_q_lens: Int32s) -> Int64s:
+    """Chunk rows that emit: their last token. Decode rows: every token of the window."""
+    num_prefill = plan.num_prefill
+    chunk_last = cu_q_lens[1 : num_prefill + 1][plan.emits[:num_prefill]] - 1
+    window = np.arange(cu_q_lens[num_prefill], cu_q_lens[-1])
+    return np.concatenate([chunk_last, window]).astype(np.int64)
+
+
+def _output_of(plan: StepPlan) -> Int64s:
+    """Chunk rows have one sampled output at most, decode rows `width`."""
+    num_prefill = plan.num_prefill
+    emitted = plan.emits[:num_prefill]
+    num_chunk_outputs = int(emitted.sum())
+    table = np.zeros((plan.batch_size, plan.width), dtype=np.int64)
+    table[:num_prefill] = np.maximum(np.cumsum(emitted) - 1, 0)[:, None]
+    num_decode = plan.batch_size - num_prefill
+    table[num_prefill:] = num_chunk_outputs + np.arange(num_decode * plan.width).reshape(num_decode, plan.width)
+    return table
+
+
+def _history_tokens(plan: StepPlan, token_rows: Int64s) -> Int64s:
+    """Tokens of chunks, and each decode row's first: nobody knows yet what follows it."""
+    is_wanted = plan.history_rows[token_rows]
+    num_chunk = int(plan.q_lens[: plan.num_prefill].sum())
+    is_wanted[num_chunk:] &= np.arange(len(is_wanted) - num_chunk) % plan.width == 0
+    return np.flatnonzero(is_wanted)

@@ -1,0 +1,155 @@
+"""The sampler of a CPU: arrays checked and laid out for the numba kernels. Knows nothing of requests and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shared.kernel import sample_cpu as kernels
+from shared.kernel.sample_cpu import logprobs, sample_parallel, sample_serial
+from shared.kernel.sample_edits import Outputs, RowParams
+from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
+from shared.sample.sampler import needs_history
+
+PARALLEL_FROM = 1 << 18  # logits; below it waking threads costs more than it saves
+NO_TOKEN = -1  # in top_ids, where a row asked for fewer than the widest
+
+
+def sample_cpu(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None,
+    masks: TokenMasks | None = None,
+) -> SampleOutput:
+    values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history, masks)
+    ids = np.zeros(len(values), dtype=np.int64)
+    parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
+    (sample_parallel if parallel else sample_serial)(values, params, outputs, ids)
+    return with_logprobs(values, batch.num_logprobs[outputs.rows], ids)
+
+
+def kernel_inputs(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None,
+    masks: TokenMasks | None = None,
+) -> tuple[npt.NDArray[np.float32], RowParams, Outputs]:
+    """What the numba kernels take, checked."""
+    history = history or History(torch.zeros((1, 1), dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+    outputs = outputs_of(row_of, positions, history, masks)
+    _check_range(outputs, len(batch), needs_history(batch))
+    check_masks(outputs.mask_rows, outputs.masks, len(row_of), logits.shape[1])
+    return logits.contiguous().numpy(), row_params(batch), outputs
+
+
+def outputs_of(
+    row_of: npt.NDArray[np.int64], positions: torch.Tensor, history: History, masks: TokenMasks | None = None
+) -> Outputs:
+    """In the layout of the numba kernels."""
+    where = positions.contiguous().numpy()
+    rows, tokens = history.rows.numpy(), history.tokens.numpy()
+    common, drafted = where + 1, np.zeros((len(where), 0), np.int32)
+    if history.common is not None and history.drafted is not None:
+        common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()
+    mask_rows, bits = np.full(len(where), -1, np.int64), np.zeros((0, 0), np.uint32)
+    if masks is not None:
+        mask_rows, bits = masks.rows, masks.bits
+    return Outputs(np.array(row_of, np.int64), where, rows, tokens, common, drafted, mask_rows, bits)
+
+
+def _check_range(outputs: Outputs, num_rows: int, reads_history: bool) -> None:
+    """The kernels check no index: a wrong one must not read foreign memory."""
+    if outputs.rows.size == 0:
+        return
+    if outputs.rows.min() < 0 or outputs.rows.max() >= num_rows:
+        raise IndexError(f"an output belongs to none of the {num_rows} batch rows")
+    if not reads_history:
+        return
+    num_history, max_context = outputs.history.shape
+    rows = outputs.history_rows
+    if len(rows) < num_rows or rows.min() < 0 or rows.max() >= num_history:
+        raise IndexError(f"a batch row has no row among the {num_history} of the history")
+    if outputs.common.min() < 0 or outputs.common.max() > max_context:
+        raise IndexError(f"an output counts {outputs.common.max()} tokens, past the history's {max_context}")
+    if len(outputs.common) != len(outputs.rows) or len(outputs.drafted) != len(outputs.rows):
+        raise IndexError(f"{len(outputs.rows)} outputs, but drafts of {len(outputs.drafted)}")
+
+
+def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_outputs: int, vocab_size: int) -> None:
+    """Raise IndexError unless each output has its mask, and each mask a bit for each id."""
+    if len(rows) != num_outputs:
+        raise IndexError(f"{num_outputs} outputs, but masks of {len(rows)}")
+    if rows.max(initial=-1) >= len(bits) or (len(bits) and 32 * bits.shape[1] < vocab_size):
+        raise IndexError(f"{bits.shape} words of masks do not hold mask {rows.max(initial=-1)} of {vocab_size} ids")
+
+
+def row_params(batch: SamplingBatch) -> RowParams:
+    """The batch's values in the layout of the numba kernels."""
+    with np.errstate(divide="ignore"):
+        log_min_p = np.log(batch.min_p).astype(np.float32)
+    knobs = (batch.temperature, batch.top_p, log_min_p)
+    penalties = (batch.repetition_penalty, batch.presence_penalty, batch.frequency_penalty)
+    counts = (batch.top_k, batch.prompt_lens, batch.min_tokens, batch.seeds.view(np.int64))
+    stop_ids, stop_offsets = _ragged(batch.stop_ids)
+    bias_ids, bias_offsets = _ragged([[i for i, _ in row] for row in batch.logit_bias])
+    bias_values = np.array([value for row in batch.logit_bias for _, value in row], dtype=np.float32)
+    allowed_ids, allowed_offsets = _ragged(batch.allowed_ids)
+    bad_ids, bad_ends = _ragged([word for words in batch.bad_words for word in words])
+    return RowParams(
+        np.stack((*knobs, *penalties), axis=1, dtype=np.float32),
+        np.stack(counts, axis=1, dtype=np.int64),
+        stop_ids,
+        stop_offsets,
+        bias_ids,
+        bias_values,
+        bias_offsets,
+        allowed_ids,
+        allowed_offsets,
+        bad_ids,
+        bad_ends,
+        np.cumsum([0, *map(len, batch.bad_words)], dtype=np.int64),
+    )
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of different lengths -> values one after another, and where each row begins (one entry more)."""
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    return np.array([i for row in rows for i in row], dtype=np.int64), offsets
+
+
+def with_logprobs(
+    values: npt.NDArray[np.float32], num_best: npt.NDArray[np.int32], ids: npt.NDArray[np.int64]
+) -> SampleOutput:
+    """`num_best`: (E,) likeliest tokens to name beside each; below 0 nothing is said of it."""
+    width = max(0, int(num_best.max(initial=-1)))
+    chosen = np.zeros(len(ids), dtype=np.float32)
+    best_ids = np.full((len(ids), width), NO_TOKEN, dtype=np.int64)
+    best = np.zeros((len(ids), width), dtype=np.float32)
+    if (num_best >= 0).any():
+        logprobs(values, ids, num_best, chosen, best_ids, best)
+    tensors = (torch.from_numpy(array) for array in (ids, chosen, best_ids, best))
+    return SampleOutput(*tensors)
+
+
+def rank_candidates_cpu(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    row_of: npt.NDArray[np.int64],
+    positions: torch.Tensor,
+    history: History | None,
+    num: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `candidates.rank_candidates`."""
+    values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history)
+    ids, log_probs = np.zeros((len(values), num), np.int64), np.zeros((len(values), num), np.float32)
+    kernels.rank_candidates(values, params, outputs, ids, log_probs)
+    return torch.from_numpy(ids), torch.from_numpy(log_probs)
