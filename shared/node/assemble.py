@@ -12,6 +12,7 @@ from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
 from shared.device.streams import StreamSet
+from shared.device.torch_cuda import TorchCuda
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
@@ -81,7 +82,8 @@ def boundary_of(device: str) -> Boundary:
     """Between the host and the device of a node's tensors."""
     if device == "cpu":
         return SameMemory()
-    return PinnedCopies(torch.device(device), lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True))
+    gpu = TorchCuda()
+    return PinnedCopies(torch.device(device), lambda size: gpu.pinned((size,), torch.uint8))
 
 
 def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None:
