@@ -106,6 +106,7 @@ OPERATORS: dict[str, Callable[[Place, torch.device], torch.Tensor | tuple[torch.
     "roll, flip": lambda t, d: t(numbers(2, 5)).roll(1, -1).flip(0),
     "pad": lambda t, d: F.pad(t(numbers(2, 5)), (0, 3)),
     "frexp": lambda t, d: tuple(torch.frexp(t(numbers(5)))),
+    "floor": lambda t, d: (t(ints(0, 99, 5)) // 4, t(ints(0, 99, 5)) % 7, t(ints(0, 99, 5)) // torch.tensor(3)),
     "bits": lambda t, d: (t(ints(0, 99, 5)) << 3) ^ (t(ints(0, 99, 5)) >> 1) | 5,
     "clamp, round": lambda t, d: t(numbers(9)).clamp(-1, 1).mul(9).round().long().clamp_(min=t(torch.tensor(0))),
     "split, unbind": lambda t, d: (*t(numbers(6, 2)).split([1, 5]), *t(numbers(2, 3)).unbind()),
