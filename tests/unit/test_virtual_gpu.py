@@ -273,6 +273,18 @@ def test_memory_runs_out_and_is_used_again() -> None:
     assert (info.free_bytes, info.total_bytes) == (0, whole.numel())
 
 
+def test_memory_comes_back_from_any_thread(gpu: VirtualGpu) -> None:
+    held = [torch.ones(1 << 18, device=gpu.device) for _ in range(4)]
+    threads = [threading.Thread(target=held.pop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    free = gpu.memory_info(gpu.device).free_bytes
+    again = [torch.ones(1 << 18, device=gpu.device) for _ in range(4)]
+    assert gpu.memory_info(gpu.device).free_bytes == free and len(again) == 4
+
+
 def test_a_view_keeps_its_block(gpu: VirtualGpu) -> None:
     row = numbers(64, 64).to(gpu.device)[3]
     others = [torch.zeros(64, 64, device=gpu.device) for _ in range(3)]

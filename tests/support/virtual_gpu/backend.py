@@ -181,7 +181,7 @@ class Launch:
         """A tensor of the device with the elements of a CPU tensor; no crossing, for they were computed here."""
         made = self._like(host)
         place = on_host(made)
-        self.gpu.launch(self.facts.name, lambda: place.copy_(host), (), (made,))
+        self.gpu.enqueue(self.facts.name, lambda: place.copy_(host), (), (made,))
         return made
 
 
