@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import torch
+from shared.device.gpu import Gpu, GpuEvent
 
-Mark = float | torch.cuda.Event
+Mark = float | GpuEvent
 
 
 class Clock(Protocol):
@@ -33,13 +33,17 @@ class HostClock:
 class CudaClock:
     """For closures that only enqueue: an event of the device, recorded on the current stream."""
 
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
     def mark(self) -> Mark:
-        mark = torch.cuda.Event(enable_timing=True)
+        mark = self._gpu.new_event(timing=True)
         mark.record()
         return mark
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        assert isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event)
+        """RuntimeError when the device has not reached both."""
+        assert not isinstance(first, float) and not isinstance(last, float)
         return float(first.elapsed_time(last)) / 1000
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from shared.device.events import Event, Ticket
+from shared.device.gpu import Context
 from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
 
 R = TypeVar("R")
@@ -79,17 +80,22 @@ class CpuStream:
                 self._items.put(None)
 
     def _main(self) -> None:
-        try:
-            self._on_thread_start()
-        except Exception:
-            logger.exception("stream %s: on_thread_start failed; all its work will be skipped", self.name)
-            self._begin_stop()
-        with torch.inference_mode():
+        with contextlib.ExitStack() as stack:
+            try:
+                self._on_thread_start()
+                stack.enter_context(self._surroundings())
+            except Exception:
+                logger.exception("stream %s: on_thread_start failed; all its work will be skipped", self.name)
+                self._begin_stop()
             while (item := self._items.get()) is not None:
                 if isinstance(item, Event):
                     self._block_on(item)
                 else:
                     self._run(item)
+
+    def _surroundings(self) -> Context:
+        """What closures run in; belongs to the thread, as the grad mode does."""
+        return torch.inference_mode()
 
     def _run(self, work: Work[Any]) -> None:
         if self._stopping.is_set():

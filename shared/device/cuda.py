@@ -1,10 +1,11 @@
-"""CUDA stream: fn runs at once on the calling thread, under a torch.cuda.Stream, and enqueues kernels.
+"""CUDA stream: fn runs at once on the calling thread, under a stream of the GPU, and enqueues kernels.
 
-Written with care and NOT yet run on a GPU: the tests of the other backends state what it must do.
+NOT yet run on a GPU. The tests of all backends run it on a virtual one, whose work is late and out of order as far as
+the waits allow.
 
-An event fires in two moments: `fire()` inside the closure records a CUDA event (that is what other streams wait for,
-on the device), and a watcher thread completes it on the host once the device got there. So `query()`, callbacks and
-`notify` never lie about work that is merely enqueued. The watcher sleeps in cudaEventSynchronize, without the GIL.
+An event fires in two moments: `fire()` inside the closure records a mark on the device (that is what other streams wait
+for, there), and a watcher thread completes the event on the host once the device got there. So `query()`, callbacks and
+`notify` never lie about work that is merely enqueued. The watcher sleeps in the mark's `synchronize`, without the GIL.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from shared.core.errors import ConfigError
 from shared.device.cpu import do_nothing
 from shared.device.events import Event, Ticket
+from shared.device.gpu import Gpu, GpuEvent, GpuStream
 from shared.device.stream import Closure, StreamEpochs, make_work, run_work
 
 R = TypeVar("R")
@@ -29,23 +31,24 @@ logger = logging.getLogger(__name__)
 POOL_SIZE = 32  # streams of one priority that torch hands out, round robin
 
 
-def draw_stream(device: torch.device, priority: int, taken: Collection[int]) -> torch.cuda.Stream:
+def draw_stream(gpu: Gpu, device: torch.device, priority: int, taken: Collection[int]) -> GpuStream:
     """One whose handle is not in `taken`: two streams with one handle are one stream, and nothing overlaps (H7)."""
     for _ in range(POOL_SIZE):
-        stream = torch.cuda.Stream(device=device, priority=priority)
+        stream = gpu.new_stream(device, priority)
         if stream.cuda_stream not in taken:
             return stream
     raise ConfigError(f"torch has no stream on {device} that is not in use here already")
 
 
 class CudaMarks:
-    """Driver of one stream's events: CUDA marks in record order, and the thread that completes events after them."""
+    """Driver of one stream's events: marks in record order, and the thread that completes events after them."""
 
-    def __init__(self, name: str, stream: torch.cuda.Stream, notify: Callable[[], None]) -> None:
+    def __init__(self, name: str, gpu: Gpu, stream: GpuStream, notify: Callable[[], None]) -> None:
+        self._gpu = gpu
         self._stream = stream
         self._notify = notify
-        self._marks: dict[Event, torch.cuda.Event] = {}  # recorded and not yet complete
-        self._pending: queue.SimpleQueue[tuple[Event, torch.cuda.Event] | None] = queue.SimpleQueue()
+        self._marks: dict[Event, GpuEvent] = {}  # recorded and not yet complete
+        self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
 
@@ -56,14 +59,20 @@ class CudaMarks:
         event.wait_flag(timeout_s)
 
     def defer(self, event: Event) -> bool:
-        """Records where the stream is now; the watcher completes the event after it."""
-        mark = torch.cuda.Event(blocking=True)
-        mark.record(self._stream)
+        """Records where the stream is now; the watcher completes the event after it. After a device fault nothing can
+        be recorded: the event is complete at once, and says why."""
+        mark = self._gpu.new_event(blocking=True)
+        try:
+            mark.record(self._stream)
+        except Exception as error:
+            logger.exception("device fault at event %s", event.name)
+            event.error = event.error or error
+            return False
         self._marks[event] = mark
         self._pending.put((event, mark))
         return True
 
-    def mark_of(self, event: Event) -> torch.cuda.Event | None:
+    def mark_of(self, event: Event) -> GpuEvent | None:
         return self._marks.get(event)
 
     def stop(self) -> None:
@@ -83,6 +92,11 @@ class CudaMarks:
             self._notify()
 
 
+def mark_of(event: Event) -> GpuEvent | None:
+    """What the device can wait for. None: the event has not fired, is complete, or is none of a CudaStream."""
+    return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
+
+
 class CudaStream:
     """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
     `taken`: handles of streams that this one must not be."""
@@ -91,14 +105,16 @@ class CudaStream:
         self,
         name: str,
         device: torch.device,
+        gpu: Gpu,
         *,
         notify: Callable[[], None] = do_nothing,
         priority: int = 0,
         taken: Collection[int] = (),
     ) -> None:
         self.name = name
-        self.cuda_stream = draw_stream(device, priority, taken)
-        self._marks = CudaMarks(name, self.cuda_stream, notify)
+        self.cuda_stream = draw_stream(gpu, device, priority, taken)
+        self._gpu = gpu
+        self._marks = CudaMarks(name, gpu, self.cuda_stream, notify)
         self._epochs = StreamEpochs()
         self._stopped = False
 
@@ -113,14 +129,16 @@ class CudaStream:
             return work.ticket
         for event in (*work.fires, work.ticket.done):
             event.bind(self._marks)
-        with torch.cuda.stream(self.cuda_stream), torch.inference_mode():
+        with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
             run_work(work, self._epochs)
         return work.ticket
 
     def wait(self, event: Event) -> None:
+        """Of a CudaStream's event the device waits. For any other that has not fired the calling thread blocks: it has
+        no mark yet."""
         if event.peek():
             return
-        mark = event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
+        mark = mark_of(event)
         if mark is not None:
             self.cuda_stream.wait_event(mark)
         else:  # an event of a host thread, or completed between the two lines
@@ -132,5 +150,8 @@ class CudaStream:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self.cuda_stream.synchronize()
+            try:
+                self.cuda_stream.synchronize()
+            except Exception:  # the thread goes all the same, and the other streams are stopped
+                logger.exception("device fault at the end of stream %s", self.name)
             self._marks.stop()

@@ -11,9 +11,12 @@ from shared.core.errors import ConfigError
 from shared.device.clock import Clock, CudaClock, HostClock, StillClock
 from shared.device.cpu import CpuStream, do_nothing
 from shared.device.cuda import CudaStream
+from shared.device.cuda_thread import ThreadedCudaStream
+from shared.device.gpu import Gpu
 from shared.device.inline import InlineStream
 from shared.device.simulated import World
 from shared.device.stream import Stream
+from shared.device.torch_cuda import TorchCuda
 
 STREAM_KINDS = ("inline", "cpu", "cuda", "simulated")
 NAMES = ("schedule", "forward", "copy", "transfer", "cold")
@@ -58,13 +61,15 @@ def make_streams(
     on_thread_start: Callable[[], None] = do_nothing,
     notify: Callable[[], None] = do_nothing,
     device: torch.device | None = None,
+    gpu: Gpu | None = None,
     world: World | None = None,
     num_stages: int = 1,
 ) -> StreamSet:
-    """`on_thread_start` runs on each worker thread (cpu). `notify` follows each completion on the copy, transfer and
-    cold streams, on the worker's or the watcher's thread (cpu, cuda): only these end something the host waits for, and
-    a host woken by each closure of a step takes the interpreter's lock from it. `device` is needed by cuda, `world` by
-    simulated. `num_stages`: of the model's pipeline; inline has one stream for each too, so that order can be seen."""
+    """`on_thread_start` runs on each worker thread (cpu; cuda: transfer and cold). `notify` follows each completion on
+    the copy, transfer and cold streams, on the worker's or the watcher's thread (cpu, cuda): only these end something
+    the host waits for, and a host woken by each closure of a step takes the interpreter's lock from it. cuda: `gpu` is
+    torch.cuda where None, `device` its current one. `world` is needed by simulated. `num_stages`: of the model's
+    pipeline; inline has one stream for each too, so that order can be seen."""
     behind = tuple(f"stage{index}" for index in range(1, num_stages))
     notify_of = {"copy": notify, "transfer": notify, "cold": notify}
     if kind == "inline":
@@ -78,13 +83,30 @@ def make_streams(
         later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
         return StreamSet(InlineStream("schedule", may_block=True), *workers, clock=HostClock(), stages=later)
     if kind == "cuda" and not behind:
-        device = device or torch.device("cuda", torch.cuda.current_device())
-        drawn: list[CudaStream] = []
-        for name in NAMES:
-            taken = [stream.cuda_stream.cuda_stream for stream in drawn]
-            drawn.append(CudaStream(name, device, notify=notify_of.get(name, do_nothing), taken=taken))
-        return StreamSet(*drawn, clock=CudaClock())
+        gpu = gpu or TorchCuda()
+        return cuda_streams(gpu, device or gpu.current_device(), on_thread_start, notify)
     if kind == "simulated" and world is not None:
         simulated = (world.stream(name) for name in NAMES)
         return StreamSet(*simulated, stages=tuple(map(world.stream, behind)))
     raise ConfigError(f"streams '{kind}': choose one of {', '.join(STREAM_KINDS)} (simulated needs a world)")
+
+
+def cuda_streams(
+    gpu: Gpu, device: torch.device, on_thread_start: Callable[[], None], notify: Callable[[], None]
+) -> StreamSet:
+    """Five different streams of the device. Steps enqueue on the loop's thread; transfers and the cold tier have
+    threads of their own."""
+    taken: list[int] = []
+
+    def enqueueing(name: str, notify: Callable[[], None] = do_nothing) -> CudaStream:
+        stream = CudaStream(name, device, gpu, notify=notify, taken=taken)
+        taken.append(stream.cuda_stream.cuda_stream)
+        return stream
+
+    def threaded(name: str) -> ThreadedCudaStream:
+        stream = ThreadedCudaStream(name, device, gpu, on_thread_start=on_thread_start, notify=notify, taken=taken)
+        taken.append(stream.cuda_stream.cuda_stream)
+        return stream
+
+    steps = enqueueing("schedule"), enqueueing("forward"), enqueueing("copy", notify)
+    return StreamSet(*steps, threaded("transfer"), threaded("cold"), clock=CudaClock(gpu))

@@ -29,6 +29,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
+from shared.device.torch_cuda import TorchCuda
 from shared.engine.drafter import Drafter
 from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
@@ -186,7 +187,7 @@ def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
         return "cpu", "inline"
     device = sched.device
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and num_parts == 1 else "cpu"
+        device = "cuda" if TorchCuda().is_available() and num_parts == 1 else "cpu"
     return device, device
 
 

@@ -1,19 +1,21 @@
 """Transport `cuda_ipc`: on one host a GPU's memory is opened by another process, and pages are copied by the GPU.
 
 Written after what torch.multiprocessing does to share tensors, with fields of a message instead of a pickle. **Never
-run on hardware.** Its logic is that of remote.py, which is tested without a GPU.
+run on hardware**: its tests run it on a virtual GPU, within one process. The rest of its logic is that of remote.py.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import astuple
 
 import msgspec
 import torch
 
 from shared.core.errors import HandoffFailed
+from shared.device.gpu import Gpu, SharedBlock
+from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import KVPool
 
 
@@ -35,26 +37,27 @@ class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class CudaIpc:
-    """A RemoteMemory. The pool must lie in memory of cudaMalloc (no expandable segments)."""
+    """A RemoteMemory. The pool must lie in memory of cudaMalloc (no expandable segments). `gpu`: torch.cuda if None."""
 
     name = "cuda_ipc"
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
         self._pool = pool
+        self._gpu: Gpu = gpu or TorchCuda()
 
     def export(self) -> bytes:
         pool = self._pool
-        shared: Any = pool.pages_bytes.untyped_storage()._share_cuda_()
+        shared = astuple(self._gpu.share(pool.pages_bytes))
         handle = IpcHandle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, *shared)
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> OpenIpc:
         found = decode_handle(handle)
-        storage = torch.UntypedStorage._new_shared_cuda(
+        block = SharedBlock(
             found.device, found.storage, found.storage_bytes, found.storage_offset, found.counter,
             found.counter_offset, found.event, found.event_sync,
         )  # fmt: skip
-        flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        flat = self._gpu.open_shared(block)
         return OpenIpc(self._pool, found, flat.view(found.num_pages, found.page_bytes))
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 
 from shared.core.errors import ConfigError
+from shared.device.gpu import Gpu
+from shared.device.torch_cuda import TorchCuda
 from shared.transfer.link_store import LinkStore
 
 RECEIVER, SENDER = 0, 1  # ranks; nccl's rank 0 speaks first, as the receiver does
@@ -107,30 +109,31 @@ class GlooGroup:
 class NcclGroup:
     """Between two GPUs, each process on its own. Written after torch's documentation and never run: see README."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, gpu: Gpu | None = None) -> None:
         self._device = device
+        self._gpu: Gpu = gpu or TorchCuda()
         self._rank = -1
         self._group: Any = None
 
     def connect(self, store: LinkStore, rank: int) -> None:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=NEVER_S)  # its watchdog would end the process
-        with torch.cuda.device(self._device):
+        with self._gpu.use_device(self._device):
             group = dist.ProcessGroupNCCL(store, rank, 2, options)
             group.eager_connect_single_device(self._device)
         self._rank, self._group = rank, group
 
     def start(self, transfer: Transfer) -> list[Any]:
-        with torch.cuda.device(self._device):
+        with self._gpu.use_device(self._device):
             if self._rank == SENDER:
                 return [self._group.send([row], RECEIVER, 0) for row in transfer]
             return [self._group.recv([row], SENDER, 0) for row in transfer]
 
     def finish(self, works: list[Any]) -> None:
-        with torch.cuda.device(self._device):
+        with self._gpu.use_device(self._device):
             for work in works:
                 work.wait()  # orders this thread's stream behind the transfer; the bytes are there when that is done
-            torch.cuda.current_stream().synchronize()
+            self._gpu.current_stream(self._device).synchronize()
 
     def abort(self) -> None:
         group = self._group

@@ -28,8 +28,17 @@ FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
 FILES = ("pyproject.toml",)
 TEST_TIMEOUT_S = 300
 HANG_GUARD_S = 30  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up
-# Failed: pytest.raises that saw nothing raised; the last four are the simulations' and the hazard detector's
-ORACLES = ("AssertionError", "IntegrityError", "Failed", "HazardError", "LatencyError", "Violation", "WrongStream")
+# Failed: pytest.raises that saw nothing raised. The last are the simulations', the hazard detector's, the virtual GPU's
+ORACLES = (
+    "AssertionError",
+    "IntegrityError",
+    "Failed",
+    "HazardError",
+    "LatencyError",
+    "RaceError",
+    "Violation",
+    "WrongStream",
+)
 TIMED_OUT = "Timeout"
 
 

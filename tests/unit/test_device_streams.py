@@ -10,19 +10,22 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.device.cpu import CpuStream
+from shared.device.cuda import CudaStream
 from shared.device.events import Event, EventNotFired, StreamSkipped
 from shared.device.inline import InlineStream
 from shared.device.simulated import World
 from shared.device.stream import Stream
 from shared.device.streams import StreamSet, make_streams
 from tests.support.patience import HANG_GUARD_S
+from tests.support.virtual_gpu.device import make_device
 
-KINDS = ("inline", "cpu", "simulated")
+KINDS = ("inline", "cpu", "simulated", "cuda eager", "cuda deferring")  # cuda: on the virtual GPU
 
 
 @pytest.fixture(params=KINDS)
 def streams(request: pytest.FixtureRequest) -> Iterator[StreamSet]:
-    made = make_streams(request.param, world=World(seed=7))
+    kind, _, mode = request.param.partition(" ")
+    made = make_streams(kind, world=World(seed=7), gpu=make_device(mode, seed=7) if mode else None)
     yield made
     made.stop()
 
@@ -103,6 +106,7 @@ def test_a_forgotten_arm_is_fired_with_an_error_before_done(streams: StreamSet) 
     ticket = streams.forward.launch(lambda: kept.fire(), fires=[kept, forgotten], label="step 1")
     ticket.done.add_callback(lambda _: order.append("done"))
     ticket.take(HANG_GUARD_S)
+    streams.stop()  # callbacks run beside those who wait
     assert kept.error is None
     assert isinstance(forgotten.error, EventNotFired) and "step 1" in str(forgotten.error)
     assert order == ["forgotten", "done"]
@@ -143,10 +147,15 @@ def test_closures_run_in_inference_mode(streams: StreamSet) -> None:
     assert not torch.is_inference_mode_enabled()
 
 
+def test_the_clock_of_the_forward_s_work(streams: StreamSet) -> None:
+    first, last = (streams.forward.launch(streams.clock.mark).take(HANG_GUARD_S) for _ in range(2))
+    assert streams.clock.seconds(first, last) >= 0
+
+
 def test_stop_skips_later_work_and_is_idempotent(streams: StreamSet) -> None:
     streams.stop()
     streams.stop()
-    if isinstance(streams.forward, (InlineStream, CpuStream)):
+    if isinstance(streams.forward, (InlineStream, CpuStream, CudaStream)):
         with pytest.raises(StreamSkipped):
             streams.forward.launch(lambda: 1).take(HANG_GUARD_S)
 

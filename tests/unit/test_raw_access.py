@@ -48,7 +48,7 @@ ALLOWED = {
     "shared/ranks/dp.py": "bounds of rows to deal out; ranks are on CPUs",
     "shared/sched/mirror.py": "lengths that resolve_seq_lens_cpu waited for",
     "shared/sched/freeze.py": HOST,
-    "shared/transfer/cuda_ipc.py": "the pool's memory, for a library that opens it in another process",
+    "shared/device/torch_cuda.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",
     "shared/transfer/digest.py": "digests, which the stream that made them waited for",

@@ -1,0 +1,121 @@
+"""What Baton asks of a GPU's runtime, in one narrow face: `Gpu`. TorchCuda (torch_cuda.py) is the real one and the only
+file that names `torch.cuda`; the tests have a virtual one. Knows nothing of what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Context = AbstractContextManager[object, bool | None]
+
+
+class GpuEvent(Protocol):
+    """A mark in a stream of the device. One that was never recorded counts as reached."""
+
+    def record(self, stream: GpuStream | None = None) -> None:
+        """The mark is where the stream is now, the calling thread's current one by default."""
+        ...
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread, without the GIL, until the device got there. Raises the device's fault."""
+        ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: GpuEvent) -> float:
+        """Milliseconds; both made with `timing` and reached, or it raises RuntimeError."""
+        ...
+
+
+class GpuStream(Protocol):
+    """A queue of the device. Its work runs in order; only events order it beside other queues."""
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle. Two objects with one handle are one queue."""
+        ...
+
+    def wait_event(self, event: GpuEvent) -> None:
+        """Order only: what is enqueued from now on runs after the event's newest mark. The host goes on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread until all that is enqueued has run. Raises the device's fault."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Of one device, all its processes together."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """What another process needs to open a block of device memory. The fields are those that torch gives and takes."""
+
+    device: int
+    storage: bytes
+    storage_bytes: int
+    storage_offset: int
+    counter: bytes
+    counter_offset: int
+    event: bytes
+    event_sync: bool
+
+
+class Gpu(Protocol):
+    """Any thread may call. Current device, stream and grad mode belong to the calling thread, as torch has it."""
+
+    def is_available(self) -> bool: ...
+
+    def device_count(self) -> int: ...
+
+    def current_device(self) -> torch.device: ...
+
+    def use_device(self, device: torch.device) -> Context: ...
+
+    def memory_info(self, device: torch.device) -> MemoryInfo: ...
+
+    def synchronize(self, device: torch.device) -> None:
+        """Blocks until every stream of the device is empty."""
+        ...
+
+    def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
+        """From a pool that goes round: the same handle may come again."""
+        ...
+
+    def current_stream(self, device: torch.device) -> GpuStream: ...
+
+    def use_stream(self, stream: GpuStream) -> Context: ...
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
+        """`blocking`: who synchronises with it sleeps and does not spin."""
+        ...
+
+    def closure_mode(self) -> Context:
+        """The grad mode that a stream's closures run in."""
+        ...
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory, not initialised, that asynchronous copies may read and write."""
+        ...
+
+    def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
+        """The tensor's memory, once freed, is not used again before `stream` has done what it was given until then."""
+        ...
+
+    def share(self, tensor: torch.Tensor) -> SharedBlock:
+        """The whole block under `tensor`; it must have been allocated whole (no expandable segments)."""
+        ...
+
+    def open_shared(self, block: SharedBlock) -> torch.Tensor:
+        """(storage_bytes,) uint8: another process's memory, unmapped when the last tensor on it is gone."""
+        ...

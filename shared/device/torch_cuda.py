@@ -1,0 +1,65 @@
+"""The face `Gpu` over torch.cuda. Importing it, and making one, initialises nothing: the first call that needs a device
+does. Knows nothing of streams as the engine has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any, cast
+
+import torch
+
+from shared.device.gpu import Context, GpuEvent, GpuStream, MemoryInfo, SharedBlock
+
+
+class TorchCuda:
+    """Has no state of its own."""
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def device_count(self) -> int:
+        return torch.cuda.device_count()
+
+    def current_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def use_device(self, device: torch.device) -> Context:
+        return torch.cuda.device(device)
+
+    def memory_info(self, device: torch.device) -> MemoryInfo:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        return MemoryInfo(free_bytes, total_bytes)
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    def new_stream(self, device: torch.device, priority: int = 0) -> GpuStream:
+        return cast(GpuStream, torch.cuda.Stream(device=device, priority=priority))
+
+    def current_stream(self, device: torch.device) -> GpuStream:
+        return cast(GpuStream, torch.cuda.current_stream(device))
+
+    def use_stream(self, stream: GpuStream) -> Context:
+        return torch.cuda.stream(cast(torch.cuda.Stream, stream))
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> GpuEvent:
+        return cast(GpuEvent, torch.cuda.Event(enable_timing=timing, blocking=blocking))
+
+    def closure_mode(self) -> Context:
+        return torch.inference_mode()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
+        tensor.record_stream(cast(torch.cuda.Stream, stream))
+
+    def share(self, tensor: torch.Tensor) -> SharedBlock:
+        shared: Any = tensor.untyped_storage()._share_cuda_()
+        return SharedBlock(*shared)
+
+    def open_shared(self, block: SharedBlock) -> torch.Tensor:
+        storage = torch.UntypedStorage._new_shared_cuda(*astuple(block))
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,83 @@
+"""Counts what goes between host and virtual device, with the line of the project that asked for it.
+
+syncs          the host waited and did not say so: .item(), .cpu(), nonzero, a copy into pageable memory
+h2d_pageable   a copy out of pageable host memory, which stops host and stream on a real device
+h2d_async, d2h_async   copies from and into pinned memory, which stop nobody
+waits          the host waited and said so: synchronize() of an event, a stream, the device
+data_ptrs      somebody asked for a tensor's address
+undeferred     (deferring) a result's shape could not be told ahead, so the stream was drained: a gap of the tool
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parents[3])
+OWN = str(Path(__file__).resolve().parent)
+
+
+@dataclass
+class Counts:
+    """`by_place`: how often, by "kind file:line operation", the file as seen from the project's root."""
+
+    syncs: int = 0
+    h2d_async: int = 0
+    h2d_pageable: int = 0
+    d2h_async: int = 0
+    waits: int = 0
+    data_ptrs: int = 0
+    undeferred: int = 0
+    launches: int = 0
+    by_place: Counter[str] = field(default_factory=Counter)
+
+
+class Crossings:
+    """Of one device, from all threads, for those who listen."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Counts] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def counting(self) -> Iterator[Counts]:
+        counts = Counts()
+        with self._lock:
+            self._listeners = [*self._listeners, counts]
+        try:
+            yield counts
+        finally:
+            with self._lock:
+                self._listeners = [other for other in self._listeners if other is not counts]
+
+    def note(self, kind: str, operation: str) -> None:
+        """`kind`: a field of Counts. Launches have no place: there are too many."""
+        listeners = self._listeners
+        if not listeners:
+            return
+        where = "" if kind == "launches" else f"{kind} {place()} {operation}"
+        with self._lock:
+            for counts in listeners:
+                setattr(counts, kind, getattr(counts, kind) + 1)
+                if where:
+                    counts.by_place[where] += 1
+
+
+def in_project(filename: str) -> bool:
+    """Whether a line of it is to blame: no library, and not the virtual device itself."""
+    return filename.startswith(ROOT) and not filename.startswith(OWN) and "site-packages" not in filename
+
+
+def place() -> str:
+    """`file:line` of the innermost frame inside the project."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if in_project(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename[len(ROOT) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?:0"

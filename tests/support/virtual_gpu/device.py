@@ -1,0 +1,359 @@
+"""A GPU that is none: it implements `shared.device.gpu.Gpu`, and torch's tensors say that they are on it.
+
+    device = make_device(mode="deferring", seed=3)
+    streams = make_streams("cuda", gpu=device)
+    x = torch.arange(4).to(device.device)             # counted: a copy out of pageable memory
+    with device.counting() as counts:
+        y = (x * 2).cpu()
+    assert counts.syncs == 1, counts.by_place
+
+eager: what is launched runs at once; for counting, and for CUDA's rules. deferring: it runs later, in an order that the
+seed draws from those that waits, events and synchronize allow; copies from pinned memory read it when they run, freed
+memory is overwritten in the order of its stream, and torch's own race detector watches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from shared.device.gpu import Context, MemoryInfo, SharedBlock
+from tests.support.virtual_gpu import backend
+from tests.support.virtual_gpu.blocks import POISON, Block, block_of, extent, first_byte, hear_freed, rounded, wrap
+from tests.support.virtual_gpu.crossings import Counts, Crossings
+from tests.support.virtual_gpu.operators import KIND
+from tests.support.virtual_gpu.queues import Kernel, Mark, Queue, Queues, Wait
+from tests.support.virtual_gpu.races import Races
+
+FIRST_HANDLE = 1000
+GIB = 1 << 30
+
+
+class VirtualStream:
+    """Handle 0 is the default stream, ordered beside the others by events only: torch's pool is non-blocking."""
+
+    def __init__(self, gpu: VirtualGpu, handle: int) -> None:
+        self.cuda_stream = handle
+        self.device = gpu.device
+        self.queue: Queue = gpu.queues.add(f"stream {handle}")
+        self._gpu = gpu
+
+    def wait_event(self, event: VirtualEvent) -> None:
+        gpu = self._gpu
+        with gpu.queues.lock:
+            if event.mark is not None:
+                gpu.queues.put(self.queue, Wait(event.mark))
+                gpu.watch(lambda races: races.waited(event.number, self.cuda_stream))
+
+    def synchronize(self) -> None:
+        self._gpu.crossings.note("waits", "stream")
+        self._gpu.wait_for_stream(self)
+
+    def query(self) -> bool:
+        return self._gpu.queues.is_reached(self._gpu.queues.put_mark(self.queue))
+
+
+class VirtualEvent:
+    def __init__(self, gpu: VirtualGpu, timing: bool, blocking: bool) -> None:
+        self.number = next(gpu.numbers)
+        self.mark: Mark | None = None
+        self._gpu = gpu
+        self._timing = timing
+        self._blocking = blocking
+
+    def record(self, stream: VirtualStream | None = None) -> None:
+        gpu = self._gpu
+        stream = stream or gpu.current_stream()
+        with gpu.queues.lock:
+            self.mark = gpu.queues.put_mark(stream.queue)
+            gpu.watch(lambda races: races.recorded(self.number, stream.cuda_stream))
+
+    def synchronize(self) -> None:
+        gpu = self._gpu
+        gpu.crossings.note("waits", "event")
+        if self.mark is not None:
+            gpu.queues.wait_for(self.mark, sleepily=self._blocking)
+            gpu.watch(lambda races: races.synchronized_event(self.number))
+
+    def query(self) -> bool:
+        return self.mark is None or self._gpu.queues.is_reached(self.mark)
+
+    def elapsed_time(self, end_event: VirtualEvent) -> float:
+        if not (self._timing and end_event._timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.mark is None or end_event.mark is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.mark.done and end_event.mark.done):
+            raise torch.AcceleratorError("CUDA error: device not ready")
+        return (end_event.mark.time_s - self.mark.time_s) * 1000
+
+    def __del__(self) -> None:
+        self._gpu.gone_events.append(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    block: Block
+    event: VirtualEvent
+
+
+class VirtualGpu:
+    """`races`: what torch's sanitizer has found, a line each; they are raised where they are found, too."""
+
+    def __init__(
+        self,
+        index: int,
+        mode: str,
+        seed: int,
+        laziness: float | None,
+        sanitize: bool,
+        memory_bytes: int,
+        pool_size: int,
+    ) -> None:
+        assert mode in ("eager", "deferring"), mode
+        self.device = torch.device(KIND, index)
+        self.queues = Queues(seed, mode == "deferring", laziness)
+        self.crossings = Crossings()
+        self.numbers = itertools.count(1)
+        self.gone_events: deque[int] = deque()
+        self._races = Races() if sanitize else None
+        self._streams = {0: VirtualStream(self, 0)}
+        self.pool: Iterator[int] = itertools.cycle(range(FIRST_HANDLE, FIRST_HANDLE + pool_size))
+        self._of_thread = threading.local()
+        self._gone: deque[Block] = deque()
+        self._free: dict[tuple[int, int], list[Block]] = defaultdict(list)  # by stream and size
+        self._lent: list[tuple[Block, list[Mark]]] = []
+        self._memory_bytes, self._reserved_bytes = memory_bytes, 0
+        self._pinned: dict[int, int] = {}  # address: bytes
+        self._exported: dict[bytes, Exported] = {}
+
+    # What the tests ask
+
+    @property
+    def races(self) -> list[str]:
+        return self._races.found if self._races else []
+
+    def counting(self) -> AbstractContextManager[Counts]:
+        return self.crossings.counting()
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nothing runs but by `run` and where the calling thread waits. Other threads that wait stay where they are."""
+        return self.queues.held()
+
+    def run(self, stream: VirtualStream, count: int | None = None) -> int:
+        """Under `held`: run up to `count` items of one stream, or all that can; how many it were."""
+        return self.queues.run(stream.queue, count)
+
+    def break_down(self, error: BaseException) -> None:
+        """As a kernel that reads an illegal address: every later call of the device raises."""
+        self.queues.fault = error
+
+    # The face `Gpu`
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> torch.device:
+        return self.device
+
+    def use_device(self, device: torch.device) -> Context:
+        assert device == self.device, device
+        return nullcontext()
+
+    def memory_info(self, device: torch.device) -> MemoryInfo:
+        return MemoryInfo(self._memory_bytes - self._reserved_bytes, self._memory_bytes)
+
+    def synchronize(self, device: torch.device) -> None:
+        self.crossings.note("waits", "device")
+        self.queues.drain()
+        self.watch(lambda races: races.synchronized())
+
+    def new_stream(self, device: torch.device, priority: int = 0) -> VirtualStream:
+        with self.queues.lock:
+            handle = next(self.pool)
+            if handle not in self._streams:
+                self._streams[handle] = VirtualStream(self, handle)
+                self.watch(lambda races: races.made_stream(handle))
+            return self._streams[handle]
+
+    def current_stream(self, device: torch.device | None = None) -> VirtualStream:
+        stream: VirtualStream = getattr(self._of_thread, "stream", self._streams[0])
+        return stream
+
+    @contextmanager
+    def use_stream(self, stream: VirtualStream) -> Iterator[None]:
+        before = self.current_stream()
+        self._of_thread.stream = stream
+        try:
+            yield
+        finally:
+            self._of_thread.stream = before
+
+    def new_event(self, *, timing: bool = False, blocking: bool = False) -> VirtualEvent:
+        return VirtualEvent(self, timing, blocking)
+
+    def closure_mode(self) -> Context:
+        return torch.inference_mode()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Overwritten, as the real one is not: who reads a copy that has not come yet sees it."""
+        memory = np.full(max(1, int(np.prod(shape))) * dtype.itemsize, POISON, np.uint8)
+        address = memory.ctypes.data
+        self._pinned[address] = memory.nbytes
+        weakref.finalize(memory, self._pinned.pop, address, None)
+        flat = torch.from_numpy(memory).view(dtype)
+        return flat[: int(np.prod(shape))].view(tuple(shape))
+
+    def record_stream(self, tensor: torch.Tensor, stream: VirtualStream) -> None:
+        block = block_of(tensor)
+        if block is not None and block.handle != stream.cuda_stream:
+            block.lent.add(stream.cuda_stream)
+
+    def share(self, tensor: torch.Tensor) -> SharedBlock:
+        block = block_of(tensor)
+        assert block is not None, "an empty tensor has nothing to share"
+        name = b"%d" % next(self.numbers)
+        event = self.new_event()
+        event.record()
+        self._exported[name] = Exported(block, event)
+        return SharedBlock(self.device.index, name, tensor.untyped_storage().nbytes(), 0, b"", 0, b"", True)
+
+    def open_shared(self, block: SharedBlock) -> torch.Tensor:
+        exported = self._exported.get(block.storage)
+        if exported is None:
+            raise torch.AcceleratorError("CUDA error: invalid resource handle")
+        self.current_stream().wait_event(exported.event)
+        with self.queues.lock:
+            return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
+
+    # What the backend asks
+
+    @property
+    def deferring(self) -> bool:
+        return self.queues.deferring
+
+    def watch(self, tell: Callable[[Races], None]) -> None:
+        """Tell the race detector, if there is one."""
+        if self._races is not None:
+            with self.queues.lock:
+                while self.gone_events:
+                    self._races.forgotten(self.gone_events.popleft())
+                tell(self._races)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        first = first_byte(tensor)
+        return any(start <= first < start + size for start, size in self._pinned.copy().items())
+
+    def new_tensor(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """On the current stream; not initialised, so overwritten."""
+        num_bytes = rounded(max(1, extent(size, stride)) * dtype.itemsize)
+        with self.queues.lock:
+            self._take_back()
+            handle = self.current_stream().cuda_stream
+            free = self._free[handle, num_bytes]
+            block = free.pop() if free else self._new_block(num_bytes)
+            block.handle = handle
+            self.watch(lambda races: races.allocated(block.start))
+            block.seen.add(block.start)
+            return self._wrapped(block, size, stride, dtype)
+
+    def launch(
+        self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
+    ) -> None:
+        """As `enqueue`, and counted."""
+        self.crossings.note("launches", label)
+        self.enqueue(label, run, reads, writes)
+
+    def enqueue(
+        self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
+    ) -> None:
+        """On the current stream. `run` must not hold tensors of the device: their memory lives as torch says."""
+        stream = self.current_stream()
+        with self.queues.lock:
+            self._take_back()
+            read, written = self._addresses(reads), self._addresses(writes)
+            self.watch(lambda races: races.launched(stream.cuda_stream, read, written, label))
+            self.queues.put(stream.queue, Kernel(run, label))
+
+    def wait_for_stream(self, stream: VirtualStream | None = None) -> None:
+        """The host waits; nothing is counted. Never called under the lock: another thread may hold the device."""
+        stream = stream or self.current_stream()
+        self.queues.wait_for(self.queues.put_mark(stream.queue))
+        self.watch(lambda races: races.synchronized_stream(stream.cuda_stream))
+
+    def _addresses(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+        """For the race detector, where there is one."""
+        addresses: set[int] = set()
+        for tensor in tensors if self._races else ():
+            if (block := block_of(tensor)) is not None:
+                address = first_byte(tensor)
+                addresses.add(address)
+                block.seen.add(address)
+        return addresses
+
+    def _new_block(self, num_bytes: int) -> Block:
+        if self._reserved_bytes + num_bytes > self._memory_bytes:
+            self._free.clear()  # the blocks in it are gone with it
+            self._reserved_bytes = sum(block.num_bytes for block in backend.BLOCKS.values() if block.owner is self)
+        if self._reserved_bytes + num_bytes > self._memory_bytes:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes on {self.device}")
+        self._reserved_bytes += num_bytes
+        block = Block(num_bytes, self)
+        backend.BLOCKS[block.start] = block
+        return block
+
+    def _wrapped(self, block: Block, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        block.num_users += 1
+        return wrap(block, size, stride, dtype, self.device.index, lambda: self._gone.append(block))
+
+    def _take_back(self) -> None:
+        """Blocks that were freed since the last call, behind what their streams were given until now."""
+        hear_freed()
+        while self._gone:
+            block = self._gone.popleft()
+            block.num_users -= 1
+            if block.num_users:
+                continue
+            seen, block.seen = block.seen, set()
+            self.watch(lambda races, seen=seen: races.freed(seen))
+            lent, block.lent = block.lent, set()
+            marks = [self.queues.put_mark(self._streams[handle].queue) for handle in lent]
+            self._lent.append((block, marks))
+        still = [(block, marks) for block, marks in self._lent if not all(mark.done for mark in marks)]
+        back = [block for block, marks in self._lent if all(mark.done for mark in marks)]
+        self._lent = still
+        for block in back:
+            overwrite = Kernel(partial(block.memory.fill_, POISON), "free")
+            self.queues.put(self._streams[block.handle].queue, overwrite)
+            self._free[block.handle, block.num_bytes].append(block)
+
+
+def make_device(
+    mode: str = "eager",
+    seed: int = 0,
+    *,
+    laziness: float | None = None,
+    sanitize: bool | None = None,
+    memory_bytes: int = 16 * GIB,
+    pool_size: int = 32,
+) -> VirtualGpu:
+    """A fresh device, which takes the place of the process's last one. `laziness`: the share of launches after which
+    nothing runs; drawn from the seed when None. `sanitize`: watch for races, by default when deferring. `pool_size`: of
+    streams."""
+    backend.install()
+    watched = mode == "deferring" if sanitize is None else sanitize
+    device = VirtualGpu(0, mode, seed, laziness, watched, memory_bytes, pool_size)
+    backend.GPUS[0] = device
+    return device
