@@ -146,7 +146,8 @@ class OpenRequest:
     @property
     def is_decoded(self) -> bool:
         """Whether its decode node has begun a sequence that is still open."""
-        return any(not self.sequences[index].is_closed for index in self.begun_by_decode)
+        begun = self.begun_by_decode
+        return bool(begun) and any(not self.sequences[index].is_closed for index in begun)
 
     def runs_on(self, node: RegisteredNode) -> bool:
         """Whether a node is known to compute for it now: its prompt, or the tokens behind it. One that waits there, or

@@ -101,6 +101,9 @@ class Moves:
 def waits_for_memory(request: OpenRequest) -> bool:
     """Whether its decode node, as far as can be known here, holds its offer back for want of pages."""
     decode = request.decode
-    if request.prefill is None or decode is None or request.is_decoded or request.waits_for_prefill:
+    if decode is None or request.prefill is None or request.waits_for_prefill:
         return False
-    return decode.load is not None and decode.load.waiting > 0 and not decode.has_room(request.num_tokens)
+    load = decode.load
+    if load is None or not load.waiting or request.is_decoded:  # in this order: it is asked of every request, often
+        return False
+    return not decode.has_room(request.num_tokens)

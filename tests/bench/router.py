@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
-import json
 import random
 import statistics
 import subprocess
@@ -26,19 +25,12 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from router.api.chat import CHAT, Chat, ChatRequest
-from router.api.generation_plan import Contexts
-from router.api.parse import BodyParser
-from router.api.resolve import Resolver
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from router.mailbox import Mailbox
 from router.placement import Placer
 from router.policy.least_load import LeastLoad
-from router.text.hashlm import hash_text_model
-from shared.config.settings import LimitsConfig
 from shared.core.sampling_params import SamplingParams
-from shared.core.states import PageState, RowState
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics
 from shared.wire.codec import decode, encode
@@ -104,8 +96,8 @@ def hellos(num_nodes: int) -> list[Hello]:
 
 def load(rng: random.Random) -> NodeLoad:
     running, waiting = rng.randrange(ROWS), rng.randrange(4)
-    rows = {state.value: 0 for state in RowState} | {"running": running, "free": ROWS - running}
-    pages = {state.value: 100 for state in PageState}
+    rows = {"free": ROWS - running, "running": running, "prefilling": 0, "granted": 0, "held": 0}
+    pages = dict.fromkeys(("free", "cached", "active", "granted", "held"), 100)
     return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, {}, {}, {})
 
 
@@ -245,22 +237,12 @@ def opening(num_nodes: int) -> dict[str, float]:
 
 
 def bodies() -> dict[str, float]:
-    """From a body to a plan, without sockets: with fields that are served only, and with others beside them."""
-    resolver = Resolver("hashlm", hash_text_model(), LimitsConfig())
-    parser, contexts = BodyParser(CHAT), Contexts(CONTEXT, CONTEXT)
-    turns = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello there " * 5}]
-    served = {"model": "hashlm", "messages": turns, "max_tokens": 50, "temperature": 0.7, "stream": True}
-    more = served | {"user": "me", "tools": None, "surprise": {"a": [1, 2]}}
-    return {
-        "served_us": 1e6 * cpu_s(lambda: plans(parser, resolver, contexts, served)) / REPEATS,
-        "others_us": 1e6 * cpu_s(lambda: plans(parser, resolver, contexts, more)) / REPEATS,
-    }
-
-
-def plans(parser: BodyParser[ChatRequest], resolver: Resolver, contexts: Contexts, body: dict[str, object]) -> None:
-    raw = json.dumps(body).encode()
-    for _ in range(REPEATS):
-        Chat().plan(parser.parse(raw).body, resolver, contexts)
+    """What a body costs; nothing in a checkout that has no such API."""
+    try:
+        from tests.bench.bodies import bodies as measured
+    except ImportError:
+        return {}
+    return measured(cpu_s)
 
 
 def crowded() -> dict[str, float]:

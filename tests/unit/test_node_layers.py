@@ -83,11 +83,13 @@ class SlowSecondLayer:
     def __init__(self, forward: Forward, fails: bool = False) -> None:
         self._forward, self._fails = forward, fails
         self.armed, self.go_on = True, threading.Event()
+        self.behind: int | None = None  # where its chunk begins, once it is behind its first layer
 
     def __call__(self, inputs: ModelInputs, kv: object) -> ModelOutput:
         output = self._forward(inputs, kv)
         if self.armed and inputs.layers is not None:
             inputs.layers.reached(1)
+            self.behind = int(inputs.positions[0])
             assert self.go_on.wait(HANG_GUARD_S)
             if self._fails:
                 raise RuntimeError("the second layer is on fire")
@@ -114,6 +116,24 @@ def test_the_first_layer_is_there_while_the_second_is_computed(close: list[Node]
     slow.go_on.set()
     net.run_until_ended([key])
     assert net.router.streams[key] == expected(job())
+    net.settle(p, d)
+
+
+def test_layers_are_announced_as_they_come_when_nothing_else_happens(close: list[Node]) -> None:
+    """The grant is long here, and no step ends: only the layer itself says that it is there."""
+    p, d = pair(close, backend="cpu")
+    slow = p.ctx.core.model.forward = SlowSecondLayer(p.ctx.core.model.forward)  # type: ignore[method-assign]
+    slow.armed = False
+    net, one = Net([p, d]), job(length=360)
+    key = net.generate(p, one, d)
+    until(net, lambda: bool(net.messages(Grant)) and bool(parts(net)))
+    slow.armed = True
+    until(net, lambda: slow.behind is not None)
+    page = -(-slow.behind // p.ctx.core.settings.page_size)  # type: ignore[operator]
+    until(net, lambda: any(first <= page < first + count and layers == 1 for first, count, _, layers in parts(net)))
+    slow.go_on.set()
+    net.run_until_ended([key])
+    assert net.router.streams[key] == expected(one)
     net.settle(p, d)
 
 

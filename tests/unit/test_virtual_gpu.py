@@ -106,6 +106,7 @@ OPERATORS: dict[str, Callable[[Place, torch.device], torch.Tensor | tuple[torch.
     "roll, flip": lambda t, d: t(numbers(2, 5)).roll(1, -1).flip(0),
     "pad": lambda t, d: F.pad(t(numbers(2, 5)), (0, 3)),
     "frexp": lambda t, d: tuple(torch.frexp(t(numbers(5)))),
+    "floor": lambda t, d: (t(ints(0, 99, 5)) // 4, t(ints(0, 99, 5)) % 7, t(ints(0, 99, 5)) // torch.tensor(3)),
     "bits": lambda t, d: (t(ints(0, 99, 5)) << 3) ^ (t(ints(0, 99, 5)) >> 1) | 5,
     "clamp, round": lambda t, d: t(numbers(9)).clamp(-1, 1).mul(9).round().long().clamp_(min=t(torch.tensor(0))),
     "split, unbind": lambda t, d: (*t(numbers(6, 2)).split([1, 5]), *t(numbers(2, 3)).unbind()),
@@ -270,6 +271,18 @@ def test_memory_runs_out_and_is_used_again() -> None:
         torch.zeros(1 << 10, device=gpu.device)
     info = gpu.memory_info(gpu.device)
     assert (info.free_bytes, info.total_bytes) == (0, whole.numel())
+
+
+def test_memory_comes_back_from_any_thread(gpu: VirtualGpu) -> None:
+    held = [torch.ones(1 << 18, device=gpu.device) for _ in range(4)]
+    threads = [threading.Thread(target=held.pop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    free = gpu.memory_info(gpu.device).free_bytes
+    again = [torch.ones(1 << 18, device=gpu.device) for _ in range(4)]
+    assert gpu.memory_info(gpu.device).free_bytes == free and len(again) == 4
 
 
 def test_a_view_keeps_its_block(gpu: VirtualGpu) -> None:

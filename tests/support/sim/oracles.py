@@ -92,6 +92,7 @@ class RouterOracle:
 
     def before(self, inbound: Inbound, host: RouterHost, now: float) -> None:
         """A message that will be handled next."""
+        self._note_attempts(host)  # one that began as its client opened it, and tells of its first token now
         if isinstance(inbound, Received):
             self._heard[inbound.peer] = now
             if isinstance(inbound.message, Tokens):
@@ -112,6 +113,10 @@ class RouterOracle:
 
     def after(self, host: RouterHost, now: float) -> None:
         """A message or a tick was handled."""
+        self._note_attempts(host)
+
+    def _note_attempts(self, host: RouterHost) -> None:
+        """How many tokens were out when each began."""
         for request in host.journal.all():
             key = (request.rid, request.attempt)
             if request.attempt and request.nodes and key not in self._began_at:

@@ -85,7 +85,6 @@ class Launch:
     """One operator with its arguments, on its way to the current stream."""
 
     def __init__(self, op: torch._ops.OpOverload, facts: Facts, args: Args, kwargs: Kwargs) -> None:
-        args, kwargs = facts.with_tensors(args, kwargs)
         self.op, self.facts, self.args, self.kwargs = op, facts, args, kwargs
         self.gpu = gpu_of([*args, *kwargs.values()])
         self.written = facts.written(args, kwargs)
@@ -111,7 +110,7 @@ class Launch:
     def _shapes(self) -> tuple[list[torch.Tensor], Any]:
         """What the results and written arguments will look like; None for results that are arguments."""
         if self.facts.num_fresh or not all(tensor.numel() for tensor in self.written):
-            return shapes(self.op, self.args, self.kwargs)
+            return shapes(self.op, *self.facts.with_tensors(self.args, self.kwargs))
         return self.written, None
 
     def _now(self) -> Any:
@@ -164,8 +163,11 @@ class Launch:
         def host(tensor: torch.Tensor) -> torch.Tensor:
             return on_host(tensor) if is_ours(tensor) else tensor.clone() if self.gpu.deferring else tensor
 
-        args = tuple(replaced(value, host, CPU) for value in self.args)
-        return args, {name: replaced(value, host, CPU) for name, value in self.kwargs.items()}
+        args, kwargs = self.facts.with_tensors(self.args, self.kwargs)
+        return (
+            tuple(replaced(value, host, CPU) for value in args),
+            {name: replaced(value, host, CPU) for name, value in kwargs.items()},
+        )
 
     def _ours(self) -> list[torch.Tensor]:
         """What it reads."""
@@ -179,7 +181,7 @@ class Launch:
         """A tensor of the device with the elements of a CPU tensor; no crossing, for they were computed here."""
         made = self._like(host)
         place = on_host(made)
-        self.gpu.launch(self.facts.name, lambda: place.copy_(host), (), (made,))
+        self.gpu.enqueue(self.facts.name, lambda: place.copy_(host), (), (made,))
         return made
 
 

@@ -235,7 +235,8 @@ class VirtualGpu:
         if exported is None:
             raise torch.AcceleratorError("CUDA error: invalid resource handle")
         self.current_stream().wait_event(exported.event)
-        return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
+        with self.queues.lock:
+            return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
 
     # What the backend asks
 
@@ -266,9 +267,16 @@ class VirtualGpu:
             block.handle = handle
             self.watch(lambda races: races.allocated(block.start))
             block.seen.add(block.start)
-        return self._wrapped(block, size, stride, dtype)
+            return self._wrapped(block, size, stride, dtype)
 
     def launch(
+        self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
+    ) -> None:
+        """As `enqueue`, and counted."""
+        self.crossings.note("launches", label)
+        self.enqueue(label, run, reads, writes)
+
+    def enqueue(
         self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
     ) -> None:
         """On the current stream. `run` must not hold tensors of the device: their memory lives as torch says."""
@@ -276,7 +284,6 @@ class VirtualGpu:
         with self.queues.lock:
             self._take_back()
             read, written = self._addresses(reads), self._addresses(writes)
-            self.crossings.note("launches", label)
             self.watch(lambda races: races.launched(stream.cuda_stream, read, written, label))
             self.queues.put(stream.queue, Kernel(run, label))
 
@@ -287,11 +294,13 @@ class VirtualGpu:
         self.watch(lambda races: races.synchronized_stream(stream.cuda_stream))
 
     def _addresses(self, tensors: Iterable[torch.Tensor]) -> set[int]:
-        addresses = set()
-        for tensor in tensors:
+        """For the race detector, where there is one."""
+        addresses: set[int] = set()
+        for tensor in tensors if self._races else ():
             if (block := block_of(tensor)) is not None:
-                addresses.add(first_byte(tensor))
-                block.seen.add(first_byte(tensor))
+                address = first_byte(tensor)
+                addresses.add(address)
+                block.seen.add(address)
         return addresses
 
     def _new_block(self, num_bytes: int) -> Block:

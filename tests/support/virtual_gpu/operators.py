@@ -25,7 +25,15 @@ MASKS = (torch.bool, torch.uint8)
 # Their `indices` may be on the CPU: the device fetches them. The first has fetched them already when it comes here.
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_"}
 # Besides pointwise ones: those that take a CPU tensor of no dimension for a number.
-SCALARS = {"aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::fill", "aten::fill_"} | INDEXED
+SCALARS = {
+    "aten::floor_divide",
+    "aten::floor_divide_",
+    "aten::masked_fill",
+    "aten::masked_fill_",
+    "aten::where",
+    "aten::fill",
+    "aten::fill_",
+} | INDEXED
 
 
 @dataclass(frozen=True, slots=True)
