@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class StreamSet:
     clock: Clock = field(default_factory=StillClock, kw_only=True)  # of the forward stream's work
     # of a pipeline's stages behind the first, which runs on `forward`
     stages: tuple[Stream, ...] = field(default=(), kw_only=True)
+    # waits until the device has done all that it was given outside of these streams: weights, the pool's zeroes
+    settle: Callable[[], None] = field(default=do_nothing, kw_only=True)
 
     def all(self) -> tuple[Stream, ...]:
         return self.forward, self.copy, self.transfer, self.cold, *self.stages
@@ -108,4 +111,5 @@ def cuda_streams(
         return stream
 
     steps = enqueueing("forward"), enqueueing("copy", notify)
-    return StreamSet(*steps, threaded("transfer"), threaded("cold"), clock=CudaClock(gpu))
+    settle = functools.partial(gpu.synchronize, device)
+    return StreamSet(*steps, threaded("transfer"), threaded("cold"), clock=CudaClock(gpu), settle=settle)

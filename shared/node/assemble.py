@@ -152,6 +152,7 @@ def assemble_core(
         make_cache(pool_window(planes), settings.page_size, sizes.prefix_cache and settings.prompts.share_prefixes),
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
+    streams.settle()
     worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), runner)
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
