@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,7 +23,7 @@ from shared.core.errors import ConfigError
 from shared.device.cpu import do_nothing
 from shared.device.events import Event, Ticket
 from shared.device.gpu import Gpu, GpuEvent, GpuStream
-from shared.device.stream import Closure, StreamEpochs, make_work, run_work
+from shared.device.stream import Closure, StreamEpochs, Work, make_work, run_work
 
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class CudaMarks:
         self._stream = stream
         self._notify = notify
         self._marks: dict[Event, GpuEvent] = {}  # recorded and not yet complete
+        self._held: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
@@ -70,7 +72,16 @@ class CudaMarks:
             return False
         self._marks[event] = mark
         self._pending.put((event, mark))
+        for go_on in self._held.pop(event, ()):
+            go_on()
         return True
+
+    def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
+        """The event has not fired. Call `go_on` when it has, on the thread that launches; a device fault completes it
+        without a mark."""
+        if event not in self._held:
+            event.add_callback(lambda _: [held() for held in self._held.pop(event, ())])
+        self._held.setdefault(event, []).append(go_on)
 
     def mark_of(self, event: Event) -> GpuEvent | None:
         return self._marks.get(event)
@@ -99,7 +110,12 @@ def mark_of(event: Event) -> GpuEvent | None:
 
 class CudaStream:
     """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
-    `taken`: handles of streams that this one must not be."""
+    `taken`: handles of streams that this one must not be.
+
+    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits for
+    such an event itself. Behind it launches are held, in their order, until it fires: on the thread that fires it, which
+    must be the one that launches.
+    """
 
     def __init__(
         self,
@@ -116,6 +132,7 @@ class CudaStream:
         self._gpu = gpu
         self._marks = CudaMarks(name, gpu, self.cuda_stream, notify)
         self._epochs = StreamEpochs()
+        self._held: deque[Work[Any] | Event] = deque()
         self._stopped = False
 
     @property
@@ -129,20 +146,52 @@ class CudaStream:
             return work.ticket
         for event in (*work.fires, work.ticket.done):
             event.bind(self._marks)
-        with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
-            run_work(work, self._epochs)
+        if self._held:
+            self._held.append(work)
+        else:
+            self._run(work)
         return work.ticket
 
+    def _run(self, work: Work[Any]) -> None:
+        with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
+            run_work(work, self._epochs)
+
     def wait(self, event: Event) -> None:
-        """Of a CudaStream's event the device waits. For any other that has not fired the calling thread blocks: it has
-        no mark yet."""
+        """The device waits, or launches are held; for an event of another thread's stream the calling thread blocks."""
+        if self._held:
+            self._held.append(event)
+        elif not self._is_behind(event):
+            self._hold(event)
+
+    def _is_behind(self, event: Event) -> bool:
+        """Order what is launched from now on behind the event. False: it has not fired."""
         if event.peek():
-            return
+            return True
         mark = mark_of(event)
         if mark is not None:
             self.cuda_stream.wait_event(mark)
-        else:  # an event of a host thread, or completed between the two lines
+            return True
+        if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()
+        return event.peek()  # it may have completed since
+
+    def _hold(self, event: Event) -> None:
+        """Until the event fires."""
+        self._held.appendleft(event)
+        if isinstance(event.driver, CudaMarks):
+            event.driver.when_fired(event, self._go_on)
+        else:
+            event.add_callback(lambda _: self._go_on())
+
+    def _go_on(self) -> None:
+        """Launch what was held, up to the next event that has not fired."""
+        while self._held:
+            head = self._held.popleft()
+            if isinstance(head, Work):
+                self._run(head)
+            elif not self._is_behind(head):
+                self._hold(head)
+                return
 
     def reset(self) -> None:
         self._epochs.open_next()
@@ -150,6 +199,10 @@ class CudaStream:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
+            held, self._held = self._held, deque()
+            for item in held:
+                if isinstance(item, Work):
+                    item.skip("the stream was stopped")
             try:
                 self.cuda_stream.synchronize()
             except Exception:  # the thread goes all the same, and the other streams are stopped

@@ -270,3 +270,47 @@ def test_what_comes_behind_the_end_is_skipped() -> None:
         with pytest.raises(StreamSkipped):
             stream.launch(lambda: 1, fires=[arm]).take(HANG_GUARD_S)
     assert isinstance(arm.error, StreamSkipped)
+
+
+def test_behind_an_event_of_the_host_launches_are_held_in_order() -> None:
+    """And those of a stream that waits for what is held."""
+    gpu, gate, ran = lazy(), Event("gate"), list[str]()
+    streams = make_streams("cuda", gpu=gpu)
+    forward, copy = streams.forward, streams.copy
+    forward.launch(lambda: ran.append("before"))
+    forward.wait(gate)
+    held = forward.launch(lambda: ran.append("held"))
+    copy.wait(held.done)
+    read = copy.launch(lambda: ran.append("read"))
+    copy.launch(lambda: ran.append("read again"))
+    forward.launch(lambda: ran.append("last"))
+    assert ran == ["before"] and not held.done.query()
+    gate.fire()
+    assert sorted(ran) == sorted(["before", "held", "read", "read again", "last"])
+    assert ran.index("held") < ran.index("read") < ran.index("read again") and ran.index("held") < ran.index("last")
+    read.take(HANG_GUARD_S)
+    streams.stop()
+
+
+def test_what_is_held_when_the_stream_stops_is_skipped() -> None:
+    gpu, gate = lazy(), Event("gate")
+    streams = make_streams("cuda", gpu=gpu)
+    streams.forward.wait(gate)
+    held = streams.forward.launch(lambda: None)
+    streams.stop()
+    assert isinstance(held.error, StreamSkipped) and held.done.query()
+    gate.fire()
+
+
+def test_held_work_that_raises_fails_its_epoch_and_lets_the_others_go_on() -> None:
+    gpu, gate = lazy(), Event("gate")
+    streams = make_streams("cuda", gpu=gpu)
+    streams.forward.wait(gate)
+    broken = streams.forward.launch(lambda: 1 // 0)
+    behind = streams.forward.launch(lambda: None)
+    streams.copy.wait(behind.done)
+    read = streams.copy.launch(lambda: "read")
+    gate.fire()
+    assert read.take(HANG_GUARD_S) == "read"
+    assert isinstance(broken.error, ZeroDivisionError) and isinstance(behind.error, StreamSkipped)
+    streams.stop()
