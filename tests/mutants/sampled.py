@@ -154,7 +154,7 @@ AREAS = {
         ),
         quick=(
             *("router_dispatch", "router_resume", "router_registry", "router_journal", "router_pairs", "router_moves"),
-            *("router_suspects", "router_kinds", "router_absence", "two_routers"),
+            *("router_suspects", "router_kinds", "router_absence", "router_scores", "two_routers"),
         ),
         slow=(),
         simulations=WHOLE_CLUSTER,

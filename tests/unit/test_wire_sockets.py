@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from shared.wire import sockets
+from shared.config.endpoints import KEY_MARK
+from shared.wire import link, sockets
+from shared.wire.key_files import NODE, ROUTER
+from shared.wire.keyring import KeyRing
 from shared.wire.link_options import LinkOptions
 from shared.wire.peers import PeerClosed, PeerUp, WireStats
 from shared.wire.sockets import DealerSocket, RouterSocket, close_socket, open_socket
+from tests.support.key_folders import make_keys
 
 Context = zmq.Context[zmq.Socket[bytes]]
 OPTIONS = LinkOptions()
@@ -85,3 +89,36 @@ def test_monitors_hear_all_that_is_asked_of_them() -> None:
     router = (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, *FAILED)
     assert int(sockets.DEALER_EVENTS) == sum(int(event) for event in dealer)
     assert int(sockets.ROUTER_EVENTS) == sum(int(event) for event in router)
+
+
+class Ends:
+    """Stands in for what has an end, and says when it comes."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self._name, self._said = name, said
+
+    def close(self) -> None:
+        self._said.append(self._name)
+
+    term = close
+
+
+def test_a_context_ends_after_its_sockets() -> None:
+    """The end of a context waits for sockets that are open, for ever."""
+    said: list[str] = []
+    parts = [Ends(name, said) for name in ("context", "authenticator", "router")]
+    link.close_router(*parts)  # type: ignore[arg-type]
+    assert said == ["router", "authenticator", "context"]
+
+
+@pytest.mark.parametrize(("kind", "name", "has_key"), [(NODE, "p", True), (ROUTER, "router", False)])
+def test_a_node_s_address_has_the_key_that_it_listens_under(
+    context: Context, tmp_path: Path, kind: str, name: str, has_key: bool
+) -> None:
+    """A router's own peers know its key from their folders."""
+    ring = KeyRing(make_keys(tmp_path / "keys", nodes=("p", "d")), kind, name)
+    router = RouterSocket(context, "tcp://127.0.0.1:0", LinkOptions(ring=ring))
+    plain = RouterSocket(context, "tcp://127.0.0.1:0", OPTIONS)
+    assert router.address.startswith(router.endpoint) and (KEY_MARK in router.address) == has_key
+    assert plain.address == plain.endpoint
+    router.close(), plain.close()
