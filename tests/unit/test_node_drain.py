@@ -9,7 +9,6 @@ from shared.core.sampling_params import SamplingParams
 from shared.node.convert import drafts_within
 from shared.node.node import Node
 from shared.wire.messages import Drain, Heartbeat, Refuse
-from shared.wire.peers import METRIC_OF_COUNT
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER, Net, assert_clean, expected, make_node, name_of
 
@@ -102,15 +101,3 @@ def test_the_end_of_a_drain_ends_offers_that_wait_too() -> None:
 def test_drafts_of_a_peer_are_ids_of_the_vocabulary(ids: list[int], fits: bool) -> None:
     assert drafts_within({"topk_index": torch.tensor(ids)}, 95) == fits
     assert drafts_within({}, 95)
-
-
-def test_heartbeats_tell_what_the_links_have_counted(node: Node) -> None:
-    net, (name, metric) = Net([node]), next(iter(METRIC_OF_COUNT.items()))
-    net.generate(node, job(1))
-    net.run()
-    before = node.ctx.metrics.counters()[metric]
-    for total in (3, 5):
-        node.ctx.wire_counts[name] = total
-        net.at(10.0)
-        net.tick(name_of(node))
-        assert node.ctx.metrics.counters()[metric] == before + total, "of totals what is new is counted"

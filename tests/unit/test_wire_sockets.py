@@ -122,3 +122,12 @@ def test_a_node_s_address_has_the_key_that_it_listens_under(
     assert router.address.startswith(router.endpoint) and (KEY_MARK in router.address) == has_key
     assert plain.address == plain.endpoint
     router.close(), plain.close()
+
+
+def test_tries_to_listen_again_are_counted_anew_each_time(context: Context, tmp_path: Path) -> None:
+    router = RouterSocket(context, f"ipc://{tmp_path}/r", OPTIONS)
+    router.socket.unbind(router.endpoint)
+    router._is_bound, router._bind_tries = False, 7
+    router._bind_again()
+    assert router._is_bound and router._bind_tries == 0
+    router.close()
