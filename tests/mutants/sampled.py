@@ -174,6 +174,7 @@ AREAS = {
             "wire_fitting",
             "wire_gate",
             "wire_limits",
+            "wire_link_ends",
             "wire_link",
             "wire_messages",
             "wire_silence",

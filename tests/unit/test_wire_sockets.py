@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from shared.config.endpoints import KEY_MARK
-from shared.wire import link, sockets
+from shared.wire import sockets
 from shared.wire.key_files import NODE, ROUTER
 from shared.wire.keyring import KeyRing
 from shared.wire.link_options import LinkOptions
@@ -89,26 +89,6 @@ def test_monitors_hear_all_that_is_asked_of_them() -> None:
     router = (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, *FAILED)
     assert int(sockets.DEALER_EVENTS) == sum(int(event) for event in dealer)
     assert int(sockets.ROUTER_EVENTS) == sum(int(event) for event in router)
-
-
-class Ends:
-    """Stands in for what has an end, and says when it comes."""
-
-    def __init__(self, name: str, said: list[str]) -> None:
-        self._name, self._said = name, said
-
-    def close(self) -> None:
-        self._said.append(self._name)
-
-    term = close
-
-
-def test_a_context_ends_after_its_sockets() -> None:
-    """The end of a context waits for sockets that are open, for ever."""
-    said: list[str] = []
-    parts = [Ends(name, said) for name in ("context", "authenticator", "router")]
-    link.close_router(*parts)  # type: ignore[arg-type]
-    assert said == ["router", "authenticator", "context"]
 
 
 @pytest.mark.parametrize(("kind", "name", "has_key"), [(NODE, "p", True), (ROUTER, "router", False)])
