@@ -154,7 +154,7 @@ AREAS = {
         ),
         quick=(
             *("router_dispatch", "router_resume", "router_registry", "router_journal", "router_pairs", "router_moves"),
-            *("router_suspects", "router_kinds", "router_absence", "two_routers"),
+            *("router_suspects", "router_kinds", "router_absence", "router_scores", "two_routers"),
         ),
         slow=(),
         simulations=WHOLE_CLUSTER,
@@ -174,6 +174,7 @@ AREAS = {
             "wire_fitting",
             "wire_gate",
             "wire_limits",
+            "wire_link_ends",
             "wire_link",
             "wire_messages",
             "wire_silence",

@@ -81,3 +81,15 @@ def test_lengths_behind_a_step_of_nobody_are_those_of_the_step_before() -> None:
     assert newest is not None and engine.newest_publish() is newest
     script.finish()
     script.core.close()
+
+
+def test_whoever_asks_for_lengths_or_results_finds_late_sampling_launched() -> None:
+    """A pipeline launches a step's sampling a step late: until then there is nothing that one could wait for."""
+    core = make_core(CoreKnobs("inline", width=4))
+    flushed: list[str] = []
+    core.engine.stages.flush = lambda: bool(flushed.append("flushed"))  # type: ignore[method-assign]
+    for ask in (core.engine.newest_publish, core.engine.wait_oldest, core.engine.recover):
+        flushed.clear()
+        ask()
+        assert flushed, ask
+    core.close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.wire.messages import Grant
+from prefill_node.side import PrefillSide
+from shared.sched.events import ChunkReady
+from shared.wire.codec import key_of
+from shared.wire.messages import Grant, Installed, Offer
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
 from tests.support.scripted_core import job
@@ -37,3 +40,47 @@ def test_a_leader_may_end_in_the_step_that_brings_its_sibling_s_first_token(over
         assert net.router.end(other).reason == "length", f"after {rounds} rounds: {net.router.end(other)}"
         assert net.router.streams[other] == expected(one, 1)
         assert_clean(p, d)
+
+
+def test_without_a_prefix_cache_siblings_wait_for_nobody() -> None:
+    """There are no pages of the leader's to share."""
+    one, knobs = job(1, 40, 12), CoreKnobs(chunk_size=32, prefix_cache=False)
+    p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
+    net = Net([p, d])
+    key = net.generate(p, one, d, num_sequences=3)
+    net.tick(name_of(p))
+    assert len(net.messages(Offer)) == 3
+    net.run()
+    for index in range(3):
+        assert net.router.streams[sibling(key, index)] == expected(one, index)
+    assert_clean(p, d)
+
+
+def test_a_peer_that_has_all_and_does_not_answer_is_given_up() -> None:
+    p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs(chunk_size=32))
+    net = Net([p, d])
+    key = key_of(net.generate(p, job(1, 40, 12), d))
+    net.hold = lambda src, dst, message: isinstance(message, Installed)
+    for _ in range(ROUNDS):
+        net.tick(name_of(p))
+        net.tick(name_of(d))
+    assert isinstance(p.side, PrefillSide) and key in p.side.inflight.granted
+    net.at(p.ctx.facts.lease_s + 1)
+    net.tick(name_of(p))
+    assert key not in p.side.inflight.granted and key not in p.ctx.core.requests
+
+
+def test_progress_of_a_request_that_gave_its_memory_away_counts_for_nothing() -> None:
+    p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs(chunk_size=32))
+    net = Net([p, d])
+    key = net.generate(p, job(1, 70, 12), d)
+    net.tick(name_of(p))
+    assert isinstance(p.side, PrefillSide)
+    handoff = p.side.bootstrap.find(key_of(key))
+    assert handoff is not None
+    row, handoff.request.row = handoff.request.row, 0
+    p.side._progressed(ChunkReady(handoff.request, 32), net.now)
+    assert handoff.num_final_tokens == 0
+    handoff.request.row = row
+    p.side._progressed(ChunkReady(handoff.request, 32), net.now)
+    assert handoff.num_final_tokens == 32

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 import zmq
 
+from shared.config.endpoints import KEY_MARK
 from shared.wire import sockets
+from shared.wire.key_files import NODE, ROUTER
+from shared.wire.keyring import KeyRing
 from shared.wire.link_options import LinkOptions
 from shared.wire.peers import PeerClosed, PeerUp, WireStats
 from shared.wire.sockets import DealerSocket, RouterSocket, close_socket, open_socket
+from tests.support.key_folders import make_keys
 
 Context = zmq.Context[zmq.Socket[bytes]]
 OPTIONS = LinkOptions()
@@ -85,3 +89,25 @@ def test_monitors_hear_all_that_is_asked_of_them() -> None:
     router = (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, *FAILED)
     assert int(sockets.DEALER_EVENTS) == sum(int(event) for event in dealer)
     assert int(sockets.ROUTER_EVENTS) == sum(int(event) for event in router)
+
+
+@pytest.mark.parametrize(("kind", "name", "has_key"), [(NODE, "p", True), (ROUTER, "router", False)])
+def test_a_node_s_address_has_the_key_that_it_listens_under(
+    context: Context, tmp_path: Path, kind: str, name: str, has_key: bool
+) -> None:
+    """A router's own peers know its key from their folders."""
+    ring = KeyRing(make_keys(tmp_path / "keys", nodes=("p", "d")), kind, name)
+    router = RouterSocket(context, "tcp://127.0.0.1:0", LinkOptions(ring=ring))
+    plain = RouterSocket(context, "tcp://127.0.0.1:0", OPTIONS)
+    assert router.address.startswith(router.endpoint) and (KEY_MARK in router.address) == has_key
+    assert plain.address == plain.endpoint
+    router.close(), plain.close()
+
+
+def test_tries_to_listen_again_are_counted_anew_each_time(context: Context, tmp_path: Path) -> None:
+    router = RouterSocket(context, f"ipc://{tmp_path}/r", OPTIONS)
+    router.socket.unbind(router.endpoint)
+    router._is_bound, router._bind_tries = False, 7
+    router._bind_again()
+    assert router._is_bound and router._bind_tries == 0
+    router.close()
