@@ -7,9 +7,11 @@ import random
 import pytest
 
 from shared.core.sampling_params import SamplingParams
+from shared.model.interface import LayerMarks
 from shared.node.core import NodeCore
+from shared.sched.events import ChunkLaunched
 from tests.support.core_pair import make_pair, run_pair
-from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs
+from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core
 
 
 def books(core: NodeCore) -> dict[str, int]:
@@ -38,3 +40,20 @@ def test_at_rest_no_book_holds_anybody(retract_every: int) -> None:
         core.scheduler.plan()  # rows that ended leave the batch here
         assert not any(books(core).values()), books(core)
     pair.close()
+
+
+def test_the_chunks_of_a_launched_step_are_announced_for_those_who_are_still_here() -> None:
+    core = make_core(CoreKnobs("inline", chunk_size=16))
+    jobs = [Job(rid, tuple(range(9 + rid)), SamplingParams(max_tokens=3, temperature=0.0), rid) for rid in (0, 1)]
+    stays, leaves = [job.request() for job in jobs]
+    for request in (stays, leaves):
+        core.scheduler.submit(request)
+    plan = core.scheduler.plan()
+    assert plan is not None and plan.num_prefill == 2
+    core.scheduler.abort(leaves.key)
+    core.scheduler.take_events()
+    core.scheduler.launched(plan, LayerMarks((1,)))
+    (announced,) = core.scheduler.take_events()
+    assert isinstance(announced, ChunkLaunched) and announced.key == stays.key
+    core.scheduler.launched(plan, None)
+    assert not core.scheduler.take_events(), "nobody waits for layers"
