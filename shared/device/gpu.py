@@ -59,7 +59,7 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
-    """What another process needs to open a block of device memory. The fields are those that torch gives and takes."""
+    """What another process needs to open a block of device memory: torch's own fields, in torch's order."""
 
     device: int
     storage: bytes

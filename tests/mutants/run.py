@@ -28,12 +28,12 @@ FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
 FILES = ("pyproject.toml",)
 TEST_TIMEOUT_S = 300
 HANG_GUARD_S = 30  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up
-# Failed: pytest.raises that saw nothing raised. The last are the simulations', the hazard detector's, the virtual GPU's
 ORACLES = (
-    "DeadlockError",  # of the simulated streams: the host waits, and nothing can run
     "AssertionError",
     "IntegrityError",
-    "Failed",
+    "Failed",  # pytest.raises that saw nothing raised
+    # the simulations', the hazard detector's, the virtual GPU's
+    "DeadlockError",
     "HazardError",
     "LatencyError",
     "RaceError",

@@ -8,8 +8,8 @@ from prefill_node.side import PrefillSide
 from shared.sched.events import ChunkReady
 from shared.wire.codec import key_of
 from shared.wire.messages import Grant, Installed, Offer
-from tests.support.core_rig import CoreKnobs
-from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of, sibling
+from tests.support.faulty_pair import pair
+from tests.support.node_pair import Net, assert_clean, expected, name_of, sibling
 from tests.support.scripted_core import job
 
 ROUNDS = 10  # by then both are computed
@@ -22,8 +22,7 @@ def test_a_leader_may_end_in_the_step_that_brings_its_sibling_s_first_token(over
     decode node's to repeat, not a part of what it continues (simulation seed 701)."""
     one = job(1, num_prompt, 12)
     for rounds in range(ROUNDS):
-        knobs = CoreKnobs(chunk_size=32, overlap=overlap)
-        p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
+        p, d = pair(overlap=overlap)
         net = Net([p, d])
         key = net.generate(p, one, d, num_sequences=2)
         net.hold = lambda src, dst, message: isinstance(message, Grant)  # the leader is not installed meanwhile
@@ -44,8 +43,7 @@ def test_a_leader_may_end_in_the_step_that_brings_its_sibling_s_first_token(over
 
 def test_without_a_prefix_cache_siblings_wait_for_nobody() -> None:
     """There are no pages of the leader's to share."""
-    one, knobs = job(1, 40, 12), CoreKnobs(chunk_size=32, prefix_cache=False)
-    p, d = make_node("prefill", "p0", knobs), make_node("decode", "d0", knobs)
+    one, (p, d) = job(1, 40, 12), pair(prefix_cache=False)
     net = Net([p, d])
     key = net.generate(p, one, d, num_sequences=3)
     net.tick(name_of(p))
@@ -57,7 +55,7 @@ def test_without_a_prefix_cache_siblings_wait_for_nobody() -> None:
 
 
 def test_a_peer_that_has_all_and_does_not_answer_is_given_up() -> None:
-    p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs(chunk_size=32))
+    p, d = pair()
     net = Net([p, d])
     key = key_of(net.generate(p, job(1, 40, 12), d))
     net.hold = lambda src, dst, message: isinstance(message, Installed)
@@ -71,7 +69,7 @@ def test_a_peer_that_has_all_and_does_not_answer_is_given_up() -> None:
 
 
 def test_progress_of_a_request_that_gave_its_memory_away_counts_for_nothing() -> None:
-    p, d = make_node("prefill", "p0", CoreKnobs(chunk_size=32)), make_node("decode", "d0", CoreKnobs(chunk_size=32))
+    p, d = pair()
     net = Net([p, d])
     key = net.generate(p, job(1, 70, 12), d)
     net.tick(name_of(p))

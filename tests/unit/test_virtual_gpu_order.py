@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.support.virtual_gpu.device import VirtualGpu, make_device
+from tests.support.virtual_gpu.device import VirtualGpu, VirtualStream, make_device
 from tests.support.virtual_gpu.races import RaceError
 
 SEEDS = 40
@@ -96,23 +96,29 @@ def test_weights_cast_on_the_default_stream_before_the_first_forward() -> None:
     assert races(pattern, False) and not races(pattern, True)
 
 
+def read_elsewhere_and_dropped(gpu: VirtualGpu, keep: Callable[[torch.Tensor, VirtualStream], None]) -> torch.Tensor:
+    """A temporary is made on the default stream, read on the schedule stream behind an event, and dropped: the next
+    allocation gets its memory. `keep` is called before it is dropped."""
+    schedule, made = gpu.new_stream(gpu.device), gpu.new_event()
+    delta = torch.tensor(WANTED, device=gpu.device)
+    made.record()
+    schedule.wait_event(made)
+    with gpu.use_stream(schedule):
+        out = delta + 0
+    keep(delta, schedule)
+    del delta
+    torch.zeros(4, dtype=torch.int64, device=gpu.device)
+    gpu.synchronize(gpu.device)
+    return out.cpu()
+
+
 def test_a_temporary_of_one_stream_is_freed_while_another_still_reads_it() -> None:
-    """Made on the default stream, read on the schedule stream behind an event, dropped at once: the next allocation
-    gets its memory. The race detector forgets freed memory, so only the numbers show it."""
+    """The race detector forgets freed memory, so only the numbers show it."""
 
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:
-        schedule, event = gpu.new_stream(gpu.device), gpu.new_event()
-        delta = torch.tensor(WANTED, device=gpu.device)
-        event.record()
-        schedule.wait_event(event)
-        with gpu.use_stream(schedule):
-            out = delta + 0
-        if right:
-            gpu.record_stream(delta, schedule)
-        del delta
-        torch.zeros(4, dtype=torch.int64, device=gpu.device)
-        gpu.synchronize(gpu.device)
-        return out.cpu()
+        return read_elsewhere_and_dropped(
+            gpu, lambda delta, reader: gpu.record_stream(delta, reader) if right else None
+        )
 
     assert wrong_numbers(pattern, False) and not wrong_numbers(pattern, True)
 
@@ -121,19 +127,13 @@ def test_a_temporary_kept_until_its_reader_is_done() -> None:
     """As the engine does it: a lease holds the tensor until the step's event."""
 
     def pattern(gpu: VirtualGpu, right: bool) -> torch.Tensor:
-        schedule, made, read = gpu.new_stream(gpu.device), gpu.new_event(), gpu.new_event()
-        delta = torch.tensor(WANTED, device=gpu.device)
-        made.record()
-        schedule.wait_event(made)
-        with gpu.use_stream(schedule):
-            out = delta + 0
-            read.record()
-        if right:
-            read.synchronize()
-        del delta
-        torch.zeros(4, dtype=torch.int64, device=gpu.device)
-        gpu.synchronize(gpu.device)
-        return out.cpu()
+        def hold(delta: torch.Tensor, reader: VirtualStream) -> None:
+            read = gpu.new_event()
+            read.record(reader)
+            if right:
+                read.synchronize()
+
+        return read_elsewhere_and_dropped(gpu, hold)
 
     assert wrong_numbers(pattern, False) and not wrong_numbers(pattern, True)
 

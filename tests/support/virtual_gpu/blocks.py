@@ -60,7 +60,7 @@ _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _freed = Freed()
-_wrapped: dict[int, tuple[Any, ...]] = {}  # by address: records, what must live as long as they, and whom to tell
+_wrapped: dict[int, tuple[Any, ...]] = {}  # by address: the record, what it points to, and its `on_free`
 
 
 def hear_freed() -> None:

@@ -7,9 +7,9 @@
         y = (x * 2).cpu()
     assert counts.syncs == 1, counts.by_place
 
-eager: what is launched runs at once; for counting, and for CUDA's rules. deferring: it runs later, in an order that the
-seed draws from those that waits, events and synchronize allow; copies from pinned memory read it when they run, freed
-memory is overwritten in the order of its stream, and torch's own race detector watches.
+eager: a launch runs at once. This mode counts crossings and keeps CUDA's rules.
+deferring: a launch runs later. The seed draws one of the orders that waits, events and synchronize allow. Copies read
+pinned memory when they run, freed memory is overwritten in the order of its stream, and torch's race detector watches.
 """
 
 from __future__ import annotations

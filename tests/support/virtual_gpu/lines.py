@@ -32,7 +32,7 @@ def executable(path: str) -> set[int]:
 
 
 def lines_of(code: CodeType) -> Iterator[int]:
-    """The head of a function counts where it is made; inside, it is no line."""
+    """Lines of the code object, without the head of its function: the code around it runs that one."""
     for _, _, line in code.co_lines():
         if line and (line != code.co_firstlineno or code.co_name == "<module>"):
             yield line

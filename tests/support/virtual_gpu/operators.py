@@ -24,7 +24,7 @@ STOPPING = {
 MASKS = (torch.bool, torch.uint8)
 # Their `indices` may be on the CPU: the device fetches them. The first has fetched them already when it comes here.
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl", "aten::_index_put_impl_"}
-# Besides pointwise ones: those that take a CPU tensor of no dimension for a number.
+# These take a CPU tensor of no dimension for a number; pointwise operators all do.
 SCALARS = {
     "aten::floor_divide",
     "aten::floor_divide_",

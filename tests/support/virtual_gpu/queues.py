@@ -22,7 +22,7 @@ CHANGE_RATES = (0.0, 0.05, 0.2, 0.5)
 RUN_LENGTHS = (1, 2, 5, 20)
 FRUITLESS_POLLS = 8  # a host that only polls must still see the device move
 PACES_S = (0.0, 0.0002, 0.001)  # what a sleeping waiter leaves to the host's thread between two items
-HELD_PACE_S = 0.0005
+HELD_PACE_S = 0.0005  # between two looks of a waiter while another thread holds the device
 
 
 class Mark:
