@@ -72,16 +72,19 @@ class CudaMarks:
             return False
         self._marks[event] = mark
         self._pending.put((event, mark))
-        for go_on in self._held.pop(event, ()):
-            go_on()
+        self._go_on(event)
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
         """The event has not fired. Call `go_on` when it has, on the thread that launches; a device fault completes it
         without a mark."""
         if event not in self._held:
-            event.add_callback(lambda _: [held() for held in self._held.pop(event, ())])
+            event.add_callback(self._go_on)
         self._held.setdefault(event, []).append(go_on)
+
+    def _go_on(self, event: Event) -> None:
+        for go_on in self._held.pop(event, ()):
+            go_on()
 
     def mark_of(self, event: Event) -> GpuEvent | None:
         return self._marks.get(event)
@@ -112,9 +115,9 @@ class CudaStream:
     """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
     `taken`: handles of streams that this one must not be.
 
-    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits for
-    such an event itself. Behind it launches are held, in their order, until it fires: on the thread that fires it, which
-    must be the one that launches.
+    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits
+    for such an event itself. The stream holds what is launched behind such an event, in order, until it fires. The
+    thread that fires it then launches what was held; it must be the thread that launches everything else.
     """
 
     def __init__(

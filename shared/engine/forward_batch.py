@@ -1,5 +1,5 @@
-"""ForwardBatch: a plan on the device. Built, read and changed on the forward stream by the worker; the scheduler's batch
-is never written from here (S8)."""
+"""ForwardBatch: a plan on the device. The worker builds, reads and changes it on the forward stream. It never writes
+the scheduler's batch (S8)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ForwardBatch:
         knobs = None
         if sampling is not None:
             knobs = BothKnobs(sampling, Knobs(**{name: sent.pop(KNOB + name) for name in sampling.named()}))
-        arrays = StepArrays(**{"adapters": None, "encoder_lens": None, "sampled": None, **sent})
+        arrays = StepArrays(**sent)
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
         inputs = ModelInputs(

@@ -39,7 +39,8 @@ def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
     """As a step's results carry them."""
     found: dict[str, torch.Tensor] = {}
     for index, one in enumerate(scores):
-        found |= {f"score{index}.own": one.logprobs, f"score{index}.ids": one.top_ids, f"score{index}.top": one.top_logprobs}
+        name = f"score{index}"
+        found |= {f"{name}.own": one.logprobs, f"{name}.ids": one.top_ids, f"{name}.top": one.top_logprobs}
     return found
 
 

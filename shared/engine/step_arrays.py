@@ -37,7 +37,6 @@ class StepArrays(Generic[A]):
     offsets: A  # (T,) its place among the row's tokens
     logits_idx: A  # (E,) the token of each output
     output_rows: A  # (E,) its batch row
-    sampled: A | None  # outputs that are not only scored, as indices of E; None: all
     output_of: A  # (B, width) which of the sampled outputs is row b's j-th; clamped where a row has fewer
     chunk_ids: A  # (C,) tokens of the chunks
     next_prompt_ids: A  # (P,)
@@ -45,8 +44,9 @@ class StepArrays(Generic[A]):
     history_rows: A  # batch rows whose accepted drafts it takes
     seeded: A  # int32, tokens of all history seeds, one after another
     scored: A  # ids of all scored prompt tokens, one share after another
-    adapters: A | None  # (T,); None: nobody has one
-    encoder_lens: A | None  # (B,)
+    adapters: A | None = None  # (T,); None: nobody has one
+    encoder_lens: A | None = None  # (B,)
+    sampled: A | None = None  # outputs that are not only scored, as indices of E; None: all
 
     def named(self) -> dict[str, A]:
         """What there is."""

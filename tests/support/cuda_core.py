@@ -1,5 +1,5 @@
-"""A node's core with a tiny real network in float32: on the CPU, or on the virtual GPU by the streams, events and copies
-of the CUDA backend."""
+"""A node's core with a tiny real network in float32: on the CPU, or on the virtual GPU by the CUDA backend's streams,
+events and copies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engine on the virtual GPU, by the CUDA backend's own streams: the CPU's streams, one copy each way a step, and the
-host waits for nothing."""
+"""The engine on the virtual GPU, by the CUDA backend's own streams: it gives the CPU's streams, copies once each way a
+step, and the host waits for nothing."""
 
 from __future__ import annotations
 
