@@ -109,14 +109,15 @@ class StepLease:
         """Give the result and drop all references. Raises what the step raised, after the references are gone."""
         assert self.result is not None
         copy, error = self.result.result, self.result.error
-        result = None
-        if error is None and copy is not None:
+        try:
+            if error is not None:
+                raise error
+            if copy is None:
+                return None
             assert isinstance(self.work, StepPlan)
-            result = read_result(self.work, copy.read(), self.times.seconds())
-        self.drop()
-        if error is not None:
-            raise error
-        return result
+            return read_result(self.work, copy.read(), self.times.seconds())
+        finally:
+            self.drop()
 
     def drop(self) -> None:
         """Let go of everything; the step is done, and nothing of it is read any more."""

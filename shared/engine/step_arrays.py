@@ -50,8 +50,11 @@ class StepArrays(Generic[A]):
 
     def named(self) -> dict[str, A]:
         """What there is."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        values = ((name, getattr(self, name)) for name in NAMES)
+        return {name: value for name, value in values if value is not None}
+
+
+NAMES = tuple(one.name for one in fields(StepArrays))
 
 
 def step_arrays(plan: StepPlan, chunk_ids: Int64s) -> StepArrays[np.ndarray]:
