@@ -30,7 +30,10 @@ class ModelConfig:
         choices=("auto", "int8", "fp8"),
     )
     weight_dtype: str = option(
-        "auto", "number format of the layers' weights; int8, fp8: a scale per output", choices=("auto", "int8", "fp8")
+        "auto",
+        "number format of weights; file: a GGUF file's own blocks; int8: blocks of 32 with a scale (both round what "
+        "they multiply to bytes, and are the fastest on a CPU); fp8: a scale per output",
+        choices=("auto", "file", "int8", "fp8"),
     )
     served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")
     max_context: int = option(0, "longest prompt + answer in tokens; 0: what the model was trained for", low=0)

@@ -58,17 +58,23 @@ def compile_task(function: Callable[[Any, int], None]) -> Any:
     return compile_c(function, types.void(WORDS, types.int64))
 
 
-def compile_c(function: Callable[..., None], signature: Any) -> Any:
+def compile_exact_task(function: Callable[[Any, int], None]) -> Any:
+    """The same, but every float operation is done and rounded as it is written."""
+    return compile_c(function, types.void(WORDS, types.int64), exact=True)
+
+
+def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
     """Compiled code is kept on disk: beside the source, or in the user's cache directory when the source is read-only.
     Where neither can be written it is compiled anew in every process. Closures may hold numbers only (the key of the
     disk cache is made of them).
     """
     stamp_name(function)
+    fast: Any = False if exact else FAST_MATH
     try:
-        return cfunc(signature, cache=True, fastmath=FAST_MATH, error_model="numpy")(function)
+        return cfunc(signature, cache=True, fastmath=fast, error_model="numpy")(function)
     except RuntimeError as error:
         logging.getLogger(__name__).warning("compiled kernels can't be kept on disk: %s", error)
-        return cfunc(signature, fastmath=FAST_MATH, error_model="numpy")(function)
+        return cfunc(signature, fastmath=fast, error_model="numpy")(function)
 
 
 def stamp_name(function: Callable[..., Any]) -> None:
@@ -174,6 +180,12 @@ def halves_at(typing_context: Any, address: Any) -> Any:
 def ints_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to int32."""
     return _pointer(address, types.int32)
+
+
+@emitted
+def bytes_at(typing_context: Any, address: Any) -> Any:
+    """int64 address -> pointer to int8."""
+    return _pointer(address, types.int8)
 
 
 @emitted

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from shared.kernel import block_weights
+from shared.kernel.block_weights import BlockWeights
 from shared.kernel.quantized import dequantize, quantize
 
 
@@ -23,10 +25,12 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+Weight = torch.Tensor | BlockWeights  # (out, in)
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from weight (out, in) and bias (out,)
+WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # the same
 Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own) -> (M, all): of all ranks that share a product out
 Head = Callable[[torch.Tensor], torch.Tensor]  # the last product: float32 whatever it is given, for bfloat16 ties
-HeadFactory = Callable[[torch.Tensor], Head]
+HeadFactory = Callable[[Weight], Head]
 
 
 class PlainLinear:
@@ -64,6 +68,21 @@ class PackedLinear:
     def product(self, x: torch.Tensor) -> torch.Tensor:
         # torch.ops has no types.
         return self._run(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+class PlainBlockLinear:
+    """The definition of the product with weights in blocks, for any device: exact, and slow. `out_dtype`: that of x
+    when not given."""
+
+    def __init__(
+        self, weight: BlockWeights, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight, self._out_dtype = weight, out_dtype
+        self._bias = weight.scales.new_zeros(self.out_features) if bias is None else bias.float()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return block_weights.product(x, self._weight, self._bias).to(self._out_dtype or x.dtype)
 
 
 class QuantizedLinear:

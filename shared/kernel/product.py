@@ -75,6 +75,10 @@ class TileLinear:
         """Rows of the result are as long as they seem: no columns were filled up."""
         return len(self._bias) == self.out_features
 
+    def scratch_bytes(self, num_rows: int) -> int:
+        """What one share needs besides: nothing."""
+        return 0
+
     def empty(self, num_rows: int) -> torch.Tensor:
         """What a task of this product writes to."""
         return torch.empty((num_rows, len(self._bias)), dtype=self.out_dtype)

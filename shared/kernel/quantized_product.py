@@ -1,4 +1,4 @@
-"""Matrix products on the CPU with weights of one byte each and a scale per output, summed in float32.
+"""Matrix products on the CPU with weights in fp8 (e4m3) and a scale per output, summed in float32.
 
 On processors with wide registers each result is summed in the order of k, as in shared/kernel/product.py, whose tiles
 these are: a token's result does not depend on the other rows of its step.
@@ -51,17 +51,17 @@ EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
 class QuantizedTileLinear:
     """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16; keeps its own packed bytes of the weight."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, team: Team) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, team: Team) -> None:
         self.out_features, self.in_features = weight.shape
         self._dtype = weight.dtype
-        data, scale = quantize(weight, dtype)
+        data, scale = quantize(weight, torch.float8_e4m3fn)
         self._packed = pack_bytes(data)
         padded = len(self._packed) * TILE_COLUMNS
         self._scale, self._bias = torch.zeros(padded), torch.zeros(padded)
         self._scale[: self.out_features] = scale
         if bias is not None:
             self._bias[: self.out_features] = bias
-        task = make_byte_task(weight.dtype == torch.bfloat16, dtype != torch.int8)
+        task = make_byte_task(weight.dtype == torch.bfloat16)
         self._program = Program(team, [task], np.zeros((1, NUM_WORDS), np.int64))
         words = self._program.words[0]
         words[NUM_TILES], words[DEPTH] = self._packed.shape[:2]
@@ -86,7 +86,7 @@ def pack_bytes(data: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def make_byte_task(is_half: bool, is_float8: bool) -> Any:
+def make_byte_task(is_half: bool) -> Any:
     """A share is a run of tiles. x and the results are bfloat16 if `is_half`, else float32."""
     item = 2 if is_half else 4
 
@@ -101,13 +101,13 @@ def make_byte_task(is_half: bool, is_float8: bool) -> Any:
             while left > 0:
                 if left >= MOST_ROWS:
                     rows = MOST_ROWS
-                    multiply_bytes(6, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                    multiply_bytes(6, is_half, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
                 elif left >= 3:
                     rows = 3
-                    multiply_bytes(3, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                    multiply_bytes(3, is_half, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
                 else:
                     rows = 1
-                    multiply_bytes(1, is_half, is_float8, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
+                    multiply_bytes(1, is_half, x, row_bytes, weight, depth, bias, scale, out, out_bytes)
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
@@ -120,7 +120,6 @@ def multiply_bytes(
     typing_context: Any,
     rows: Any,
     is_half: Any,
-    is_float8: Any,
     x: Any,
     x_stride: Any,
     weight: Any,
@@ -130,15 +129,14 @@ def multiply_bytes(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """bias + scale * sums of `rows` rows and BLOCKS column blocks over all k. The first three are constants, all others
+    """bias + scale * sums of `rows` rows and BLOCKS column blocks over all k. The first two are constants, all others
     but depth addresses and bytes."""
-    if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, is_float8)):
-        raise TypeError("rows, is_half and is_float8 must be constants")
+    if not all(isinstance(constant, types.Literal) for constant in (rows, is_half)):
+        raise TypeError("rows and is_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, scale_at, out_at, out_bytes = args
+        _, _, x_at, row_bytes, weight_at, steps, bias_at, scale_at, out_at, out_bytes = args
         half, item = is_half.literal_value, 2 if is_half.literal_value else 4
-        widen = _float8s if is_float8.literal_value else _int8s
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
@@ -147,7 +145,7 @@ def multiply_bytes(
         with cgutils.for_range(builder, steps) as loop:
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(TILE_COLUMNS)))
             emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD // 4)))
-            columns = [widen(builder, step_at, LONG(COLUMNS * b)) for b in range(BLOCKS)]
+            columns = [_float8s(builder, step_at, LONG(COLUMNS * b)) for b in range(BLOCKS)]
             for r, at in enumerate(row_at):
                 step = _one_input(builder, builder.add(at, builder.mul(loop.index, LONG(item))), half)
                 for b, column in enumerate(columns):
@@ -162,7 +160,7 @@ def multiply_bytes(
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
-    return types.void(rows, is_half, is_float8, *(types.int64,) * 8), codegen
+    return types.void(rows, is_half, *(types.int64,) * 8), codegen
 
 
 def _bytes_at(builder: Any, address: Any, num_bytes: Any) -> Any:
@@ -170,14 +168,9 @@ def _bytes_at(builder: Any, address: Any, num_bytes: Any) -> Any:
     return builder.load(builder.inttoptr(builder.add(address, num_bytes), kind.as_pointer()), align=1)
 
 
-def _int8s(builder: Any, address: Any, num_bytes: Any) -> Any:
-    """16 of them, as the bits of float32."""
-    wide = builder.sitofp(builder.sext(_bytes_at(builder, address, num_bytes), STEPS), SUMS)
-    return builder.bitcast(wide, STEPS)
-
-
 def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
-    """The same bits in float32's places stand for a number 2^120 times smaller, denormal ones too."""
+    """16 of them, as the bits of float32. An fp8 number's own bits, in float32's places, stand for a number 2^120 times
+    smaller, denormal ones too."""
 
     def constant(value: int) -> Any:
         return ir.Constant(STEPS, [value] * COLUMNS)

@@ -12,7 +12,9 @@ import torch
 import xxhash
 
 from shared.core.errors import ConfigError
+from shared.kernel.block_weights import BlockWeights
 from shared.model.config import LlamaConfig, config_from_gguf
+from shared.model.gguf_blocks import blocks_of
 from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 ROWS_TOGETHER = 64
@@ -86,13 +88,29 @@ class GgufFile:
         if found is None:
             raise ConfigError(f"{self.path} has no tensor {_gguf_name(name)}")
         values = dequantize(found.data, found.tensor_type)
-        kind = name.rpartition(".")[2]
-        if self.config.family == "llama" and kind in ("q", "q_bias", "k", "k_bias"):
-            heads = self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
+        heads = self._rotary_heads(name)
+        if heads:
             values = split_rotary_halves(values, heads)
         if not values.flags.writeable:
             values = values.copy()
         return torch.from_numpy(values)
+
+    def blocks(self, name: str) -> BlockWeights | None:
+        """The matrix in the file's own blocks, rotary halves apart; None where the file has plain numbers."""
+        found = self._tensors[_gguf_name(name)]
+        blocks = blocks_of(found.data.view(np.ndarray), found.tensor_type.name)
+        heads = self._rotary_heads(name)
+        if blocks is None or not heads:
+            return blocks
+        order = split_rotary_halves(np.arange(blocks.shape[0]), heads)
+        return blocks.take(torch.from_numpy(order))
+
+    def _rotary_heads(self, name: str) -> int:
+        """How many heads of the tensor have their rotary pairs side by side in the file; 0: it has none."""
+        kind = name.rpartition(".")[2]
+        if self.config.family != "llama" or kind not in ("q", "q_bias", "k", "k_bias"):
+            return 0
+        return self.config.num_heads if kind.startswith("q") else self.config.num_kv_heads
 
     def content_hash(self) -> str:
         """xxh3 over the whole file: a second or less per 5 GB once it is in the page cache."""

@@ -10,8 +10,20 @@ from dataclasses import dataclass
 import torch
 
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
+from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
-from shared.kernel.linear import FloatHead, Head, HeadFactory, Linear, LinearFactory, QuantizedLinear, pick_linear
+from shared.kernel.linear import (
+    FloatHead,
+    Head,
+    HeadFactory,
+    Linear,
+    LinearFactory,
+    PlainBlockLinear,
+    QuantizedLinear,
+    Weight,
+    WeightFactory,
+    pick_linear,
+)
 from shared.kernel.quantized import DTYPES
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
@@ -19,15 +31,19 @@ from shared.model.config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """ "int8", "fp8", or "auto": as the model's dtype."""
+    """ "int8", "fp8", or "auto": as the model's dtype. Weights may be "file", too: in the blocks of their GGUF file."""
 
     kv: str = "auto"
-    weights: str = "auto"  # of the layers' products; embedding and head stay as they are
+    weights: str = "auto"  # of the layers' products, and unless it is "fp8" of the head; the embedding stays as it is
+
+    @property
+    def in_blocks(self) -> bool:
+        return self.weights in ("int8", "file")
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    make_weight: LinearFactory  # a layer's products
+    make_weight: WeightFactory  # a layer's products
     make_linear: LinearFactory  # others: adapters, draft heads
     make_head: HeadFactory
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]  # of all layers, or of two kinds
@@ -65,13 +81,22 @@ def has_numba() -> bool:
 def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
     make_float, make_linear = pick_linear(device, torch.float32), pick_linear(device, dtype)
 
-    def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return QuantizedLinear(weight, bias, DTYPES[formats.weights])
+    def make_weight(weight: Weight, bias: torch.Tensor | None) -> Linear:
+        if isinstance(weight, BlockWeights):
+            return PlainBlockLinear(weight, bias)
+        if formats.weights == "fp8":
+            return QuantizedLinear(weight, bias, DTYPES["fp8"])
+        return make_linear(weight, bias)
+
+    def make_head(weight: Weight) -> Head:
+        if isinstance(weight, BlockWeights):
+            return PlainBlockLinear(weight, out_dtype=torch.float32)
+        return FloatHead(make_float(weight.float(), None))
 
     return Kernels(
-        make_weight=make_linear if formats.weights == "auto" else make_bytes,
+        make_weight=make_weight,
         make_linear=make_linear,
-        make_head=lambda weight: FloatHead(make_float(weight.float(), None)),
+        make_head=make_head,
         make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
         blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
     )
@@ -81,6 +106,7 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
     """What ours don't take (an odd size, an older processor) the library does."""
     from shared.kernel import product
     from shared.kernel.attention_numba import NumbaAttention, supports
+    from shared.kernel.block_product import BlockTileLinear
     from shared.kernel.blocks_numba import NumbaBlocks
     from shared.kernel.quantized_product import QuantizedTileLinear
 
@@ -91,12 +117,18 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
         ours = product.supports(weight.shape[1], dtype)
         return product.TileLinear(weight, bias, team) if ours else library.make_linear(weight, bias)
 
-    def make_bytes(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def make_weight(weight: Weight, bias: torch.Tensor | None) -> Linear:
+        if isinstance(weight, BlockWeights):
+            return BlockTileLinear(weight, bias, team, dtype)
+        if formats.weights != "fp8":
+            return make_linear(weight, bias)
         if not product.supports(weight.shape[1], torch.float32):
             return library.make_weight(weight, bias)
-        return QuantizedTileLinear(weight, bias, DTYPES[formats.weights], team)
+        return QuantizedTileLinear(weight, bias, team)
 
-    def make_head(weight: torch.Tensor) -> Head:
+    def make_head(weight: Weight) -> Head:
+        if isinstance(weight, BlockWeights):
+            return BlockTileLinear(weight, None, team, dtype, torch.float32)
         ours = product.supports(weight.shape[1], dtype)
         return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
 
@@ -109,7 +141,6 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
 
     inner = [config.intermediate_size] + ([] if config.experts is None else [config.experts.intermediate_size])
     blocks = NumbaBlocks(config.hidden_size, tuple(inner), config.rms_eps, dtype, team, is_gelu(config))
-    make_weight = make_linear if formats.weights == "auto" else make_bytes
     return Kernels(make_weight, make_linear, make_head, make_attention, blocks, team)
 
 

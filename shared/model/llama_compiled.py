@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel import attention_numba as attention
+from shared.kernel import block_product, product
 from shared.kernel import blocks_numba as blocks
-from shared.kernel import product
+from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.jit import NUM_ROWS
 from shared.kernel.product import TILE_COLUMNS, TileLinear
 from shared.kernel.program import Program
@@ -41,7 +42,8 @@ from shared.model.weights import LayerWeights, LlamaWeights
 BEFORE, TAKEN = 4, 2  # a layer's tasks up to its attention, and what takes the wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # from there on
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
-NUM_WORDS = max(attention.NUM_WORDS, blocks.NUM_WORDS, product.NUM_WORDS)
+NUM_WORDS = max(attention.NUM_WORDS, blocks.NUM_WORDS, product.NUM_WORDS, block_product.NUM_WORDS)
+TaskLinear = TileLinear | BlockTileLinear  # a product that is a task
 Index = npt.NDArray[np.int64]
 
 
@@ -101,11 +103,17 @@ def obstacle(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights) -> str
     if not attention.supports(attention_shape(config)):
         return f"no kernel for heads of {config.head_dim}"
     linears = [linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-    if not all(isinstance(linear, TileLinear) for linear in (*linears, weights.head)):
+    if not all(isinstance(linear, TaskLinear) for linear in (*linears, weights.head)):
         return "not every product has a kernel here"
-    if not all(isinstance(linear, TileLinear) and linear.is_whole for linear in linears):
+    if not all(isinstance(linear, TaskLinear) and linear.is_whole for linear in linears):
         return f"a product's columns are no multiple of {TILE_COLUMNS}"
     return None
+
+
+def as_task(linear: object) -> TaskLinear:
+    """A product or head that `obstacle` has let pass."""
+    assert isinstance(linear, TaskLinear)
+    return linear
 
 
 class CompiledLlama:
@@ -168,8 +176,7 @@ class CompiledLlama:
         return output
 
     def _run_to_end(self, wanted: torch.Tensor, layers: LayerMarks | None) -> ModelOutput:
-        at, words, head = self._at, self._words, self._weights.head
-        assert isinstance(head, TileLinear)
+        at, words, head = self._at, self._words, as_task(self._weights.head)
         hidden, logits = torch.empty(len(wanted), self.config.hidden_size, dtype=self._dtype), head.empty(len(wanted))
         words[[at.take_residual, at.take_attended], blocks.WEIGHT] = wanted.data_ptr()
         words[at.last_norm, blocks.OUT] = words[at.head, product.X] = hidden.data_ptr()
@@ -211,14 +218,17 @@ class CompiledLlama:
         gate = blocks.make_gate(config.intermediate_size, is_half, is_gelu(config))
         post = [blocks.make_rows_norm(config.hidden_size, config.rms_eps, is_half)] * config.style.post_norms
         attend = attention.make_tasks(attention_shape(config), self._dtype)
-        multiply = product.make_task(is_half, is_half)
-        front, back = [norm, multiply, *attend], [multiply, *post, norm, multiply, gate, multiply, *post]
-        fronts = [front + self._capture(layer) for layer in range(len(self._layers))]
+        layers = [self._weights.layers[layer] for layer in self._layers]
+        fronts = [[norm, as_task(layer.qkv).task, *attend, *self._capture(index)] for index, layer in enumerate(layers)]
+        backs = [
+            [as_task(layer.out).task, *post, norm, as_task(layer.gate_up).task, gate, as_task(layer.down).task, *post]
+            for layer in layers
+        ]
         take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
-        inner = [task for front in fronts[:-1] for task in front + back]
-        end = [norm, product.make_task(is_half, False)]
+        inner = [task for front, back in zip(fronts[:-1], backs, strict=False) for task in front + back]
+        end = [norm, as_task(self._weights.head).task]
         embed = blocks.make_embed(config.hidden_size, is_half, embed_scale(config, self._dtype))
-        last = [*fronts[-1], *take, *back, *end] if self._span.is_last else [*fronts[-1], *back]
+        last = [*fronts[-1], *take, *backs[-1], *end] if self._span.is_last else [*fronts[-1], *backs[-1]]
         return [*[embed] * self._span.is_first, *inner, *last]
 
     def _capture(self, layer: int) -> list[Any]:
@@ -233,11 +243,23 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
+        for task, linear in self._products():
+            linear.fill(words[task])
         if not self._span.is_last:
             return
         words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()
-        assert isinstance(weights.head, TileLinear)
-        weights.head.fill(words[at.head])
+
+    def _products(self) -> list[tuple[int, TaskLinear]]:
+        """Where each product's task is."""
+        at = self._at
+        found = [
+            (int(tasks[index]), as_task(linear))
+            for index, layer in enumerate(self._weights.layers[layer] for layer in self._layers)
+            for tasks, linear in (
+                (at.qkv, layer.qkv), (at.out, layer.out), (at.gate_up, layer.gate_up), (at.down, layer.down)
+            )
+        ]  # fmt: skip
+        return [*found, (at.head, as_task(self._weights.head))] if self._span.is_last else found
 
     def _fill_layer(self, index: int, layer: LayerWeights) -> None:
         at, words = self._at, self._words
@@ -249,10 +271,6 @@ class CompiledLlama:
         for task in (at.write[index], at.attend[index]):
             words[task, attention.Q_NORM] = 0 if layer.q_norm is None else layer.q_norm.data_ptr()
             words[task, attention.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
-        linears = (layer.qkv, layer.out, layer.gate_up, layer.down)
-        for task, linear in zip((at.qkv, at.out, at.gate_up, at.down), linears, strict=True):
-            assert isinstance(linear, TileLinear)
-            linear.fill(words[task[index]])
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for that many rows, and their addresses in all tasks. Two layers' buffers are never alive at once."""
@@ -268,6 +286,8 @@ class CompiledLlama:
         self._qkv = torch.empty(num_rows, config.q_size + 2 * config.kv_size, dtype=dtype)
         self._gate_up = torch.empty(num_rows, 2 * inner, dtype=dtype)
         self._inner = torch.empty(num_rows, inner, dtype=dtype)
+        own_bytes = max(linear.scratch_bytes(num_rows) for _, linear in self._products())
+        self._scratch = torch.empty(self._team.size, own_bytes, dtype=torch.uint8)  # the products', one after another
         self._connect()
 
     def _connect(self) -> None:
@@ -291,6 +311,10 @@ class CompiledLlama:
                 words[tasks, blocks.SOURCE] = words[tasks, blocks.OUT] = change
         words[at.gate_up, product.X], words[at.gate_up, product.OUT] = normed, self._gate_up.data_ptr()
         words[at.gate, blocks.SOURCE], words[at.gate, blocks.OUT] = self._gate_up.data_ptr(), self._inner.data_ptr()
+        for place, linear in self._products():
+            if isinstance(linear, BlockTileLinear):
+                words[place, block_product.SCRATCH] = self._scratch.data_ptr()
+                words[place, block_product.SCRATCH_BYTES] = self._scratch.shape[1]
         words[at.down, product.X], words[at.down, product.OUT] = self._inner.data_ptr(), change
         if not self._span.is_last:
             return

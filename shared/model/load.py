@@ -78,7 +78,8 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    weights = load_weights(opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head)
+    form = opened.options.formats.weights
+    weights = load_weights(opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form)
     folders = opened.folders.values()
     adapters = [load_adapter(folder.pairs, config, dtype, device, make.make_linear) for folder in folders]
     spec, as_program = opened.spec(), opened.options.kernels == "auto"

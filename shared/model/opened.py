@@ -124,6 +124,8 @@ def open_named(name: str, options: LoadOptions) -> OpenedModel | EncoderFolder |
     if has_encoder(read_json_if_there(path / "config.json")):
         return EncoderFolder(path)
     source = open_model(path)
+    if options.formats.weights == "file" and source.blocks("layers.0.o") is None:
+        raise ConfigError(f"--weight-dtype file: {path} has plain numbers: take auto or int8")
     context = context_of(source, options.max_context)
     folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}
     return OpenedModel(source, options, context, folders)

@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from shared.core.errors import ConfigError
+from shared.kernel.block_weights import BlockWeights
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import hash_files
 from shared.model.hf_config import config_from_hf
@@ -117,6 +118,10 @@ class SafetensorsFolder:
     def tensor(self, name: str) -> torch.Tensor:
         """In the dtype of the file, rows first (out, in)."""
         return self._files.tensor(hf_name(name, self.config.family))
+
+    def blocks(self, name: str) -> BlockWeights | None:
+        """None: such files have plain numbers."""
+        return None
 
     def content_hash(self) -> str:
         return self._files.content_hash()

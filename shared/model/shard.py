@@ -28,7 +28,8 @@ from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
-from shared.kernel.linear import Head
+from shared.kernel.block_weights import BlockWeights
+from shared.kernel.linear import Head, Weight
 from shared.model.config import LlamaConfig
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
@@ -70,10 +71,15 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
     device, dtype = torch.device("cpu"), opened.dtype
     picked = opened.pick_kernels(source.config, device)
 
-    def make_head(weight: torch.Tensor) -> Head:
-        return OwnColumns(picked.make_head(share(weight, group.rank, group.size)), group)
+    def make_head(weight: Weight) -> Head:
+        num_rows = len(weight) if isinstance(weight, torch.Tensor) else weight.shape[0]
+        own = share(torch.arange(num_rows), group.rank, group.size)
+        return OwnColumns(
+            picked.make_head(weight[own] if isinstance(weight, torch.Tensor) else weight.take(own)), group
+        )
 
-    weights = load_weights(source, dtype, device, opened.num_positions, picked.make_weight, make_head)
+    form = opened.options.formats.weights
+    weights = load_weights(source, dtype, device, opened.num_positions, picked.make_weight, make_head, form)
     deltas = [
         load_adapter(source.own_pairs(folder.pairs), source.config, dtype, device, picked.make_linear)
         for folder in opened.folders.values()
@@ -142,6 +148,12 @@ class ShardSource:
         if kind not in CUT_BY:
             raise ConfigError(f"--tp {self._size}: how to share out {name} among ranks is not known")
         return self._own_rows(kind, tensor)
+
+    def blocks(self, name: str) -> BlockWeights | None:
+        kind, blocks = name.rsplit(".", 1)[-1], self._source.blocks(name)
+        if blocks is None or kind in WHOLE:
+            return blocks
+        return blocks.take(self._own_rows(kind, torch.arange(blocks.shape[0])))
 
     def own_pairs(self, pairs: Sequence[LoraPair]) -> list[LoraPair]:
         """Of an adapter: A is whole on every rank, B has the rows that this rank has of the product's weight."""

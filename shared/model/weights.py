@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from shared.kernel.block_weights import INT8, BlockWeights, concatenate, quantize_weight
 from shared.kernel.experts import Experts
-from shared.kernel.linear import Head, HeadFactory, Linear, LinearFactory
+from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
 from shared.kernel.rope import inverse_frequencies, rope_tables, yarn_frequencies
 from shared.model.config import LlamaConfig, RopeConfig
 
@@ -22,6 +23,7 @@ class TensorSource(Protocol):
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> torch.Tensor: ...
+    def blocks(self, name: str) -> BlockWeights | None: ...  # None: the file has it as plain numbers
     def content_hash(self) -> str: ...
 
 
@@ -58,22 +60,39 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     max_context: int,
-    make: LinearFactory,
+    make: WeightFactory,
     make_head: HeadFactory,
+    form: str = "auto",
 ) -> LlamaWeights:
-    """Reads every tensor once. Peak memory is the result plus one layer, as each layer's source is dropped at once."""
+    """Read every tensor once. `form`: of the products' weights, as Formats has it. Peak memory is the result plus one
+    layer, as each layer's source is dropped at once."""
     config = source.config
     embed = source.tensor("embed").to(device, dtype)
-    head = source.tensor("head").to(device, dtype) if not config.tie_embeddings else embed
+    head = read_weight(source, ["embed" if config.tie_embeddings else "head"], dtype, device, form)
     local = config.local_rope
     return LlamaWeights(
         embed=embed,
-        layers=tuple(_load_layer(source, n, dtype, device, make, make_head) for n in range(config.num_layers)),
+        layers=tuple(_load_layer(source, n, dtype, device, make, make_head, form) for n in range(config.num_layers)),
         norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
         head=make_head(head),
         rope=_on(device, rope_of(source, max_context)),
         local_rope=None if local is None else _on(device, rope_tables_of(config.head_dim, local, max_context)),
     )
+
+
+def read_weight(
+    source: TensorSource, names: Sequence[str], dtype: torch.dtype, device: torch.device, form: str
+) -> Weight:
+    """Return the weight of one product, all `names` side by side: in the file's blocks, in blocks that are made of its
+    numbers, or as numbers of the dtype. Rows that blocks don't divide stay numbers."""
+    if form == "file":
+        parts = [part for part in map(source.blocks, names) if part is not None]
+        if len(parts) == len(names):
+            return concatenate(parts).to(device)
+    tensors = [source.tensor(name) for name in names]
+    if form == "int8" and tensors[0].shape[1] % INT8.block == 0:
+        return concatenate([quantize_weight(tensor) for tensor in tensors]).to(device)
+    return torch.cat([tensor.to(device, dtype) for tensor in tensors])
 
 
 def _on(device: torch.device, tables: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,13 +105,17 @@ def _load_layer(
     n: int,
     dtype: torch.dtype,
     device: torch.device,
-    make: LinearFactory,
+    make: WeightFactory,
     make_head: HeadFactory,
+    form: str,
 ) -> LayerWeights:
     config = source.config
 
     def get(name: str, as_dtype: torch.dtype = dtype) -> torch.Tensor:
         return source.tensor(f"layers.{n}.{name}").to(device, as_dtype)
+
+    def weight(*names: str) -> Weight:
+        return read_weight(source, [f"layers.{n}.{name}" for name in names], dtype, device, form)
 
     def norm(name: str) -> torch.Tensor | None:
         if not source.has(f"layers.{n}.{name}"):
@@ -107,14 +130,14 @@ def _load_layer(
     dense = not config.has_experts(n)
     return LayerWeights(
         attn_norm=get("attn_norm", torch.float32) + config.style.norm_offset,
-        qkv=make(torch.cat([get("q"), get("k"), get("v")]), bias("q_bias", "k_bias", "v_bias")),
+        qkv=make(weight("q", "k", "v"), bias("q_bias", "k_bias", "v_bias")),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
-        out=make(get("o"), bias("o_bias")),
+        out=make(weight("o"), bias("o_bias")),
         mlp_norm=get("mlp_norm", torch.float32) + config.style.norm_offset,
-        gate_up=make(torch.cat([get("gate"), get("up")]), None) if dense else None,
-        down=make(get("down"), None) if dense else None,
-        experts=None if dense else _load_experts(config, get, make, make_head),
+        gate_up=make(weight("gate", "up"), None) if dense else None,
+        down=make(weight("down"), None) if dense else None,
+        experts=None if dense else _load_experts(config, get, weight, make, make_head),
         attn_post_norm=norm("attn_post_norm") if config.style.post_norms else None,
         mlp_post_norm=norm("mlp_post_norm") if config.style.post_norms else None,
     )
@@ -123,14 +146,15 @@ def _load_layer(
 def _load_experts(
     config: LlamaConfig,
     get: Callable[[str], torch.Tensor],
-    make: LinearFactory,
+    weight: Callable[..., Weight],
+    make: WeightFactory,
     make_head: HeadFactory,
 ) -> Experts:
     choice = config.experts
     assert choice is not None
     names = [f"experts.{e}" for e in range(choice.count)]
-    gate_ups = [make(torch.cat([get(f"{name}.gate"), get(f"{name}.up")]), None) for name in names]
-    downs = [make(get(f"{name}.down"), None) for name in names]
+    gate_ups = [make(weight(f"{name}.gate", f"{name}.up"), None) for name in names]
+    downs = [make(weight(f"{name}.down"), None) for name in names]
     return Experts(make_head(get("router")), gate_ups, downs, choice.top_k, choice.normalise)
 
 

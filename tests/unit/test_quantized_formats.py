@@ -55,16 +55,15 @@ def test_what_a_byte_loses(name: str) -> None:
 
 @needs_tiles
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(128, 192), (33, 70), (1, 64)])
-def test_our_product_is_the_library_s(name: str, dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
+def test_our_product_is_the_library_s(dtype: torch.dtype, num_inputs: int, num_outputs: int) -> None:
     generator = torch.Generator().manual_seed(num_inputs)
     weight = torch.randn(num_outputs, num_inputs, generator=generator).to(dtype)
     bias = torch.randn(num_outputs, generator=generator).to(dtype)
     x = torch.randn(17, num_inputs, generator=generator).to(dtype)
     for offset in (bias, None):
-        want = QuantizedLinear(weight, offset, DTYPES[name])(x)
-        ours = QuantizedTileLinear(weight, offset, DTYPES[name], Team(2))
+        want = QuantizedLinear(weight, offset, DTYPES["fp8"])(x)
+        ours = QuantizedTileLinear(weight, offset, Team(2))
         got = ours(x)
         assert got.dtype == dtype and got.shape == want.shape
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2)
@@ -76,7 +75,7 @@ def test_our_product_is_the_library_s(name: str, dtype: torch.dtype, num_inputs:
 def test_every_fp8_number_is_read_as_it_is() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     finite = codes[codes.isfinite()]
-    linear = QuantizedTileLinear(finite[None].repeat(3, 1), None, torch.float8_e4m3fn, Team(1))
+    linear = QuantizedTileLinear(finite[None].repeat(3, 1), None, Team(1))
     got = linear(torch.eye(len(finite)))
     assert torch.equal(got, finite[:, None].repeat(1, 3))
 

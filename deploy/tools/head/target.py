@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from shared.core.errors import ConfigError
-from shared.kernel.linear import pick_linear
 from shared.model.config import LayerStyle, LlamaConfig
 from shared.model.eagle_file import default_aux_layers
+from shared.model.kernels import AS_DTYPE, library_kernels
 from shared.model.weights import LayerWeights, TensorSource, load_weights
 
 Tensor = torch.Tensor
@@ -43,7 +43,7 @@ class TargetNet:
         self.config = source.config
         self.dtype = dtype
         self.device = device
-        make = pick_linear(device, dtype)
+        make = library_kernels(source.config, dtype, device, AS_DTYPE).make_weight
         self._weights = load_weights(source, dtype, device, max_context, make, lambda weight: lambda hidden: hidden)
         head = "embed" if source.config.tie_embeddings else "head"
         self.embed = self._weights.embed  # (V, H)

@@ -1,0 +1,140 @@
+"""Weights of few bits in blocks: what they are, and the product that all kernels of them must equal, bit for bit.
+
+    weight[n, k] = scale[n, g] * (number[n, k] - zero) + low[n, g]          g = k // block
+
+A GGUF file stores its tensors so. A product rounds each row of x to bytes, with a scale for each block:
+
+    unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
+    y[r, n]    = bias[n], then for g = 0, 1, ...:
+                 + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
+                 + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
+
+The sums over k are of integers, so their order is nobody's business; all else is said above, so every processor gives
+the same bits. A row's result does not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+LARGEST = 127.0
+SIGN_BIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """`block`: weights that share a scale. `half_scales`: scales and lows are float16 numbers."""
+
+    name: str
+    bits: int  # 4 or 8
+    zero: int
+    has_low: bool = False
+    half_scales: bool = True
+    block: int = 32
+
+
+INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # of a float weight, made at load
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """A matrix (N outputs, K inputs)."""
+
+    format: BlockFormat
+    numbers: torch.Tensor  # (N, K) uint8
+    scales: torch.Tensor  # (N, K / block) float32
+    lows: torch.Tensor | None = None  # (N, K / block) float32, where the format has any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.numbers.shape[0], self.numbers.shape[1]
+
+    def take(self, rows: torch.Tensor | slice) -> BlockWeights:
+        """Some of the outputs, or all in another order."""
+        lows = None if self.lows is None else self.lows[rows]
+        return replace(self, numbers=self.numbers[rows], scales=self.scales[rows], lows=lows)
+
+    def to(self, device: torch.device) -> BlockWeights:
+        lows = None if self.lows is None else self.lows.to(device)
+        return replace(self, numbers=self.numbers.to(device), scales=self.scales.to(device), lows=lows)
+
+    def dense(self) -> torch.Tensor:
+        """(N, K) float32"""
+        block = self.format.block
+        values = (self.numbers.float() - self.format.zero) * self.scales.repeat_interleave(block, dim=1)
+        return values if self.lows is None else values + self.lows.repeat_interleave(block, dim=1)
+
+
+def quantize_weight(weight: torch.Tensor) -> BlockWeights:
+    """Return INT8 blocks of (N, K) floats. A block's largest magnitude becomes 127."""
+    blocks = weight.float().unflatten(1, (-1, INT8.block))
+    scales = blocks.abs().amax(dim=2) / LARGEST
+    unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    return BlockWeights(INT8, (unit.round() + SIGN_BIT).to(torch.uint8).flatten(1), scales)
+
+
+def concatenate(parts: list[BlockWeights]) -> BlockWeights:
+    """One matrix of all outputs. Parts of several formats are brought to one that can say them all."""
+    if len({part.format for part in parts}) > 1:
+        parts = [_widened(part) for part in parts]
+    lows = [part.lows for part in parts if part.lows is not None]
+    return BlockWeights(
+        parts[0].format,
+        torch.cat([part.numbers for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(lows) if lows else None,
+    )
+
+
+def _widened(part: BlockWeights) -> BlockWeights:
+    """The same numbers in bytes, blocks of 16, with scales in float32 and lows in place of a zero."""
+    wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)
+    repeats = part.format.block // wide.block
+    lows = -part.format.zero * part.scales
+    if part.lows is not None:
+        lows = lows + part.lows
+    spread = (values.repeat_interleave(repeats, dim=1) for values in (part.scales, lows))
+    return BlockWeights(wide, part.numbers, *spread)
+
+
+def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bytes (M, K) int8 and units (M, K / block) float32 of x (M, K). A block of zeros has unit 0."""
+    blocks = x.float().unflatten(1, (-1, block))
+    largest = blocks.abs().amax(dim=2)
+    top = torch.full_like(largest, LARGEST)  # a tensor: torch divides a number by multiplying with the reciprocal
+    inverse = torch.where(largest > 0, top / largest, 0.0)
+    return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / LARGEST
+
+
+def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:
+    """Return y (M, N) float32 as the definition above has it; x (M, K) of any float dtype, bias (N,) float32."""
+    block = weight.format.block
+    data, units = quantize_rows(x, block)
+    rows = data.double().unflatten(1, (-1, block)).transpose(0, 1)  # (G, M, block), sums of which are exact
+    numbers = (weight.numbers.double() - weight.format.zero).unflatten(1, (-1, block)).transpose(0, 1)
+    total = bias.float().expand(len(x), -1)
+    for g, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+        scale = weight.scales[:, g] * units[:, g, None]
+        total = fma((row @ number.T).float(), scale, total)
+        if weight.lows is not None:
+            total = fma((units[:, g] * row.sum(dim=1).float())[:, None], weight.lows[:, g], total)
+    return total
+
+
+def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c of float32 tensors, rounded once.
+
+    In float64 the product is exact, the sum is not, and rounding that again may go the wrong way. So the sum is rounded
+    to odd first (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    """
+    product, c = a.double() * b.double(), c.double()
+    total = product + c
+    part = total - product
+    error = (product - (total - part)) + (c - part)
+    bits = total.view(torch.int64)
+    is_even = (bits & 1) == 0
+    outwards = (error > 0) == (total > 0)
+    odd = torch.where(outwards, bits + 1, bits - 1).view(torch.float64)
+    return torch.where((error != 0) & is_even & total.isfinite(), odd, total).float()

@@ -1,0 +1,179 @@
+"""Weights in blocks: every kernel has the bits of the definition, on every processor, for any number of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from shared.core.errors import ConfigError
+from shared.kernel.block_product import BlockTileLinear
+from shared.kernel.block_weights import INT8, BlockFormat, BlockWeights, concatenate, fma, product, quantize_weight
+from shared.kernel.linear import PlainBlockLinear
+from shared.kernel.team import Team
+from shared.model.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, blocks_of
+from shared.model.gguf_file import GgufFile
+from shared.model.kernels import Formats
+from shared.model.llama_compiled import CompiledLlama
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
+from tests.support.patience import HANG_GUARD_S
+from tests.support.tiny_gguf import HIDDEN, VOCAB, values, write
+from tests.support.tiny_models import Rows, prompt
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8)
+SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # of float16, in a block
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+sse4.2"}
+
+
+def random_weight(form: BlockFormat, columns: int, inputs: int, seed: int = 0) -> BlockWeights:
+    draw = torch.Generator().manual_seed(seed)
+    shape = columns, inputs // form.block
+    numbers = torch.randint(0, 1 << form.bits, (columns, inputs), dtype=torch.uint8, generator=draw)
+    scales, lows = torch.randn(shape, generator=draw) * 0.01, torch.randn(shape, generator=draw) * 0.05
+    if form.half_scales:
+        scales, lows = scales.half().float(), lows.half().float()
+    return BlockWeights(form, numbers, scales, lows if form.has_low else None)
+
+
+def random_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """With a block of zeros, and magnitudes far apart."""
+    draw = torch.Generator().manual_seed(count)
+    x = torch.randn(count, inputs, generator=draw) * torch.logspace(-4, 4, count)[:, None]
+    x[0, :32] = 0
+    return x.to(dtype)
+
+
+def nearest_float32(exact: Fraction) -> np.float32:
+    """By definition: the nearest one, and of two the even one."""
+    near = np.float32(float(exact))
+    around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
+    gap = min(abs(Fraction(float(one)) - exact) for one in around)
+    best = [one for one in around if abs(Fraction(float(one)) - exact) == gap]
+    return next((one for one in best if one.view(np.uint32) % 2 == 0), best[0])
+
+
+def test_fma_is_rounded_once() -> None:
+    """Half of the triples are made so that rounding to float64 first goes wrong: exact halves, plus a little."""
+    draw = np.random.default_rng(1)
+    a, b = draw.standard_normal((2, 4000)).astype(np.float32)
+    c = (draw.standard_normal(4000) * 2.0 ** draw.integers(-30, 30, 4000)).astype(np.float32)
+    a[:2000] = 1 + draw.integers(1, 1 << 12, 2000) * np.float32(2**-12)
+    b[:2000] = np.float32(2**-24)
+    c[:2000] = 1 + draw.integers(0, 1 << 23, 2000) * np.float32(2**-23)
+    a[:1000], c[:1000] = np.float32(1), c[:1000] + np.float32(0)
+    b[500:1000] = np.float32(2**-24 + 2**-47)
+    got = fma(*map(torch.from_numpy, (a, b, c))).numpy()
+    triples = zip(a, b, c, strict=True)
+    want = [nearest_float32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in triples]
+    assert np.array_equal(got, np.array(want, np.float32))
+
+
+@pytest.mark.parametrize("with_dot", [None, False], ids=["this processor's", "plain vectors"])
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, with_dot: bool | None) -> None:
+    dtypes = [(torch.bfloat16, torch.float32)]
+    if form is Q4_1 and with_dot is None:
+        dtypes += [(torch.bfloat16, None), (torch.float32, None)]  # the formats differ in none of it
+    for columns, inputs, threads in ((100, 64, 1), (320, 96, 3)):
+        weight, bias = random_weight(form, columns, inputs), torch.randn(columns)
+        for dtype, out_dtype in dtypes:
+            linear = BlockTileLinear(weight, bias, Team(threads), dtype, out_dtype, with_dot)
+            for count in (1, 2, 3, 4, 5, 6, 11):
+                x = random_rows(count, inputs, dtype)
+                want = product(x, weight, bias).to(out_dtype or dtype)
+                assert torch.equal(linear(x), want), (columns, count, dtype)
+
+
+def test_the_definition_is_near_the_exact_product() -> None:
+    for form in FORMATS:
+        weight = random_weight(form, 70, 96)
+        x = torch.randn(9, 96)
+        exact = x.double() @ weight.dense().double().T
+        got = PlainBlockLinear(weight)(x)
+        assert (got - exact).norm() < 0.01 * exact.norm(), form
+
+
+def digests() -> str:
+    found = []
+    for form in FORMATS:
+        linear = BlockTileLinear(random_weight(form, 130, 96), None, Team(1), torch.float32, with_dot=False)
+        found.append(hashlib.sha256(linear(random_rows(7, 96, torch.float32)).numpy().tobytes()).hexdigest())
+    return " ".join(found)
+
+
+def test_a_processor_with_narrow_vectors_has_the_same_bits(tmp_path: Path) -> None:
+    """Compiled as for a Haswell of 2013: no AVX-512."""
+    env = {**os.environ, **HASWELL, "NUMBA_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from tests.unit.test_block_product import digests; print(digests())"]
+    there = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_GUARD_S * 10, check=True
+    )
+    assert there.stdout.split() == digests().split()
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_blocks_of_a_file_are_what_the_gguf_package_reads(kind: str) -> None:
+    """Any bytes at all; only the common scales are numbers."""
+    draw, (form, num_bytes, _) = np.random.default_rng(4), LAYOUTS[kind]
+    raw = draw.integers(0, 256, (24, 3, num_bytes), dtype=np.uint8)
+    for at in SCALES_AT[kind]:
+        raw[..., at : at + 2] = draw.standard_normal((24, 3)).astype(np.float16)[..., None].view(np.uint8)
+    raw = raw.reshape(24, -1)
+    blocks = blocks_of(raw, kind)
+    assert blocks is not None and blocks.format is form
+    assert int(blocks.numbers.max()) < 1 << (6 if kind == "Q6_K" else form.bits)
+    want = gguf.quants.dequantize(raw, getattr(gguf.GGMLQuantizationType, kind))
+    assert np.array_equal(blocks.dense().numpy(), want)
+
+
+def test_parts_of_several_formats_say_the_same_together() -> None:
+    parts = [random_weight(form, 6, 256, seed) for seed, form in enumerate((Q4_K, Q6_K, Q8_0, Q4_1))]
+    whole = concatenate(parts)
+    torch.testing.assert_close(whole.dense(), torch.cat([part.dense() for part in parts]), atol=1e-6, rtol=1e-6)
+    alike = concatenate([random_weight(Q4_1, 6, 64, seed) for seed in range(3)])
+    assert alike.format is Q4_1 and alike.shape == (18, 64)
+
+
+def test_a_block_s_largest_weight_is_exact() -> None:
+    weight = torch.randn(10, 64) * torch.logspace(-6, 6, 10)[:, None]
+    weight[2] = 0
+    back = quantize_weight(weight).dense()
+    assert ((back - weight).abs() <= weight.unflatten(1, (2, 32)).abs().amax(2).repeat_interleave(32, 1) / 253).all()
+    assert (back[2] == 0).all()
+
+
+def step_by_step(model: CompiledLlama) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of one prompt: in one chunk; and in parts, the last tokens one by one."""
+    ids = prompt(30)
+    whole = Rows(model, 1, 16).step({0: ids})
+    rows = Rows(model, 1, 16)
+    return whole, torch.cat(
+        [rows.step({0: ids[:13]}), rows.step({0: ids[13:26]}), *(rows.step({0: [i]}) for i in ids[26:])]
+    )
+
+
+@pytest.mark.parametrize("weights", ["file", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_model_runs_as_one_program_and_chunks_do_not_show(weights: str, dtype: str) -> None:
+    """So a stream with drafts, or one that was resumed, is the plain one."""
+    model = load_model("smollm2", LoadOptions(dtype, max_context=64, formats=Formats(weights=weights)))
+    assert isinstance(model, CompiledLlama)
+    whole, parts = step_by_step(model)
+    assert torch.equal(whole, parts)
+
+
+def test_a_file_without_blocks_says_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", {"token_embd.weight": (values(VOCAB, HIDDEN), gguf.GGMLQuantizationType.F32)})
+    with pytest.raises(ConfigError, match="--weight-dtype file: .* has plain numbers: take auto or int8"):
+        load_model(str(path), LoadOptions(formats=Formats(weights="file")))
+    assert GgufFile(path).blocks("layers.0.q") is None
