@@ -49,7 +49,7 @@ class CudaMarks:
         self._stream = stream
         self._notify = notify
         self._marks: dict[Event, GpuEvent] = {}  # recorded and not yet complete
-        self._held: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
+        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
@@ -71,19 +71,19 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
+        self._go_on(event)  # before the watcher may complete the event: who waits goes on here, not on its thread
         self._pending.put((event, mark))
-        self._go_on(event)
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
-        """The event has not fired. Call `go_on` when it has, on the thread that launches; a device fault completes it
-        without a mark."""
-        if event not in self._held:
+        """Call `go_on` as soon as the event, which has not fired yet, has a mark; after a device fault, when it is
+        complete without one. Both happen on the thread that fires it."""
+        if event not in self._waiters:
             event.add_callback(self._go_on)
-        self._held.setdefault(event, []).append(go_on)
+        self._waiters.setdefault(event, []).append(go_on)
 
     def _go_on(self, event: Event) -> None:
-        for go_on in self._held.pop(event, ()):
+        for go_on in self._waiters.pop(event, ()):
             go_on()
 
     def mark_of(self, event: Event) -> GpuEvent | None:

@@ -204,6 +204,10 @@ class Engine:
         found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: nobody will close it" for lease in lost]
         if idle:
             found += [f"lease of step {lease.step} ({_owners(lease)}) is still open" for lease in self.leases]
+            num_taken = self.worker.boundary.num_taken
+            found += (
+                [f"{num_taken} pinned slots are held, and no step is open"] if num_taken and not self.leases else []
+            )
         raise_problems("engine", found)
 
 

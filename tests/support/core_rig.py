@@ -308,8 +308,9 @@ def retract_somebody(core: NodeCore, rng: random.Random) -> None:
 
 
 def assert_whole(core: NodeCore) -> None:
-    """Nothing leaked: with the cache flushed, every page and row is free again."""
+    """Nothing leaked: with the cache flushed, every page and row is free again, and no lease holds a slot."""
     core.kv.check_integrity(idle=True)
+    core.engine.check_integrity(idle=True)
     core.kv.flush_cache()
     core.kv.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total

@@ -1,4 +1,5 @@
-"""Streams of the CUDA backend on a virtual GPU: five different ones, ordered on the device, and nobody told too early.
+"""Streams of the CUDA backend on a virtual GPU: four different ones, ordered on the device, and nobody
+is told too early.
 
 `laziness=1.0`: nothing runs until somebody waits for it, so what fires too early fires before the work is done.
 """
