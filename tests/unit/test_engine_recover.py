@@ -11,6 +11,7 @@ import pytest
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.device.events import Event
+from shared.engine.lease import StepLease
 from shared.engine.plan import Admission
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
