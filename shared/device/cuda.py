@@ -108,6 +108,15 @@ def mark_of(event: Event) -> GpuEvent | None:
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
+def wait_for_mark(stream: GpuStream, mark: GpuEvent, event: Event) -> None:
+    """The stream waits, not the host. After a device fault it can't: the next closure meets the fault, and whoever
+    waits for that one is told."""
+    try:
+        stream.wait_event(mark)
+    except Exception:
+        logger.exception("device fault at a wait for event %s", event.name)
+
+
 class CudaStream:
     """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
     `taken`: handles of streams that this one must not be.
@@ -169,7 +178,7 @@ class CudaStream:
             return True
         mark = mark_of(event)
         if mark is not None:
-            self.cuda_stream.wait_event(mark)
+            wait_for_mark(self.cuda_stream, mark, event)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()

@@ -314,3 +314,22 @@ def test_held_work_that_raises_fails_its_epoch_and_lets_the_others_go_on() -> No
     assert read.take(HANG_GUARD_S) == "read"
     assert isinstance(broken.error, ZeroDivisionError) and isinstance(behind.error, StreamSkipped)
     streams.stop()
+
+
+def test_what_is_held_behind_a_device_fault_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream can't wait for a mark any more; what is behind the wait meets the fault, and nobody waits for ever."""
+    gpu, gate = lazy(), Event("gate")
+    streams, x = make_streams("cuda", gpu=gpu), ready(gpu)
+    with gpu.held():
+        streams.forward.wait(gate)
+        before = streams.copy.launch(lambda: x + 1)
+        streams.forward.wait(before.done)
+        held = streams.forward.launch(lambda: x + 1)
+        streams.copy.wait(held.done)
+        read = streams.copy.launch(lambda: x + 1)
+        gpu.break_down(ValueError("illegal address"))
+        gate.fire()
+        assert held.done.query() and read.done.query()
+    assert isinstance(held.error, torch.AcceleratorError) and isinstance(read.error, torch.AcceleratorError)
+    streams.stop()
+    assert "at a wait for event" in caplog.text
