@@ -72,16 +72,19 @@ class CudaMarks:
             return False
         self._marks[event] = mark
         self._pending.put((event, mark))
-        for go_on in self._held.pop(event, ()):
-            go_on()
+        self._go_on_behind(event)
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
         """The event has not fired. Call `go_on` when it has, on the thread that launches; a device fault completes it
         without a mark."""
         if event not in self._held:
-            event.add_callback(lambda _: [held() for held in self._held.pop(event, ())])
+            event.add_callback(self._go_on_behind)
         self._held.setdefault(event, []).append(go_on)
+
+    def _go_on_behind(self, event: Event) -> None:
+        for go_on in self._held.pop(event, ()):
+            go_on()
 
     def mark_of(self, event: Event) -> GpuEvent | None:
         return self._marks.get(event)
@@ -108,22 +111,13 @@ def mark_of(event: Event) -> GpuEvent | None:
     return event.driver.mark_of(event) if isinstance(event.driver, CudaMarks) else None
 
 
-def wait_for_mark(stream: GpuStream, mark: GpuEvent, event: Event) -> None:
-    """The stream waits, not the host. After a device fault it can't: the next closure meets the fault, and whoever
-    waits for that one is told."""
-    try:
-        stream.wait_event(mark)
-    except Exception:
-        logger.exception("device fault at a wait for event %s", event.name)
-
-
 class CudaStream:
     """`launch` returns when fn has enqueued its work. Tensors that cross streams stay alive through their lease.
     `taken`: handles of streams that this one must not be.
 
-    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits for
-    such an event itself. Behind it launches are held, in their order, until it fires: on the thread that fires it, which
-    must be the one that launches.
+    A device can't wait for what is not in one of its queues yet: an event of the host, or one of a stream that waits
+    for such an event itself. Behind it launches are held, in their order, until it fires: on the thread that fires it,
+    which must be the one that launches.
     """
 
     def __init__(
@@ -178,7 +172,11 @@ class CudaStream:
             return True
         mark = mark_of(event)
         if mark is not None:
-            wait_for_mark(self.cuda_stream, mark, event)
+            try:
+                self.cuda_stream.wait_event(mark)
+            except Exception:  # what would run without its order is skipped
+                logger.exception("device fault at a wait for event %s", event.name)
+                self._epochs.fail(self.epoch)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from shared.device.cpu import CpuStream, do_nothing
-from shared.device.cuda import draw_stream, mark_of, wait_for_mark
+from shared.device.cuda import draw_stream, mark_of
 from shared.device.events import Event, Ticket
 from shared.device.gpu import Gpu
 from shared.device.stream import Closure, run_to_end
@@ -87,5 +87,8 @@ class ThreadedCudaStream(CpuStream):
         mark = mark_of(event)
         if mark is None:
             super()._block_on(event)
-        else:
-            wait_for_mark(self.cuda_stream, mark, event)
+            return
+        try:
+            self.cuda_stream.wait_event(mark)
+        except Exception:  # a sticky device fault: the next closure meets it, and this thread must live on to settle it
+            logger.exception("device fault at a wait for event %s", event.name)

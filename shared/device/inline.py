@@ -1,4 +1,5 @@
-"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap. Knows nothing of threads, so it can't show a missing wait: test order on the simulated backend."""
+"""Inline stream: a closure runs on the calling thread at launch. The reference without overlap. Knows
+nothing of threads, so it can't show a missing wait: test order on the simulated backend."""
 
 from __future__ import annotations
 

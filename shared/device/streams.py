@@ -79,8 +79,7 @@ def make_streams(
         return StreamSet(*inline, clock=HostClock(), stages=tuple(map(InlineStream, behind)))
     if kind == "cpu":
         workers = (
-            CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing))
-            for name in NAMES
+            CpuStream(name, on_thread_start=on_thread_start, notify=notify_of.get(name, do_nothing)) for name in NAMES
         )
         later = tuple(CpuStream(name, on_thread_start=on_thread_start) for name in behind)
         return StreamSet(*workers, clock=HostClock(), stages=later)

@@ -12,7 +12,7 @@ from shared.core.errors import StepFailed
 from shared.device.cpu import do_nothing
 from shared.device.events import Event
 from shared.device.streams import StreamSet
-from shared.engine.boundary import Boundary, HostCopy, Packed
+from shared.engine.boundary import Boundary, HostArray, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.masks import StepMasks
@@ -74,7 +74,8 @@ class Engine:
                 lease.drafted = Event("drafted")
                 marks = (*marks, lease.drafted)
         lease.forward = self.streams.forward.launch(
-            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})")
+            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
+        )
         lease.computed = lease.forward
         self.leases.append(lease)
         self._open[lease.step] = lease
@@ -136,7 +137,7 @@ class Engine:
     def _seed_relay(
         self, admission: Admission, lease: StepLease, publish_ready: Event | None
     ) -> Generator[None, None, None]:
-        arrays = {
+        arrays: dict[str, HostArray] = {
             "rows": admission.req_pool_indices,
             "tokens": admission.tokens,
             "committed": admission.committed,
@@ -157,7 +158,9 @@ class Engine:
         sampled = lease.sampled
         assert sampled is not None
         self.streams.copy.wait(sampled.done)
-        lease.result = self.streams.copy.launch(lambda: _to_host(lease, self.worker.boundary), label=f"d2h({lease.step})")
+        lease.result = self.streams.copy.launch(
+            lambda: _to_host(lease, self.worker.boundary), label=f"d2h({lease.step})"
+        )
         self.last_done = sampled.done
 
     def newest_publish(self) -> Event | None:

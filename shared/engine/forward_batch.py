@@ -1,10 +1,10 @@
-"""ForwardBatch: a plan on the device. Built, read and changed on the forward stream by the worker; the scheduler's batch
-is never written from here (S8)."""
+"""ForwardBatch: a plan on the device. Built, read and changed on the forward stream by the worker; the scheduler's
+batch is never written from here (S8)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -67,7 +67,8 @@ class ForwardBatch:
         knobs = None
         if sampling is not None:
             knobs = BothKnobs(sampling, Knobs(**{name: sent.pop(KNOB + name) for name in sampling.named()}))
-        arrays = StepArrays(**{"adapters": None, "encoder_lens": None, "sampled": None, **sent})
+        absent: dict[str, Any] = dict.fromkeys(("adapters", "encoder_lens", "sampled"))
+        arrays: StepArrays[torch.Tensor] = StepArrays(**(absent | sent))
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
         inputs = ModelInputs(

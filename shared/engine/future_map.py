@@ -105,8 +105,9 @@ class FutureMap:
         return self.history[future.indices, :num_tokens]
 
     def resolve_seq_lens_cpu(self, req_pool_indices: Int64s, publish_ready: Event | None) -> Int64s:
-        """Exact committed lengths (B,) for the host, which waits for the device here and nowhere else. Waits for the newest lease's `publish_ready`, which is armed
-        at launch, and for nothing behind it: draft-extend may still be running (#25879, #26020)."""
+        """Exact committed lengths (B,) for the host, which waits for the device here and nowhere else. Waits for the
+        newest lease's `publish_ready`, which is armed at launch, and for nothing behind it: draft-extend may still be
+        running (#25879, #26020)."""
         if publish_ready is not None:
             publish_ready.synchronize()
         return self.new_seq_lens_buf.cpu().numpy()[req_pool_indices]

@@ -63,7 +63,7 @@ class StepLease:
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # where rows of the step have a grammar
     drafted: Event | None = None  # the same, with drafts: `drafts` are there
-    drafts: Packed | None = None  # on the device, from drafting until they lie on the host
+    drafts: Packed | None = None  # on the device, from drafting until the step is done: another stream copies them
     host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
     _slots: list[Callable[[], None]] = field(default_factory=list)
@@ -80,8 +80,7 @@ class StepLease:
 
     def take_drafts(self, boundary: Boundary) -> HostCopy | None:
         """Begin to copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
-        drafts, self.drafts = self.drafts, None
-        return None if drafts is None else boundary.download(drafts, self)
+        return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
         """Read the drafts, once `host_drafts` is done."""
@@ -122,6 +121,7 @@ class StepLease:
         """Let go of everything; the step is done, and nothing of it is read any more."""
         self.closed = True
         self.carry = None
+        self.drafts = None
         self.staging = None
         slots, self._slots = self._slots, []
         for give_back in slots:

@@ -39,7 +39,11 @@ def named_scores(scores: list[SampleOutput]) -> dict[str, torch.Tensor]:
     """As a step's results carry them."""
     found: dict[str, torch.Tensor] = {}
     for index, one in enumerate(scores):
-        found |= {f"score{index}.own": one.logprobs, f"score{index}.ids": one.top_ids, f"score{index}.top": one.top_logprobs}
+        found |= {
+            f"score{index}.own": one.logprobs,
+            f"score{index}.ids": one.top_ids,
+            f"score{index}.top": one.top_logprobs,
+        }
     return found
 
 

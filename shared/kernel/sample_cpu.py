@@ -6,8 +6,8 @@ does, it is also the one a filtered vocabulary would have given (the largest of 
 subset's largest). If not, nothing ranked from it on can be inside: draw again from what ranks before it. Each round
 halves what is left or better, and with top-p 0.95 nineteen of twenty draws need one.
 
-Weights are integers (noise_numba.nb_weight): their sums have no order, so no vector width, no thread and no batch mate shows.
-Knows nothing of requests, streams or torch.
+Weights are integers (noise_numba.nb_weight): their sums have no order, so no vector width, no thread and no batch mate
+shows. Knows nothing of requests, streams or torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from shared.kernel.sample_edits import (
     edited,
 )
 from shared.kernel.sample_rules import GREEDY_BELOW
-
 
 _f32 = np.float32
 _i32 = np.int32

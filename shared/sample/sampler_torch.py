@@ -148,7 +148,9 @@ def _last_tokens(history: History, rows: OutputRows, positions: torch.Tensor, nu
     history than that."""
     common = positions + 1 if history.common is None else history.common
     at = common.unsqueeze(1) - torch.arange(num, 0, -1, device=positions.device)
-    emitted = history.tokens[rows.of(history.rows), at.clamp(min=0)].masked_fill(at < rows.of(rows.knobs.prompt_lens), -1)
+    emitted = history.tokens[rows.of(history.rows), at.clamp(min=0)].masked_fill(
+        at < rows.of(rows.knobs.prompt_lens), -1
+    )
     if history.drafted is None:
         return emitted
     answer = torch.cat((emitted, history.drafted), dim=1)
@@ -298,7 +300,9 @@ def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tens
 
 
 # --- logprobs -------------------------------------------------------------------------------------------------------
-def with_logprobs_torch(logits: torch.Tensor, host_best: Ints, num_best: torch.Tensor, ids: torch.Tensor) -> SampleOutput:
+def with_logprobs_torch(
+    logits: torch.Tensor, host_best: Ints, num_best: torch.Tensor, ids: torch.Tensor
+) -> SampleOutput:
     """As `sampler.with_logprobs`; `num_best` is `host_best` on the device of `logits`."""
     device, width = logits.device, max(0, int(host_best.max(initial=-1)))
     chosen = torch.zeros(len(ids), dtype=torch.float32, device=device)

@@ -52,7 +52,7 @@ class EagleWorkerV2:
         return self._head.kv_planes(page_size)
 
     def propose(self, fb: ForwardBatch, future_map: FutureMap, kv: KVPool) -> Drafts:
-        plan, first = fb.plan, fb.plan.num_prefill
+        first = fb.plan.num_prefill
         rows = FutureIndices(fb.future.indices[first:])
         ids, hidden = future_map.relayed("topk_index", rows), future_map.relayed("hidden_states", rows)
         draw = Draw(fb, future_map, self._vocab_size, *fb.decode_rows())

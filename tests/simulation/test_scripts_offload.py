@@ -54,7 +54,7 @@ def test_a_retracted_row_is_held_until_its_pages_are_out() -> None:
     script.core.scheduler.retract(req)
     assert script.core.kv.row_gauges()["held"] == 1
     script.step()
-    for stream in (FORWARD):
+    for stream in FORWARD:
         script.world.run_stream(stream)
     finish(script, one, other)
     assert script.core.scheduler.counters.readmissions == 1
@@ -142,7 +142,7 @@ def test_cached_pages_stay_while_they_are_copied() -> None:
     assert script.core.scheduler.queues.offload.num_jobs == 1  # type: ignore[union-attr]
     script.submit(other)
     script.step()
-    for stream in (FORWARD):
+    for stream in FORWARD:
         script.world.run_stream(stream)
     script.finish()
     again = replace(first, rid=2, seed=5)

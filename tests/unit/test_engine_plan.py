@@ -18,8 +18,8 @@ from shared.engine.plan import Admission, HistorySeed, RowId, ScoreShare, StepPl
 from shared.model.hashlm.model import HashLM
 from shared.node.core import NodeCore
 from shared.sample.interface import SamplingBatch
-from tests.support.verify_steps import new_batch
 from tests.support.core_rig import CoreKnobs, Job, assert_streams, draw_jobs, make_core, run_local
+from tests.support.verify_steps import new_batch
 
 FROZEN = (StepPlan, Admission, HistorySeed, SamplingBatch, ScoreShare)
 VALUES = (int, float, str, bytes, bool, type(None), np.integer)
@@ -66,7 +66,9 @@ def test_a_plan_holds_values_only(width: int) -> None:
     assert any(plan.history_seeds for plan in plans)
     for plan in plans:
         assert not any(isinstance(value, Request) for _, value in walk(plan, f"plan {plan.step}"))
-        assert len({len(plan.row_ids), len(plan.q_lens), len(plan.emits), len(plan.sampling), len(plan.seq_lens_cpu)}) == 1
+        assert (
+            len({len(plan.row_ids), len(plan.q_lens), len(plan.emits), len(plan.sampling), len(plan.seq_lens_cpu)}) == 1
+        )
 
 
 def test_the_deep_check_finds_a_request() -> None:
@@ -121,7 +123,8 @@ def test_seq_lens_sum_is_made_here_and_absent_without_host_lengths() -> None:
 @pytest.mark.rule("S8", "I1")
 def test_making_and_running_a_forward_batch_leaves_the_plan_as_it_was() -> None:
     """S8, I1: bit-identical from its freezing to the end. The lengths of what is in flight are not known when it is
-    frozen, so a forward that wrote them into the plan would change it; on a CPU its arrays are the forward's tensors."""
+    frozen, so a forward that wrote them into the plan would change it; on a CPU its arrays are the forward's
+    tensors."""
     core = make_core(CoreKnobs("simulated", width=4, chunk_size=8, seed=3))
     plans, frozen = record_plans(core), []
     launch = core.engine.launch

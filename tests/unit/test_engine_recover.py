@@ -4,15 +4,14 @@ that the failed step did not compute stays behind as if it had. Who fails again:
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import pytest
 
 from shared.core.sampling_params import SamplingParams
 from shared.core.states import FinishReason
 from shared.device.events import Event
-from shared.engine.lease import StepLease
-from shared.engine.plan import Admission, StepPlan
+from shared.engine.plan import Admission
 from tests.support.core_pair import make_pair, run_pair
 from tests.support.core_rig import (
     CoreKnobs,

@@ -89,7 +89,9 @@ def test_each_knob_changes_something(sampler: Sampler) -> None:
     num = 400
     rng = np.random.default_rng(8)
     logits = torch.from_numpy((rng.standard_normal((num, VOCAB)) * 2.5).astype(np.float32))
-    history = History(torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32)), torch.zeros(1, dtype=torch.int64))
+    history = History(
+        torch.from_numpy(rng.integers(0, 30, (1, 600)).astype(np.int32)), torch.zeros(1, dtype=torch.int64)
+    )
     rows, positions = np.zeros(num, np.int64), torch.arange(20, 20 + num)
     skip = ({}, {"top_k": VOCAB + 5}, {"min_tokens": 5, "stop_token_ids": (1, 2, 150), "logit_bias": ((2, 50.0),)})
     ids = {}

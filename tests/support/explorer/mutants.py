@@ -22,8 +22,8 @@ from shared.engine.lease import StepLease
 from shared.engine.plan import StepPlan, StepResult
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.sched.events import ChunkReady
-from shared.sched.loop import EngineLoop
 from shared.sched.lengths import Lengths
+from shared.sched.loop import EngineLoop
 from shared.sched.offload import Offload
 from tests.support.explorer.cases import Site
 
