@@ -109,6 +109,12 @@ def test_a_step_crosses_once_each_way_and_nobody_waits(name: str) -> None:
     assert_steady(name, kind, *run_on(make_device("eager"), kind))
 
 
+def test_masks_cross_by_one_copy_and_drafts_by_another() -> None:
+    """The smallest such run: a prompt of one token."""
+    kind = KINDS["grammars, n-gram"]
+    assert_steady("one request", kind, *run_on(make_device("eager"), kind, 1))
+
+
 @pytest.mark.parametrize("family", slow_but(["qwen3-moe"], list(FAMILIES)))
 def test_every_family_runs_there(family: str) -> None:
     kind = Kind(family)
@@ -118,8 +124,15 @@ def test_every_family_runs_there(family: str) -> None:
 @pytest.mark.parametrize("name", slow_but(["plain"], list(KINDS)))
 def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> None:
     """Retractions too. Freed memory is handed out again at once, full of garbage, and torch's sanitizer looks on."""
-    gpu = make_device("deferring", list(KINDS).index(name))
-    run_on(gpu, KINDS[name], retract_every=RETRACT_EVERY)
+    gpu, kind = make_device("deferring", list(KINDS).index(name)), KINDS[name]
+    run_on(gpu, kind, 5 if kind.width == 1 else 3, RETRACT_EVERY)
+    assert not gpu.races
+
+
+def test_exact_lengths_are_read_when_the_newest_step_has_published_them() -> None:
+    """By the host, which waits for nothing else here."""
+    gpu = make_device("deferring", 1, laziness=1.0)
+    run_on(gpu, KINDS["exact lengths"], 2)
     assert not gpu.races
 
 

@@ -14,7 +14,7 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.small_site import ROOT
 from tests.support.without_numba import run
 
-NAMES = ("plain", "n-gram", "chain", "tree", "copies", "fp8 KV", "adapters", "grammars", "grammars, tree")
+NAMES = ("fp8 KV", "n-gram", "copies", "adapters, tree", "grammars", "grammars, chain")
 
 
 @pytest.mark.slow

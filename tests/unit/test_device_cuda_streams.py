@@ -292,6 +292,22 @@ def test_behind_an_event_of_the_host_launches_are_held_in_order() -> None:
     streams.stop()
 
 
+def test_behind_a_transfer_the_host_waits_and_launches_stay_on_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, gate, synchronize = lazy(), threading.Event(), Event.synchronize
+
+    def open_gate(event: Event, timeout_s: float | None = None) -> None:
+        gate.set()
+        synchronize(event, timeout_s)
+
+    streams = make_streams("cuda", gpu=gpu)
+    pull = streams.transfer.launch(lambda: gate.wait(HANG_GUARD_S))
+    monkeypatch.setattr(Event, "synchronize", open_gate)
+    streams.forward.wait(pull.done)
+    assert gate.is_set() and pull.done.query()
+    assert streams.forward.launch(threading.get_ident).take(HANG_GUARD_S) == threading.get_ident()
+    streams.stop()
+
+
 def test_what_is_held_when_the_stream_stops_is_skipped() -> None:
     gpu, gate = lazy(), Event("gate")
     streams = make_streams("cuda", gpu=gpu)
