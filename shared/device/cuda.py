@@ -71,7 +71,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on(event)  # before the watcher may complete the event: who waits goes on here, not on its thread
+        self._go_on_behind(event)  # before the watcher may complete the event: who waits goes on here, not on its thread
         self._pending.put((event, mark))
         return True
 
@@ -79,10 +79,10 @@ class CudaMarks:
         """Call `go_on` as soon as the event, which has not fired yet, has a mark; after a device fault, when it is
         complete without one. Both happen on the thread that fires it."""
         if event not in self._waiters:
-            event.add_callback(self._go_on)
+            event.add_callback(self._go_on_behind)
         self._waiters.setdefault(event, []).append(go_on)
 
-    def _go_on(self, event: Event) -> None:
+    def _go_on_behind(self, event: Event) -> None:
         for go_on in self._waiters.pop(event, ()):
             go_on()
 
@@ -172,7 +172,11 @@ class CudaStream:
             return True
         mark = mark_of(event)
         if mark is not None:
-            self.cuda_stream.wait_event(mark)
+            try:
+                self.cuda_stream.wait_event(mark)
+            except Exception:  # what would run without its order is skipped
+                logger.exception("device fault at a wait for event %s", event.name)
+                self._epochs.fail(self.epoch)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()

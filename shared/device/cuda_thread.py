@@ -50,7 +50,9 @@ class ThreadedCudaStream(CpuStream):
         for event in fires:
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
-        return super().launch(lambda: self._run_and_wait(fn), fires, label)
+        ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
+        ticket.done.bind(self)  # one of this thread's: the other streams' launches do not move to it
+        return ticket
 
     def poll(self, event: Event) -> None:
         """Nothing to do: the worker completes events."""

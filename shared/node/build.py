@@ -154,18 +154,15 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
         widths=make_width_choice(parts.spec),
         ranks=others.ranks,
         stages=loaded.stages,
-        grammars=make_grammars(parts, device, loaded.model.spec, log, notify),
+        grammars=make_grammars(parts, loaded.model.spec, log, notify),
     )
     others.share(core.pool)
     return core
 
 
-def make_grammars(
-    parts: NodeParts, device: str, spec: ModelSpec, log: Logger, notify: Callable[[], None]
-) -> Grammars | None:
-    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known. None
-    on CUDA, too: a stream there can't wait for the host, as sampling does for its masks."""
-    if spec.has_encoder or parts.parallel.pp > 1 or device == "cuda":
+def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
+    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known."""
+    if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
         vocabulary = read_vocabulary(parts.model.model)

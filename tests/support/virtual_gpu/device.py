@@ -321,6 +321,8 @@ class VirtualGpu:
     def _take_back(self) -> None:
         """Blocks that were freed since the last call, behind what their streams were given until now."""
         hear_freed()
+        if not self._gone and not self._lent:
+            return
         while self._gone:
             block = self._gone.popleft()
             block.num_users -= 1
