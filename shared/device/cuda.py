@@ -71,7 +71,7 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
-        self._go_on_behind(event)  # before the watcher may complete the event: who waits goes on here, not on its thread
+        self._go_on_behind(event)  # here, before the watcher may complete the event on its own thread
         self._pending.put((event, mark))
         return True
 

@@ -121,7 +121,9 @@ class StepLease:
     def drop(self) -> None:
         """Let go of everything; the step is done, and nothing of it is read any more."""
         self.closed = True
-        self.carry = self.staging = self.drafts = None
+        self.carry = None
+        self.drafts = None
+        self.staging = None
         slots, self._slots = self._slots, []
         for give_back in slots:
             give_back()

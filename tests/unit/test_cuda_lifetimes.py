@@ -1,5 +1,4 @@
-"""What a step on CUDA leaves for others: who goes on behind an event, and how long a block stays whose copy is
-under way."""
+"""What work on CUDA must not touch: another thread's streams, another token's sums."""
 
 from __future__ import annotations
 
@@ -12,9 +11,6 @@ import torch
 from shared.device.cuda import CudaStream
 from shared.device.events import Event
 from shared.device.streams import make_streams
-from shared.engine.boundary import PinnedCopies
-from shared.engine.lease import StepLease
-from shared.engine.verify import Drafts
 from shared.kernel.experts import Experts
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import make_device
@@ -51,33 +47,6 @@ def test_what_was_held_goes_on_on_the_thread_that_launches() -> None:
     read.take(HANG_GUARD_S)
     streams.stop()
     assert ran_on == [threading.current_thread().name]
-
-
-def test_drafts_stay_on_the_device_until_they_are_on_the_host() -> None:
-    """The copy is late: the forward goes on meanwhile, and may be given whatever was freed."""
-    gpu = make_device("deferring", seed=3, laziness=1.0)
-    streams = make_streams("cuda", gpu=gpu)
-    boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    wanted = torch.arange(30).view(10, 3)
-    ids = wanted.to(gpu.device)
-    gpu.synchronize(gpu.device)
-    lease = StepLease(1, None, None, drafted=Event("drafted"))  # type: ignore[arg-type]
-    assert lease.drafted is not None
-    with gpu.held():
-        streams.forward.launch(lambda: lease.drafts_are(Drafts(ids), boundary), fires=[lease.drafted])
-        streams.copy.wait(lease.drafted)
-        lease.host_drafts = streams.copy.launch(lambda: lease.take_drafts(boundary))
-        behind = streams.forward.launch(
-            lambda: [torch.full((240,), 7, dtype=torch.uint8, device=gpu.device) for _ in range(4)]
-        )
-        gpu.run(streams.forward.cuda_stream)  # type: ignore[attr-defined]
-    lease.host_drafts.done.synchronize(HANG_GUARD_S)
-    behind.take(HANG_GUARD_S)
-    drafts = lease.drafts_on_host()
-    assert drafts is not None and drafts.ids.tolist() == wanted.tolist()
-    lease.drop()
-    assert boundary.num_taken == 0
-    streams.stop()
 
 
 def test_an_expert_s_overflow_is_nobody_else_s() -> None:
