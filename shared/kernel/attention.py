@@ -167,8 +167,9 @@ class TorchAttention:
         if self._inputs.visible is not None:
             visible[row, nth] = self._inputs.visible[begin:]
         most = self._rows_at_a_time(shape[1])
-        parts = zip(padded.split(most), slots.split(most), visible.split(most), table.split(most), strict=True)
-        out = [self._masked(layer, *part, *self._gather(layer, pages)) for *part, pages in parts]
+        queries = zip(padded.split(most), slots.split(most), visible.split(most), strict=True)
+        pages = (self._gather(layer, part) for part in table.split(most))
+        out = [self._masked(layer, *part, *keys) for part, keys in zip(queries, pages, strict=True)]
         return (out[0] if len(out) == 1 else torch.cat(out))[row, nth]
 
     def _rows_at_a_time(self, num_queries: int) -> int:
