@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +28,8 @@ from shared.core.keys import RequestKey
 from shared.core.overshoot import loop_depth
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.device.cpu import do_nothing
+from shared.device.faults import blames_device
 from shared.device.gpu import Gpu
 from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
@@ -99,18 +102,18 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
-    except (RankLost, DeviceLost) as error:  # nobody is told anything: its links close, and routers go on elsewhere
+    except Exception as error:  # nobody is told anything: its links close, and routers go on elsewhere
+        if not (isinstance(error, RankLost | DeviceLost) or blames_device(error)):
+            raise
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        if node is not None:
-            node.side.close()
-        others.close()
-        if core is not None:
-            core.streams.stop()
-        links.close()
-        if core is not None:
-            core.close()
+        with ExitStack() as ends:  # last one first, and each whatever the others raise
+            ends.callback(core.close if core is not None else do_nothing)
+            ends.callback(links.close)
+            ends.callback(core.streams.stop if core is not None else do_nothing)
+            ends.callback(others.close)
+            ends.callback(node.side.close if node is not None else do_nothing)
     log.info("stopped")
     return code
 

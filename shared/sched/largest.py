@@ -65,10 +65,11 @@ class LargestSteps:
         length = max(settings.width + 1, min(settings.max_context, self._num_tokens // num_rows))
         num_decoding = max(1, num_rows - 1)
         reqs = [self._request(num_rows - 1 - n, length) for n in range(num_decoding)]
-        arrivals = [Arrival(req, 1, length - settings.width, (), {}) for req in reqs]
+        committed = length - settings.width
+        arrivals = [Arrival(req, 1, committed, (), {}) for req in reqs]
         admission = build_admission(self._new_step(), arrivals, settings)
         yield admission
-        batch = ScheduleBatch.of(reqs, admission.committed.tolist(), admission.step, in_flight=0)
+        batch = ScheduleBatch.of(reqs, [committed] * num_decoding, admission.step, in_flight=0)
         yield self._plan(self._shares(settings.mixed_chunk_size, length, num_rows - num_decoding), batch, length)
         yield self._plan(
             self._shares(settings.chunk_size, settings.max_context, num_rows), ScheduleBatch(), settings.max_context

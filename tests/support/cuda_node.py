@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,7 +25,11 @@ SMALL = {"max_running": 4, "kv_bytes": 0, "page_size": 16}
 
 
 def parts_of(
-    *, family: str = "draft target", spec: str = "none", memory: dict[str, Any] | None = None, **changes: Any
+    *,
+    family: str = "draft target",
+    spec: str = "none",
+    memory: Mapping[str, Any] = MappingProxyType({}),
+    **changes: Any,
 ) -> NodeParts:
     """`changes`: fields of ModelConfig and SchedConfig; NodeConfig's under their own names."""
     picked = {
@@ -37,7 +43,7 @@ def parts_of(
         ),
         sched=SchedConfig(**({"chunk_size": 64, "mixed_chunk_size": 32} | picked[SchedConfig])),
         node=NodeConfig(**picked[NodeConfig]),
-        memory=MemoryConfig(**(SMALL | (memory or {}))),
+        memory=MemoryConfig(**(SMALL | memory)),
         spec=SpecConfig(spec, **head),
     )
 

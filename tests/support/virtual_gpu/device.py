@@ -30,6 +30,7 @@ from shared.device.gpu import Context, MemoryInfo, MemoryUse, SharedBlock
 from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.blocks import POISON, Block, block_of, extent, first_byte, hear_freed, rounded, wrap
 from tests.support.virtual_gpu.crossings import Counts, Crossings
+from tests.support.virtual_gpu.failures import Failures
 from tests.support.virtual_gpu.operators import KIND
 from tests.support.virtual_gpu.queues import Kernel, Mark, Queue, Queues, Wait
 from tests.support.virtual_gpu.races import Races
@@ -49,6 +50,7 @@ class VirtualStream:
 
     def wait_event(self, event: VirtualEvent) -> None:
         gpu = self._gpu
+        gpu.failures.meet("wait")
         with gpu.queues.lock:
             if event.mark is not None:
                 gpu.queues.put(self.queue, Wait(event.mark))
@@ -80,6 +82,7 @@ class VirtualEvent:
     def synchronize(self) -> None:
         gpu = self._gpu
         gpu.crossings.note("waits", "event")
+        gpu.failures.meet("event")
         if self.mark is not None:
             gpu.queues.wait_for(self.mark, sleepily=self._blocking)
             gpu.watch(lambda races: races.synchronized_event(self.number))
@@ -136,6 +139,7 @@ class VirtualGpu:
         self._allocated_bytes = self._peak_bytes = 0
         self._pinned: dict[int, int] = {}  # address: bytes
         self._exported: dict[bytes, Exported] = {}
+        self.failures = Failures(self.queues)
 
     # What the tests ask
 
@@ -211,6 +215,7 @@ class VirtualGpu:
 
     @contextmanager
     def use_stream(self, stream: VirtualStream) -> Iterator[None]:
+        self.failures.meet("stream")
         before = self.current_stream()
         self._of_thread.stream = stream
         try:
@@ -276,6 +281,7 @@ class VirtualGpu:
     def new_tensor(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """On the current stream; not initialised, so overwritten."""
         num_bytes = rounded(max(1, extent(size, stride)) * dtype.itemsize)
+        self.failures.meet("memory")
         with self.queues.lock:
             self._take_back()
             handle = self.current_stream().cuda_stream
@@ -299,7 +305,8 @@ class VirtualGpu:
         self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
     ) -> None:
         """On the current stream. `run` must not hold tensors of the device: their memory lives as torch says."""
-        stream = self.current_stream()
+        self.failures.meet("launch")
+        stream, run = self.current_stream(), self.failures.in_work(run, label)
         with self.queues.lock:
             self._take_back()
             read, written = self._addresses(reads), self._addresses(writes)
