@@ -59,6 +59,13 @@ def running(gpu: VirtualGpu, kind: Kind = Kind(), num_tokens: int = 3) -> tuple[
     return core, outcome
 
 
+def step(core: NodeCore) -> None:
+    try:
+        core.step(block=True)
+    except torch.AcceleratorError as error:
+        raise AssertionError("the error came past the steps, whose requests nobody gets back") from error
+
+
 def close(core: NodeCore) -> None:
     """Within the hang guard: nothing waits for a device that does not move any more."""
     thread = threading.Thread(target=core.close, daemon=True)
@@ -67,7 +74,7 @@ def close(core: NodeCore) -> None:
     assert not thread.is_alive(), "the end of a node hangs at its dead device"
 
 
-@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 0), ("deferring", 7)])
+@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 7)])
 @pytest.mark.parametrize("place", LASTING)
 def test_a_cuda_error_ends_the_node_and_no_token_is_made_up(place: str, mode: str, after: int) -> None:
     """Wherever it shows: at a launch, in a kernel, in the copy of the results, at an event that somebody waits for.
@@ -77,7 +84,7 @@ def test_a_cuda_error_ends_the_node_and_no_token_is_made_up(place: str, mode: st
     gpu.failures.fail_next(place, after)
     with pytest.raises(DeviceLost):
         for _ in range(200):
-            core.step(block=True)
+            step(core)
             outcome.take(core)
     outcome.take(core)
     wanted = expected().streams
