@@ -139,8 +139,6 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
-    num_page_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
-    max_context, depth = loaded.model.spec.max_context, loop_depth(overlap, num_stages)
     made = make_streams(
         streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify, gpu=gpu, num_stages=num_stages
     )
@@ -161,18 +159,32 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
             boundary=boundary,
         )
 
-    use = None
-    if gpu is not None:
-        least = partial(assemble, least_plan(max_context))
-        use = measure_use(gpu, torch.device(device), least, parts.memory, num_page_bytes)
-    available = psutil.virtual_memory().available
-    plan = plan_memory(parts, max_context, num_page_bytes, depth, device, available, use)
-    log.info("KV memory", pages=plan.num_pages, page_size=parts.memory.page_size, max_context=plan.max_context)
-    if use is not None:
-        log.info("GPU memory", **use.parts(plan.num_pages * num_page_bytes))
+    least = partial(assemble, least_plan(loaded.model.spec.max_context))
+    plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
     core = assemble(plan, make_grammars(parts, device, loaded.model.spec, log, notify))
     others.share(core.pool)
     return core
+
+
+def measured_plan(
+    parts: NodeParts,
+    loaded: Loaded,
+    device: str,
+    depth: int,
+    gpu: Gpu | None,
+    make_least: Callable[[], NodeCore],
+    log: Logger,
+) -> MemoryPlan:
+    """Plan the node's memory by what is free. `make_least`: a core with hardly a page, to measure steps on a GPU."""
+    memory, max_context = parts.memory, loaded.model.spec.max_context
+    num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
+    use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
+    available = psutil.virtual_memory().available
+    plan = plan_memory(parts, max_context, num_bytes, depth, device, available, use)
+    log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
+    if use is not None:
+        log.info("GPU memory", **use.parts(plan.num_pages * num_bytes))
+    return plan
 
 
 def gpu_of(streams: str) -> Gpu | None:
