@@ -156,8 +156,12 @@ class CudaStream:
         return work.ticket
 
     def _run(self, work: Work[Any]) -> None:
-        with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
-            run_work(work, self._epochs)
+        try:
+            with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
+                run_work(work, self._epochs)
+        except Exception as error:  # closures' errors are settled: the device can't even take the stream
+            self._epochs.fail(work.epoch)
+            work.settle(None, error)
 
     def wait(self, event: Event) -> None:
         """The device waits, or launches are held; for an event of another thread's stream the calling thread blocks."""

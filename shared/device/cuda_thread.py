@@ -92,5 +92,6 @@ class ThreadedCudaStream(CpuStream):
             return
         try:
             self.cuda_stream.wait_event(mark)
-        except Exception:  # a sticky device fault: the next closure meets it, and this thread must live on to settle it
+        except Exception:  # this thread must live on to settle all; what would run without its order is skipped
             logger.exception("device fault at a wait for event %s", event.name)
+            self._epochs.fail(self.epoch)

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 Context = AbstractContextManager[object, bool | None]
+GIB = 1 << 30
 
 
 class GpuEvent(Protocol):
@@ -57,6 +58,19 @@ class MemoryInfo:
     total_bytes: int
 
 
+def gib(num_bytes: int) -> str:
+    """As a person reads it."""
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """By tensors of this process on one device."""
+
+    allocated_bytes: int
+    peak_bytes: int  # the most since `forget_peak`
+
+
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
     """What another process needs to open a block of device memory: torch's own fields, in torch's order."""
@@ -83,6 +97,16 @@ class Gpu(Protocol):
     def use_device(self, device: torch.device) -> Context: ...
 
     def memory_info(self, device: torch.device) -> MemoryInfo: ...
+
+    def memory_use(self, device: torch.device) -> MemoryUse: ...
+
+    def forget_peak(self, device: torch.device) -> None:
+        """The peak is what is allocated now."""
+        ...
+
+    def release_cached(self, device: torch.device) -> None:
+        """Give memory that no tensor uses back to the driver: `memory_info` counts it as free then."""
+        ...
 
     def synchronize(self, device: torch.device) -> None:
         """Blocks until every stream of the device is empty."""

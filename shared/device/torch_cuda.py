@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from shared.device.gpu import Context, GpuEvent, GpuStream, MemoryInfo, SharedBlock
+from shared.device.gpu import Context, GpuEvent, GpuStream, MemoryInfo, MemoryUse, SharedBlock
 
 
 class TorchCuda:
@@ -31,6 +31,16 @@ class TorchCuda:
     def memory_info(self, device: torch.device) -> MemoryInfo:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return MemoryInfo(free_bytes, total_bytes)
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        return MemoryUse(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+
+    def forget_peak(self, device: torch.device) -> None:
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def release_cached(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
 
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)

@@ -83,9 +83,11 @@ class StepLease:
         return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
-        """Read the drafts, once `host_drafts` is done."""
-        copy = self.host_drafts.result if self.host_drafts is not None else None
-        return None if copy is None else read_drafts(copy.read())
+        """Read the drafts, once `host_drafts` is done; None where it failed."""
+        ticket = self.host_drafts
+        if ticket is None or ticket.result is None or ticket.done.error is not None:
+            return None
+        return read_drafts(ticket.result.read())
 
     def take_staging(self) -> torch.Tensor:
         """The prompt tokens of this step, once (S9): a second taker would prefill them again."""
@@ -105,9 +107,10 @@ class StepLease:
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Give the result and drop all references. Raises what the step raised, after the references are gone."""
+        """Give the result and drop all references. Raises what the step raised, or the device behind it, after the
+        references are gone."""
         assert self.result is not None
-        copy, error = self.result.result, self.result.error
+        copy, error = self.result.result, self.result.error or self.result.done.error
         try:
             if error is not None:
                 raise error

@@ -39,7 +39,7 @@ def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") 
         return model_of_code(name, options)
     if isinstance(opened, EncoderFolder):
         return load_encoder_model(opened, options, device)
-    if device == "cpu":
+    if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
     (model,) = build_spans(opened, torch.device(device), [None])
     if device == "cpu":
