@@ -21,11 +21,10 @@ from shared.model.interface import LayerMarks
 from shared.node.context import NodeContext
 from shared.node.convert import prebuilt_of
 from shared.sched.events import ChunkLaunched
-from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
+from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready
 
-READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 RENEWALS_PER_LEASE = 4
 
 

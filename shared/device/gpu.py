@@ -82,6 +82,10 @@ class Gpu(Protocol):
 
     def use_device(self, device: torch.device) -> Context: ...
 
+    def uuid(self, device: torch.device) -> str:
+        """The same in every process, whatever number it has there."""
+        ...
+
     def memory_info(self, device: torch.device) -> MemoryInfo: ...
 
     def synchronize(self, device: torch.device) -> None:

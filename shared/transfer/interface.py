@@ -31,6 +31,7 @@ from shared.transfer.digest import Digests, host_digests, page_digest
 from shared.wire.codec import Buffer
 from shared.wire.messages import Key, PoolRef, Ready, Take
 
+READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]
 Frames = Sequence[Buffer] | torch.Tensor
 
@@ -54,8 +55,8 @@ WHOLE = Part()
 @dataclass(frozen=True, slots=True)
 class PageSet:
     """A part of some pages of a sender, final, in order. How the bytes come: from `pool`; as `frames`, views of the
-    sender's pool that are pinned until Installed; through a library, by `handle`; or when the receiver asks for them,
-    and then `staged_bytes` is each page's."""
+    sender's pool that are pinned until Installed, or of host memory that is the frames' own; through a library, by
+    `handle`; or when the receiver asks for them, and then `staged_bytes` is each page's."""
 
     pages: list[int]
     generations: list[int]
@@ -160,11 +161,16 @@ def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source
 def describe_pages(
     pool: KVPool, pages: PageList, part: Part, digests: Digests = host_digests
 ) -> tuple[list[int], list[int], list[int]]:
-    """(pages, generations, digests). Generations are read first: a page that changes owner in between can then only
-    look stale, never fresh."""
-    numbers = [int(page) for page in pages]
-    generations = [int(pool.generation[page]) for page in numbers]
+    """(pages, generations, digests)."""
+    numbers, generations = identify_pages(pool, pages)
     return numbers, generations, digests(pool, numbers, part.bytes_in(pool.planes))
+
+
+def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
+    """(pages, generations). They are read before the bytes: a page that changes owner in between can then only look
+    stale, never fresh."""
+    numbers = [int(page) for page in pages]
+    return numbers, [int(pool.generation[page]) for page in numbers]
 
 
 def require_digest(page: ByteArray, expected: int, src: int, subject: str) -> None:

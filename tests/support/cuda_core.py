@@ -47,6 +47,7 @@ class Kind:
     kv: str = "auto"
     exact: bool = False  # host lengths are exact: the loop waits for publish
     mix: bool = True
+    layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts
 
     @property
     def width(self) -> int:
@@ -73,17 +74,17 @@ def jobs(count: int = 6) -> list[Job]:
     return [Job(rid, tuple(prompt), SAMPLINGS[rid % len(SAMPLINGS)], rid) for rid, prompt in enumerate(prompts)]
 
 
-def make_core(kind: Kind, gpu: VirtualGpu | None = None) -> NodeCore:
-    """On the CPU by plain kernels, inline, where there is no `gpu`."""
+def make_core(kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False) -> NodeCore:
+    """On the CPU by plain kernels, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU."""
     device = "cpu" if gpu is None else str(gpu.device)
     options = LoadOptions("float32", kernels="torch", formats=Formats(kv=kind.kv))
     model = load_model(str(folder_of(kind.family)), options, device)
     drafter = _drafter(kind, model)
     settings = SchedSettings(
         16, 128, chunk_size=16, mixed_chunk_size=16, width=kind.width, mix=kind.mix, device=device,
-        needs_cpu_seq_lens=kind.exact,
+        needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
-    sizes = CoreSizes(60, 8, prefix_cache=False)
+    sizes = CoreSizes(60, 8, prefix_cache=False, shared_memory=shared_memory)
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, drafter=drafter)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))

@@ -24,7 +24,8 @@ OWN = str(Path(__file__).resolve().parent)
 
 @dataclass
 class Counts:
-    """`by_place`: how often, by "kind file:line operation", the file as seen from the project's root."""
+    """`by_place`: how often, by "kind file:line operation", the file as seen from the project's root. `by_thread`: by
+    "kind thread", launches included."""
 
     syncs: int = 0
     h2d_async: int = 0
@@ -35,6 +36,7 @@ class Counts:
     undeferred: int = 0
     launches: int = 0
     by_place: Counter[str] = field(default_factory=Counter)
+    by_thread: Counter[str] = field(default_factory=Counter)
 
 
 class Crossings:
@@ -64,6 +66,7 @@ class Crossings:
         with self._lock:
             for counts in listeners:
                 setattr(counts, kind, getattr(counts, kind) + 1)
+                counts.by_thread[f"{kind} {threading.current_thread().name}"] += 1
                 if where:
                     counts.by_place[where] += 1
 
