@@ -144,6 +144,18 @@ def test_a_decode_node_on_a_gpu_reads_a_cpu_s_pool() -> None:
     assert not gpu.races
 
 
+def test_pools_that_are_read_where_they_lie() -> None:
+    """The digests of `cuda_ipc` are waited for, by the transfers' thread."""
+    gpu = make_device("deferring", 3)
+    pair = Pair(KINDS["plain"], gpu, transport="cuda_ipc")
+    with gpu.counting() as counts:
+        assert_equal(pair, KINDS["plain"], (1, 2))
+    pair.close()
+    assert not gpu.races
+    stops = {thread for thread in counts.by_thread if thread.partition(" ")[0] in ("syncs", "waits", "h2d_pageable")}
+    assert "syncs stream-transfer" in stops and not any("MainThread" in thread for thread in stops), stops
+
+
 def test_layers_go_ahead_while_later_ones_are_computed() -> None:
     gpu = make_device("deferring", 2)
     pair = Pair(replace(KINDS["plain"], layer_ends=(1,)), gpu)

@@ -7,6 +7,7 @@ import gc
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import zmq
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
 from shared.device.streams import StreamSet, make_streams
+from shared.engine.transfer_jobs import TransferJobs
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.transfer.frames import FrameReceiver, FrameSender
@@ -87,6 +89,26 @@ def test_more_pages_come_than_there_are_slots(part: Part, seed: int) -> None:
     arrived = target.pages_bytes.cpu()
     assert torch.equal(arrived[pages][:, where], host.pages_bytes[pages][:, where])
     assert not arrived[[0, *range(pages[-1] + 1, NUM_PAGES)]].any() and not gpu.races
+    streams.stop()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pages_land_behind_the_step_that_may_still_write_them(seed: int) -> None:
+    """The last step of their owner before, which is only enqueued when they come."""
+    gpu = make_device("deferring", seed)
+    streams, host, target = make_streams("cuda", gpu=gpu), host_pool(3), pool(gpu)
+    with gpu.held():
+        step = streams.forward.launch(lambda: fill(target, 70))
+        engine = SimpleNamespace(streams=streams, last_done=step.done, stages=SimpleNamespace(flush=lambda: None))
+        jobs: TransferJobs[str, None] = TransferJobs(engine)  # type: ignore[arg-type]
+        sent = FrameSender(host).describe([2, 5])
+        pull = partial(FrameReceiver(target, gpu).pull, sent.ready(KEY, 1, 0), sent.frames, [3, 4])
+        jobs.launch("pull", pull, "pull", after_newest_step=True)
+    jobs.synchronize()
+    assert [done.error for done in jobs.take_done()] == [None]
+    streams.settle()
+    assert torch.equal(target.pages_bytes[3:5].cpu(), host.pages_bytes[[2, 5]])
+    assert (target.plane("kv")[6] == 76).all().item()
     streams.stop()
 
 
