@@ -27,7 +27,7 @@ from shared.kv.pool import ByteArray, KVPool
 from shared.transfer.interface import READY_BYTES, Part, fill_page
 
 MAX_BLOCK_BYTES = 256 << 20  # all blocks of one sender
-PATIENCE_S = 5.0  # a peer that reads nothing for so long is about to be given up
+PATIENCE_S = 10.0  # twice the silence after which a peer is given up by default, and its frames with it
 NUM_SLOTS = 4
 
 
