@@ -11,7 +11,8 @@ A part is some layers of a page: those of layer i can travel while layer i + 1 i
     Part(2)                       |=============================================|     all that is behind, too
 
 The digest is taken of the copy, so whatever happened on the way (a reused page, a torn write, a wrong frame) is seen
-where it would do harm. Knows nothing of requests, leases or sockets.
+where it would do harm. A GPU's receiver takes it in pinned memory, on the way into the page. Knows nothing of requests,
+leases or sockets.
 """
 
 from __future__ import annotations

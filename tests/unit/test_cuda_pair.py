@@ -121,12 +121,12 @@ def test_hand_offs_give_the_cpu_s_streams_and_the_loop_waits_for_nothing(name: s
 
 
 IN_ANY_ORDER = [
-    ("plain", "pd", WAVES), ("plain", "p", (1, 2)), ("plain", "d", (1, 2)), ("int8 KV", "pd", (3,)),
-    ("n-gram", "d", (1, 4)), ("chain", "pd", (1, 2)), ("tree", "p", (1, 4)), ("tree", "d", (1, 4)),
+    (0, "plain", "pd", WAVES), (1, "plain", "p", (1, 2)), (4, "plain", "d", (1, 2)), (6, "int8 KV", "pd", (3,)),
+    (10, "n-gram", "d", (1, 4)), (11, "chain", "pd", (1, 2)), (8, "tree", "p", (1, 4)), (16, "tree", "d", (1, 4)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("seed", "name", "on_gpu", "waves"), [(n, *one) for n, one in enumerate(IN_ANY_ORDER)])
+@pytest.mark.parametrize(("seed", "name", "on_gpu", "waves"), IN_ANY_ORDER)
 def test_hand_offs_in_any_order_that_the_waits_allow(seed: int, name: str, on_gpu: str, waves: tuple[int, ...]) -> None:
     """A node on a CPU and one on a GPU are a pair, too."""
     gpu = make_device("deferring", seed)
