@@ -37,12 +37,13 @@ class FrameSender:
         """`gpu`: that of a pool on one; torch.cuda if None."""
         self._pool = pool
         self._reader = reader_of(pool, gpu)
+        self.num_blocks = self._reader.num_blocks
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
         numbers, generations = identify_pages(self._pool, pages)
-        found = self._reader.read(numbers, part.bytes_in(self._pool.planes)) if numbers else []
-        frames = tuple(page.data for page in found)
-        return PageSet(numbers, generations, [page_digest(page) for page in found], frames=frames, part=part)
+        found, block = self._reader.read(numbers, part.bytes_in(self._pool.planes))
+        frames, digests = tuple(page.data for page in found), [page_digest(page) for page in found]
+        return PageSet(numbers, generations, digests, frames=frames, part=part, block=block)
 
 
 class FrameReceiver:

@@ -32,11 +32,13 @@ NUM_SLOTS = 4
 
 
 class PageReader(Protocol):
-    """The sender's."""
+    """The sender's. `num_blocks`: it lends so many at a time; 0: none."""
 
-    def read(self, pages: Sequence[int], where: slice) -> list[ByteArray]:
-        """Return bytes `where` of each page, an array (n,) uint8 each. Nobody else writes an array while anything
-        refers to it. HandoffFailed where there is no memory for them."""
+    num_blocks: int
+
+    def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
+        """Return bytes `where` of each page, (n,) uint8 each, and the block that was lent for them, if any: it is
+        theirs alone as long as anything refers to one of these arrays. HandoffFailed where there is no memory."""
         ...
 
 
@@ -62,11 +64,13 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 class HostReader:
     """Views of the pool: whoever reads them later reads what is in the pages then."""
 
+    num_blocks = 0
+
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
-    def read(self, pages: Sequence[int], where: slice) -> list[ByteArray]:
-        return [self._pool.page_view(page)[where] for page in pages]
+    def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], None]:
+        return [self._pool.page_view(page)[where] for page in pages], None
 
 
 class HostWriter:
@@ -86,9 +90,12 @@ class PinnedReader:
         size = max(READY_BYTES, pool.page_bytes)
         self._pool = pool
         self._gpu = gpu
-        self._blocks = Blocks(lambda: gpu.pinned((size,), torch.uint8), size, max(1, most_bytes // size), patience_s)
+        self.num_blocks = max(1, most_bytes // size)
+        self._blocks = Blocks(lambda: gpu.pinned((size,), torch.uint8), size, self.num_blocks, patience_s)
 
-    def read(self, pages: Sequence[int], where: slice) -> list[ByteArray]:
+    def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
+        if not pages:
+            return [], None
         size = where.stop - where.start
         places = [slice(index * size, (index + 1) * size) for index in range(len(pages))]
         block, lent = self._blocks.take(len(pages) * size)
@@ -97,7 +104,7 @@ class PinnedReader:
         copied = self._gpu.new_event(blocking=True)
         copied.record(self._gpu.current_stream(self._pool.device))
         copied.synchronize()
-        return [lent[place] for place in places]
+        return [lent[place] for place in places], lent
 
 
 class Blocks:

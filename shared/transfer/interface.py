@@ -18,7 +18,7 @@ leases or sockets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -67,6 +67,7 @@ class PageSet:
     part: Part = WHOLE
     staged_bytes: int = 0
     handle: bytes = b""
+    block: ByteArray | None = field(default=None, compare=False)  # the frames' own memory, gone when nobody reads them
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
         """The message that goes before `frames`; first_page counts in the request's own page list."""
@@ -102,9 +103,11 @@ class PageSet:
 
 
 class PageSender(Protocol):
-    """One node's outgoing side of a transport. `name` is what Offer and Grant call it."""
+    """One node's outgoing side of a transport. `name` is what Offer and Grant call it. `num_blocks`: how many page sets
+    may have memory of the sender's own at a time, for their frames; 0: they need none."""
 
     name: str
+    num_blocks: int
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
         """Reads every byte of that part of the pages: run it on the transfer stream, after the layers that wrote it,

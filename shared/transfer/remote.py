@@ -67,6 +67,8 @@ class RemoteMemory(Protocol):
 
 
 class RemoteSender:
+    num_blocks = 0
+
     def __init__(self, pool: KVPool, memory: RemoteMemory) -> None:
         self.name = memory.name
         self._pool = pool

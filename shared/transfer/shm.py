@@ -39,6 +39,7 @@ class ShmSender:
     """Needs a pool made with shared=True."""
 
     name = "shm"
+    num_blocks = 0
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool

@@ -131,17 +131,17 @@ def test_a_block_is_its_frames_until_the_last_of_them_is_gone() -> None:
     source = pool(gpu)
     fill(source, 3)
     reader, where = PinnedReader(source, gpu, most_bytes=READY_BYTES, patience_s=0.0), slice(0, 100)
-    first, second = reader.read([1, 2], where)
+    (first, second), block = reader.read([1, 2], where)
     with pytest.raises(HandoffFailed, match="have not read 1 blocks"):
         reader.read([3], where)
     before, frame = bytes(second), second.data
-    del first, second
+    del first, second, block
     with pytest.raises(HandoffFailed):
         reader.read([3], where)
     assert bytes(frame) == before
     del frame
     for _ in range(3):
-        assert bytes(reader.read([3], where)[0]) == bytes(source.pages_bytes[3, where].cpu().numpy())
+        assert bytes(reader.read([3], where)[0][0]) == bytes(source.pages_bytes[3, where].cpu().numpy())
 
 
 def test_blocks_are_bounded_and_used_again() -> None:
@@ -184,7 +184,7 @@ def test_libzmq_keeps_a_block_while_it_may_read_it(tmp_path: Path) -> None:
         near.linger = far.linger = 0
         far.rcvtimeo = int(HANG_GUARD_S * 1000)
         near.connect(endpoint)  # nobody is there yet
-        near.send_multipart([page.data for page in reader.read([1, 2], where)], copy=False)
+        near.send_multipart([page.data for page in reader.read([1, 2], where)[0]], copy=False)
         gc.collect()
         with pytest.raises(HandoffFailed):
             reader.read([5], where)
@@ -192,7 +192,7 @@ def test_libzmq_keeps_a_block_while_it_may_read_it(tmp_path: Path) -> None:
         came = far.recv_multipart()
         assert came == [bytes(row.numpy()) for row in source.pages_bytes[1:3].cpu()]
         reader._blocks._patience_s = HANG_GUARD_S
-        assert len(reader.read([5], where)) == 1, "and then it comes back"
+        assert len(reader.read([5], where)[0]) == 1, "and then it comes back"
 
 
 def test_a_writer_zeroes_what_did_not_come() -> None:
