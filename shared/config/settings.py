@@ -124,7 +124,8 @@ class SchedConfig:
     max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
     device: str = option(
         "auto",
-        "where forwards run; inline: on the loop's own thread, no overlap",
+        "where forwards run; auto: a GPU where there is one that the model can use; inline: on the loop's own thread, "
+        "no overlap",
         choices=("auto", "cpu", "cuda", "inline"),
     )
 
@@ -250,7 +251,8 @@ class NodeConfig:
     transport: str = option(
         "auto",
         "how KV pages come; auto: what was measured to be fastest of shm (one host), zmq and, with --trust-network, "
-        "gloo. Never run on hardware, only by name: nccl, cuda_ipc (one host) and nixl",
+        "gloo; those of a GPU by zmq, through pinned host memory. Never run on hardware, only by name: nccl, cuda_ipc "
+        "(one host) and nixl",
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)

@@ -65,7 +65,7 @@ class ThreadedCudaStream(CpuStream):
         another thread nothing was enqueued: the closure was skipped."""
         if threading.current_thread() is self._thread:
             try:
-                self.cuda_stream.synchronize()
+                self._sleep_until_done()
             except Exception as error:  # a sticky device fault: whoever waits must wake and see it
                 logger.exception("device fault before event %s", event.name)
                 event.error = event.error or error
@@ -76,7 +76,13 @@ class ThreadedCudaStream(CpuStream):
         try:
             return run_to_end(fn)
         finally:
-            self.cuda_stream.synchronize()
+            self._sleep_until_done()
+
+    def _sleep_until_done(self) -> None:
+        """A stream's own `synchronize` may spin."""
+        mark = self._gpu.new_event(blocking=True)
+        mark.record(self.cuda_stream)
+        mark.synchronize()
 
     @contextlib.contextmanager
     def _surroundings(self) -> Generator[None, None, None]:

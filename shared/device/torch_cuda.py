@@ -28,6 +28,9 @@ class TorchCuda:
     def use_device(self, device: torch.device) -> Context:
         return torch.cuda.device(device)
 
+    def uuid(self, device: torch.device) -> str:
+        return str(torch.cuda.get_device_properties(device).uuid)
+
     def memory_info(self, device: torch.device) -> MemoryInfo:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return MemoryInfo(free_bytes, total_bytes)

@@ -20,7 +20,6 @@ import torch
 from shared.config import core_plan
 from shared.config.device_defaults import with_device_defaults
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import SchedConfig
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import BatonError, ConfigError, DeviceLost, RankLost
 from shared.core.extras import DISTRIBUTION
@@ -30,7 +29,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
-from shared.device.gpu import Gpu
+from shared.device.gpu import Gpu, MemoryInfo
 from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
@@ -41,7 +40,7 @@ from shared.grammar.grammars import Grammars
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
-from shared.model.load import load_model
+from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core, boundary_of, pool_planes
 from shared.node.context import NodeContext, NodeFacts
@@ -64,7 +63,7 @@ from shared.sched.largest import EVERY_FEATURE
 from shared.sched.probe import PROBE_PROMPT
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
-from shared.transfer.transports import available_transports, host_id, open_group
+from shared.transfer.transports import about_transports, available_transports, host_id, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
@@ -130,7 +129,7 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
     size, num_stages = config.parts.parallel.num_ranks, config.parts.parallel.pp
     threads = core_plan.num_threads(core_plan.of_node(config.cores, config.parts.parallel))
     torch.set_num_threads(threads)
-    device, streams = devices(config.parts.sched, max(size, num_stages))
+    device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
@@ -208,24 +207,38 @@ def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callab
     return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
 
 
-def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
-    """(device, kind of streams). Several ranks share their pages as host memory, and so do stages."""
-    if sched.device == "inline":
+def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
+    """(device, kind of streams). ConfigError for a GPU that is not there. `auto` asks whether there is one and whether
+    the model can use it. Several ranks share their pages as host memory, and so do stages."""
+    device = parts.sched.device
+    if device == "inline":
         return "cpu", "inline"
-    device = sched.device
+    if device == "cuda" and not gpu.is_available():
+        raise ConfigError(
+            "--device cuda: torch sees no GPU: none is there, its driver is missing, CUDA_VISIBLE_DEVICES hides it, or "
+            "this torch was built for CPUs; use --device cpu or auto"
+        )
     if device == "auto":
-        device = "cuda" if TorchCuda().is_available() and num_parts == 1 else "cpu"
+        device = "cuda" if num_parts == 1 and gpu.is_available() else "cpu"
+        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts, 1))):
+            log.info("the GPU is not used", why=why)
+            device = "cpu"
     return device, device
+
+
+def load_options(parts: NodeParts, threads: int, memory: MemoryInfo | None = None) -> LoadOptions:
+    """`memory`: of the GPU that the model goes to."""
+    wanted = parts.model
+    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
+    return LoadOptions(
+        wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats, memory=memory
+    )
 
 
 def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
     """Drafts are rank 0's alone, and the first stage's stream's."""
-    wanted, name = parts.model, parts.model.model
-    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
-    options = LoadOptions(
-        wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats, memory=memory
-    )
+    name, options = parts.model.model, load_options(parts, threads, memory)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
@@ -270,7 +283,8 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
 
 
 def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
-    return available_transports(parts.node.transport, device, trusts_network=parts.transfer.trust_network)
+    receives, trusts_network = parts.node.role == "decode", parts.transfer.trust_network
+    return available_transports(parts.node.transport, device, receives=receives, trusts_network=trusts_network)
 
 
 def build_node(parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
@@ -309,6 +323,7 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
         heartbeat_s=parts.node.heartbeat_s,
         lease_s=parts.node.lease_s,
         silence_s=parts.node.silence_s,
+        about_transports=about_transports(core.settings.device) if parts.node.transport == "auto" else "",
     )
 
 

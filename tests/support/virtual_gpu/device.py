@@ -177,6 +177,9 @@ class VirtualGpu:
         assert device == self.device, device
         return nullcontext()
 
+    def uuid(self, device: torch.device) -> str:
+        return f"virtual-{device.index}"
+
     def memory_info(self, device: torch.device) -> MemoryInfo:
         return MemoryInfo(self._memory_bytes - self._reserved_bytes, self._memory_bytes)
 
