@@ -1,4 +1,4 @@
-"""Networks of real sizes with random weights, drawn on the device when a model asks for them: no file, no download."""
+"""Networks of real sizes with random weights, drawn on the device: no file, no download."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import transformers
 
 from shared.model.config import LlamaConfig, RopeConfig
 from shared.model.interface import Model
-from shared.model.load import build_spans
-from shared.model.opened import LoadOptions, OpenedModel
+from shared.model.made_up import made_up
 
-SCALE = 0.02  # of weights, as networks begin
 CONTEXT = 8192
 
 
@@ -31,56 +29,9 @@ SHAPES = {
 }
 
 
-class RandomWeights:
-    """A TensorSource of a shape alone."""
-
-    def __init__(self, config: LlamaConfig, device: torch.device) -> None:
-        self.config = config
-        self._device = device
-        self._sizes = sizes_of(config)
-
-    def has(self, name: str) -> bool:
-        return name.rpartition(".")[2] in self._sizes
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """bfloat16 on the device; norms are 1."""
-        size = self._sizes[name.rpartition(".")[2]]
-        if len(size) == 1:
-            return torch.ones(size, dtype=torch.bfloat16, device=self._device)
-        return torch.empty(size, dtype=torch.bfloat16, device=self._device).normal_(0.0, SCALE)
-
-    def content_hash(self) -> str:
-        return f"random {self.config.name}"
-
-
-def sizes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """By the last part of a tensor's name."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    sizes: dict[str, tuple[int, ...]] = {
-        "embed": (config.vocab_size, hidden),
-        "head": (config.vocab_size, hidden),
-        "norm": (hidden,),
-        "attn_norm": (hidden,),
-        "mlp_norm": (hidden,),
-        "q": (config.q_size, hidden),
-        "k": (config.kv_size, hidden),
-        "v": (config.kv_size, hidden),
-        "o": (hidden, config.q_size),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-    }
-    if config.qk_norm:
-        sizes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
-    return sizes
-
-
 def random_model(config: LlamaConfig, device: torch.device) -> Model:
-    """As load_model makes it, in bfloat16 on the plain kernels."""
-    options = LoadOptions("bfloat16", kernels="torch")
-    opened = OpenedModel(RandomWeights(config, device), options, CONTEXT, {})
-    (model,) = build_spans(opened, device, [None])
-    return model
+    """In bfloat16 on the plain kernels."""
+    return made_up(config, "bfloat16", device)
 
 
 def random_network(config: LlamaConfig, device: torch.device, attention: str) -> transformers.PreTrainedModel:
