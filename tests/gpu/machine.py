@@ -25,8 +25,10 @@ def main() -> None:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """GPU and driver first."""
-    found: dict[str, Any] = gpu_facts() if device == "cuda" and TorchCuda().is_available() else {"GPU": device}
+    """GPU and driver first. SystemExit where there is none."""
+    if device == "cuda" and not TorchCuda().is_available():
+        raise SystemExit(f"torch {torch.__version__} sees no GPU here: `baton doctor --gpu` says why")
+    found: dict[str, Any] = gpu_facts() if device == "cuda" else {"GPU": device}
     found |= {"CPU": cpu_name(), "cores": num_cores(), "Python": platform.python_version()}
     for name in PACKAGES:
         try:

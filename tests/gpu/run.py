@@ -42,14 +42,15 @@ Start = Callable[[Check], Outcome]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    wheels = install_missing(args.wheels, args.out / "site")
+    site = install_missing(args.wheels)
+    facts = machine(args.device, site)
     book = Book(args.out)
-    book.begin_run(machine(args.device, wheels), code_digest())
-    print("; ".join(f"{name} {value}" for name, value in book.runs[-1].machine.items()), flush=True)
+    book.begin_run(facts, code_digest())
+    print("; ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
     if args.again:
         for name in [name for name, recorded in book.ended.items() if recorded.outcome.state in BAD]:
             book.forget(name)
-    start = Process(args.device, args.out / "log.txt", wheels)
+    start = Process(args.device, args.out / "log.txt", site)
     checks = checks_of(args.plan)
     try:
         run(book, checks, start, args.minutes * 60, lambda: write_results(book, CHECKS, args.out))
@@ -158,11 +159,11 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 def machine(device: str, site: Path | None) -> dict[str, Any]:
-    """Asked in a process of its own, which frees the GPU when it ends."""
+    """Asked in a process of its own, which frees the GPU when it ends. SystemExit where there is none."""
     command = [sys.executable, "-m", "tests.gpu.machine", "--device", device]
     done = subprocess.run(command, cwd=ROOT, env=environment(site), capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"device": device, "unknown": done.stderr.strip().rsplit("\n", 1)[-1]}
+        raise SystemExit(f"nothing was run: {done.stderr.strip().rsplit(chr(10), 1)[-1]}")
     facts: dict[str, Any] = json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
     return facts
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -67,13 +68,16 @@ def constraints() -> list[str]:
     return [line.strip() for line in lines if "==" in line]
 
 
-def install_missing(wheels: Path, site: Path) -> Path | None:
-    """`site`, with the packages of `wheels` that this Python has not; None where it has them all."""
+def install_missing(wheels: Path) -> Path | None:
+    """A folder with the packages of `wheels` that this Python has not; None where it has them all."""
     missing = [file for file in sorted(wheels.glob("*.whl")) if not is_installed(file)]
     if not missing:
         return None
+    site, half = wheels / "site", wheels / "site.half"
     if not site.exists():
-        install(missing, site)
+        shutil.rmtree(half, ignore_errors=True)  # an installation that was cut off
+        install(missing, half)
+        half.rename(site)
     return site
 
 

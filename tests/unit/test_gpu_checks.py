@@ -10,18 +10,25 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from shared.engine.future_map import FutureMap
 from tests.gpu import plan, run, wheels
 from tests.gpu.book import CUT_OFF, FAILED, FILE, PASSED, SKIPPED, Book, Outcome
+from tests.gpu.checks import streams, values
 from tests.gpu.one import run_check
 from tests.gpu.page import PAGE, SUMMARY
-from tests.gpu.place import NotHere
+from tests.gpu.place import NotHere, Place
 from tests.gpu.plan import CHECKS, Check, checks_of
 from tests.support.patience import HANG_GUARD_S
+from tests.support.virtual_gpu.device import VirtualStream
 
 ONE_PROCESS = ("another process's memory", "two nodes over cuda_ipc, one killed")  # what a virtual GPU can't have
 
@@ -39,6 +46,68 @@ def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
     assert all(isinstance(value, int | float) and value >= 0 for value in figures.values()), figures
 
 
+def wrong_streams(patch: pytest.MonkeyPatch) -> None:
+    real = streams.outcome
+
+    def outcome(place: Place | None, *args: object) -> Outcome:
+        found = real(place, *args)
+        if place is not None:
+            found.streams["r1"][-1] += 1
+        return found
+
+    patch.setattr(streams, "outcome", outcome)
+
+
+def wrong_logits(patch: pytest.MonkeyPatch) -> None:
+    real = values.logits_on
+    patch.setattr(values, "logits_on", lambda folder, device: real(folder, device) + (device.type != "cpu") * 1e-2)
+
+
+def wrong_draws(patch: pytest.MonkeyPatch) -> None:
+    real = values.sample_tensors
+
+    def sample(*args: object) -> object:
+        found = real(*args)
+        return replace(found, logprobs=found.logprobs + 1e-6)
+
+    patch.setattr(values, "sample_tensors", sample)
+
+
+def a_hidden_wait(patch: pytest.MonkeyPatch) -> None:
+    real = FutureMap.write_history
+
+    def write(self: FutureMap, rows: torch.Tensor, positions: torch.Tensor, ids: torch.Tensor) -> None:
+        assert int(positions.sum().item()) >= 0
+        real(self, rows, positions, ids)
+
+    patch.setattr(FutureMap, "write_history", write)
+
+
+def no_order(patch: pytest.MonkeyPatch) -> None:
+    """The copy to the host does not wait for the step."""
+    patch.setattr(VirtualStream, "wait_event", lambda self, event: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "spoil", "told"),
+    [
+        ("streams, plain", wrong_streams, "plain: AssertionError: r1: "),
+        ("logits of prompts, steps, windows", wrong_logits, "not close"),
+        ("draws of the sampler", wrong_draws, "logprobs of case"),
+        ("host waits in the steady state", a_hidden_wait, "syncs tests/unit/test_gpu_checks.py"),
+        ("races", no_order, "is not ordered behind"),
+    ],
+)
+def test_a_check_fails_where_what_it_looks_for_is_wrong(
+    name: str, spoil: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch)
+    with pytest.raises(AssertionError) as failed:
+        run_check(plan.check_named(name), "virtual")
+    assert told in str(failed.value)
+
+
 def test_a_run_through_the_command_says_what_was_found_and_on_what(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(run, "checks_of", lambda name: [plan.check_named(n) for n in (CHECKS[0].name, ONE_PROCESS[0])])
     assert run.main(["test", "--device", "virtual", "--out", str(tmp_path), "--wheels", str(tmp_path)]) == 0
@@ -51,6 +120,13 @@ def test_a_run_through_the_command_says_what_was_found_and_on_what(tmp_path: Pat
     assert this_run["machine"]["CPU"] in page and "| copies, products, reads | passed |" in page
     assert "host to device, pinned, GB/s" in page and "process's own" in page
     assert "2 of 2 checks done" in capsys.readouterr().out
+
+
+def test_without_a_gpu_nothing_is_run_and_nothing_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match="nothing was run: torch .* sees no GPU here"):
+        run.main(["test", "--out", str(tmp_path), "--wheels", str(tmp_path)])
+    assert not (tmp_path / FILE).exists()
 
 
 def some(*names: str, seconds: float = 60.0) -> list[Check]:
@@ -92,7 +168,8 @@ def test_a_line_that_was_cut_off_is_no_result(tmp_path: Path) -> None:
     book = Book(tmp_path)
     assert book.outcome("a").state == PASSED and book.is_left("b")
     run.run(book, some("a", "b"), passing, 1e9, lambda: None)
-    assert Book(tmp_path).outcome("b") == passing(some("b")[0])
+    again = Book(tmp_path)
+    assert again.outcome("b") == passing(some("b")[0]) and again.tries["b"] == 2
 
 
 def test_a_run_stops_before_what_does_not_fit_and_the_next_begins_there(tmp_path: Path, capsys) -> None:
@@ -176,4 +253,24 @@ def test_packages_that_are_there_are_not_installed_again(tmp_path: Path) -> None
     there, missing = sorted(tmp_path.glob("*.whl"))
     assert wheels.is_installed(there) and not wheels.is_installed(missing)
     missing.unlink()
-    assert wheels.install_missing(tmp_path, tmp_path / "site") is None
+    assert wheels.install_missing(tmp_path) is None
+
+
+def test_packages_that_are_missing_are_installed_beside_the_others_once(tmp_path: Path) -> None:
+    """Without network, from the folder alone; an installation that was cut off is begun again."""
+    with zipfile.ZipFile(tmp_path / "a_baton_test_package-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("a_baton_test_package.py", "ANSWER = 42\n")
+        info = "a_baton_test_package-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: a-baton-test-package\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    (tmp_path / "site.half").mkdir()
+    (tmp_path / "site.half" / "torn.py").touch()
+    site = wheels.install_missing(tmp_path)
+    assert site is not None and not (site / "torn.py").exists()
+    command = [sys.executable, "-c", "import a_baton_test_package as it; print(it.ANSWER)"]
+    done = subprocess.run(command, env=run.environment(site), capture_output=True, text=True, check=True)
+    assert done.stdout == "42\n"
+    written = (site / "a_baton_test_package.py").stat().st_mtime_ns
+    assert wheels.install_missing(tmp_path) == site
+    assert (site / "a_baton_test_package.py").stat().st_mtime_ns == written
