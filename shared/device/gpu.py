@@ -72,6 +72,15 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """`capability`: major and minor, of what it can compute. `peers`: devices whose memory it can map, by number."""
+
+    name: str
+    capability: tuple[int, int]
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SharedBlock:
     """What another process needs to open a block of device memory: torch's own fields, in torch's order."""
 
@@ -147,3 +156,5 @@ class Gpu(Protocol):
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
         """(storage_bytes,) uint8: another process's memory, unmapped when the last tensor on it is gone."""
         ...
+
+    def describe(self, device: torch.device) -> DeviceInfo: ...

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from shared.device.gpu import Context, GpuEvent, GpuStream, MemoryInfo, MemoryUse, SharedBlock
+from shared.device.gpu import Context, DeviceInfo, GpuEvent, GpuStream, MemoryInfo, MemoryUse, SharedBlock
 
 
 class TorchCuda:
@@ -76,3 +76,8 @@ class TorchCuda:
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
         storage = torch.UntypedStorage._new_shared_cuda(*astuple(block))
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def describe(self, device: torch.device) -> DeviceInfo:
+        others = [number for number in range(self.device_count()) if number != device.index]
+        peers = [number for number in others if torch.cuda.can_device_access_peer(device, number)]
+        return DeviceInfo(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), tuple(peers))

@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from shared.device.gpu import Context, MemoryInfo, MemoryUse, SharedBlock
+from shared.device.gpu import Context, DeviceInfo, MemoryInfo, MemoryUse, SharedBlock
 from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.blocks import POISON, Block, block_of, extent, first_byte, hear_freed, rounded, wrap
 from tests.support.virtual_gpu.crossings import Counts, Crossings
@@ -262,6 +262,9 @@ class VirtualGpu:
         self.current_stream().wait_event(exported.event)
         with self.queues.lock:
             return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
+
+    def describe(self, device: torch.device) -> DeviceInfo:
+        return DeviceInfo("virtual", (9, 0), ())
 
     # What the backend asks
 
