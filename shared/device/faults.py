@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-
 DEVICE_WORDS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "CUSOLVER_STATUS", "cuDNN error")
 
 
