@@ -172,7 +172,8 @@ def test_transfers_go_on_where_the_device_does() -> None:
     with gpu.held():
         core.engine.last_done = core.streams.forward.launch(lambda: pages[1].fill_(2)).done
         pulls.launch(0, lambda: ran.append(1) or 1, "pull", after_newest_step=True)
-        pulls.synchronize()
+        assert gpu.failures.met.wait(HANG_GUARD_S)
+    pulls.synchronize()
     (done,) = pulls.take_done()
     assert isinstance(done.error, HandoffFailed) and not ran, "its order was lost: it is not run"
     core.step()

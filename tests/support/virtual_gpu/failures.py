@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,11 +24,12 @@ class Failure:
 
 
 class Failures:
-    """Of one device. Any thread."""
+    """Of one device. Any thread. `met`: one of them has come."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._expected: list[Failure] = []
+        self.met = threading.Event()
 
     def fail_next(self, place: str, after: int = 0, *, lasts: bool = True) -> None:
         """At one of PLACES, after so many times that all went well there. `lasts`: every later call of the device
@@ -44,6 +46,7 @@ class Failures:
         if failure.after >= 0:
             return
         self._expected.remove(failure)
+        self.met.set()
         if place == "memory":
             raise torch.OutOfMemoryError("CUDA out of memory, as the test says")
         if failure.lasts:
