@@ -210,9 +210,8 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
-        from shared.model.shard import (
-            load_shard,
-        )  # these two bring the kernels of a CPU, which a GPU's node has no use for
+        # This import and the next bring the kernels of a CPU, which a GPU's node has no use for
+        from shared.model.shard import load_shard
 
         model = load_shard(name, options, group)
     elif (num_stages := parts.parallel.pp) > 1:
