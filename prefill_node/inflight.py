@@ -8,11 +8,13 @@ the peer has answered or is gone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from prefill_node.handoff_out import HandoffOut
+from prefill_node.unread import Unread
 from shared.core.errors import HandoffFailed
 from shared.core.keys import RequestKey
 from shared.engine.transfer_jobs import TransferJobs
@@ -21,12 +23,21 @@ from shared.model.interface import LayerMarks
 from shared.node.context import NodeContext
 from shared.node.convert import prebuilt_of
 from shared.sched.events import ChunkLaunched
-from shared.transfer.interface import WHOLE, PageList, PageSender, PageSet, Part
+from shared.transfer.interface import READY_BYTES, WHOLE, PageList, PageSender, PageSet, Part
 from shared.wire.codec import to_wire
 from shared.wire.messages import Grant, Ready
 
-READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 RENEWALS_PER_LEASE = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Final:
+    """Pages, or parts of them, that are ready to be described: pages[0] is the request's page number `first`."""
+
+    handoff: HandoffOut
+    first: int
+    pages: PageList
+    part: Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +59,8 @@ class Inflight:
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
+        self._final: deque[Final] = deque()  # of peers that have not read enough of what they were sent
+        self._unread = Unread(ctx.wake)
         self.granted: dict[RequestKey, HandoffOut] = {}
 
     def add(self, handoff: HandoffOut, grant: Grant, now: float) -> None:
@@ -93,15 +106,26 @@ class Inflight:
                 handoff.next_page = stop
 
     def _describe(self, handoff: HandoffOut, first: int, pages: PageList, part: Part) -> None:
-        sender = handoff.sender
-        assert sender is not None
         where = part.bytes_in(self._ctx.core.pool.planes)
         most = max(1, READY_BYTES // (where.stop - where.start))
         for start in range(0, len(pages), most):
-            some = pages[start : start + most]
             handoff.num_describing += 1
-            job = partial(sender.describe, some, part)
-            self._jobs.launch((handoff, first + start), job, f"describe({first + start})")
+            self._final.append(Final(handoff, first + start, pages[start : start + most], part))
+        self._launch_final()
+
+    def _launch_final(self) -> None:
+        """In order, except that peers without room are passed over."""
+        entries, self._final = self._final, deque()
+        for entry in entries:
+            handoff, sender = entry.handoff, entry.handoff.sender
+            if sender is None or self.granted.get(handoff.key) is not handoff:
+                continue  # ended meanwhile
+            if not self._unread.has_room(handoff.peer, sender):
+                self._final.append(entry)
+                continue
+            self._unread.begin(handoff.peer)
+            job = partial(sender.describe, entry.pages, entry.part)
+            self._jobs.launch((handoff, entry.first), job, f"describe({entry.first})")
 
     # ---- layers, while later ones are computed
 
@@ -139,6 +163,7 @@ class Inflight:
         for done in self._jobs.take_done():
             handoff, first_page = done.tag
             handoff.num_describing -= 1
+            self._unread.described(handoff.peer, done.value)
             if self.granted.get(handoff.key) is not handoff:
                 continue  # ended meanwhile: its pages may have a new owner
             if done.value is None:
@@ -148,6 +173,8 @@ class Inflight:
             ready = page_set.ready(to_wire(handoff.key), handoff.lease, first_page)
             self._ctx.outbox.send(handoff.peer, ready, page_set.frames)
             handoff.touched = now
+        self._unread.take_read()
+        self._launch_final()
         return failed + self._stalled(now)
 
     def _stalled(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:

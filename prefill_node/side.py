@@ -33,7 +33,7 @@ class PrefillSide:
 
     def __init__(self, ctx: NodeContext, senders: Mapping[str, PageSender]) -> None:
         self._ctx = ctx
-        self.choice = TransportChoice(ctx.facts.transports, ctx.log)
+        self.choice = TransportChoice(ctx.facts.transports, ctx.log, ctx.facts.about_transports)
         self._reach = Reach(ctx.facts.silence_s)
         self.bootstrap = Bootstrap(ctx, self.choice, self._reach)
         self.inflight = Inflight(ctx, senders)

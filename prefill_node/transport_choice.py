@@ -34,11 +34,13 @@ class Measured:
 
 
 class TransportChoice:
-    """transports: what this node has, best first while nothing was measured. Owned by the node's loop."""
+    """transports: what this node has, best first while nothing was measured. `about`: why these, said with each
+    reason. Owned by the node's loop."""
 
-    def __init__(self, transports: Sequence[str], log: LogOnce) -> None:
+    def __init__(self, transports: Sequence[str], log: LogOnce, about: str = "") -> None:
         self._transports = tuple(transports)
         self._log = log
+        self._about = about
         self._peers: dict[str, Measured] = {}
 
     def order(self, peer: str) -> list[str]:
@@ -74,7 +76,8 @@ class TransportChoice:
 
     def reasons(self) -> dict[str, str]:
         """By decode node: the transport, and why."""
-        said = {peer: f"{known.chosen or 'in turn'}: {known.why}" for peer, known in self._peers.items()}
+        more = f" ({self._about})" if self._about else ""
+        said = {peer: f"{known.chosen or 'in turn'}: {known.why}{more}" for peer, known in self._peers.items()}
         return {peer.partition("@")[0]: why for peer, why in said.items()}
 
     def _of(self, peer: str) -> Measured:

@@ -31,6 +31,7 @@ PROBE_TIMEOUT_S = 0.5
 ROUTER_ID = "router"
 MAX_ANSWER = 1 << 20
 MOST_MEMORY = 0.8  # of what is free, for the KV pools of all nodes together
+MOST_GPU_MEMORY = 0.9  # of a GPU's, for all nodes together: every one of them takes the first GPU
 
 
 def run(config: ClusterConfig, parent_pid: int) -> int:
@@ -156,7 +157,11 @@ def node_config(config: ClusterConfig, name: str, role: str, cores: CorePlan, nu
         parallel = replace(parallel, tp=local.decode_tp or parallel.tp, pp=local.decode_pp or parallel.pp)
     parts = replace(
         nodes,
-        memory=replace(nodes.memory, mem_fraction=min(nodes.memory.mem_fraction, MOST_MEMORY / num_nodes)),
+        memory=replace(
+            nodes.memory,
+            mem_fraction=min(nodes.memory.mem_fraction, MOST_MEMORY / num_nodes),
+            gpu_mem_fraction=min(nodes.memory.gpu_mem_fraction, MOST_GPU_MEMORY / num_nodes),
+        ),
         parallel=parallel,
         node=replace(nodes.node, role=role, node_id=name, router=(config.router.node_endpoint,)),
     )

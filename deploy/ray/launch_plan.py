@@ -36,11 +36,14 @@ def cpus(config: RayClusterConfig, role: str) -> float:
     return {ROUTER: share.router_cpus, PREFILL: share.prefill_cpus, DECODE: share.decode_cpus}[role]
 
 
+def gpus(config: RayClusterConfig, role: str) -> float:
+    return {ROUTER: 0.0, PREFILL: config.share.prefill_gpus, DECODE: config.share.decode_gpus}[role]
+
+
 def resources(config: RayClusterConfig, name: str) -> dict[str, float]:
     """One bundle of a placement group. Ray refuses zeros, and a bundle of nothing."""
     role = role_of(name)
-    gpus = {ROUTER: 0.0, PREFILL: config.share.prefill_gpus, DECODE: config.share.decode_gpus}[role]
-    wanted = {"CPU": cpus(config, role), "GPU": gpus}
+    wanted = {"CPU": cpus(config, role), "GPU": gpus(config, role)}
     return {kind: amount for kind, amount in wanted.items() if amount} or {"CPU": 0.001}
 
 
@@ -147,4 +150,11 @@ def node_config(
 ) -> NodeProcessConfig:
     role, host = role_of(name), host_of(config, place)
     node = replace(config.nodes.node, role=role, node_id=name, router=routers, bind_host=host)
-    return NodeProcessConfig(replace(config.nodes, parallel=config.nodes.parallel.of(role), node=node), cores)
+    memory = replace(config.nodes.memory, gpu_mem_fraction=gpu_share(config, role))
+    parts = replace(config.nodes, memory=memory, parallel=config.nodes.parallel.of(role), node=node)
+    return NodeProcessConfig(parts, cores)
+
+
+def gpu_share(config: RayClusterConfig, role: str) -> float:
+    """Of a GPU's memory: of half a GPU half as much."""
+    return config.nodes.memory.gpu_mem_fraction * min(1.0, gpus(config, role) or 1.0)

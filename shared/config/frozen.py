@@ -27,9 +27,12 @@ class FrozenPath:
 
     def refusal(self, flags: Sequence[str], *, given: str = "", of: str = "") -> ConfigError:
         """Return the error that says why these flags can't be had."""
+        return ConfigError(f"{' '.join([given, ', '.join(flags)]).strip()}: {self.sentence(*flags, of=of)}")
+
+    def sentence(self, *flags: str, of: str = "") -> str:
+        """Say what this path does in place of these flags."""
         name = f"{self.name} ({of})" if of else self.name
-        why = ", and ".join(dict.fromkeys(self.lacks[flag.split()[0]] for flag in flags))
-        return ConfigError(f"{' '.join([given, ', '.join(flags)]).strip()}: {name} {why}")
+        return f"{name} {', and '.join(dict.fromkeys(self.lacks[flag.split()[0]] for flag in flags))}"
 
 
 PIPELINE = FrozenPath(
@@ -43,7 +46,7 @@ PIPELINE = FrozenPath(
 ENCODER = FrozenPath(
     "models with an encoder",
     {
-        "--device": "run on the CPU only",
+        "--device": "run on the CPU only; use --device cpu",
         "--kv-dtype": "keep KV in the numbers of --dtype",
         "--lora": "have no adapters",
         "--offload-bytes": "have no cold tier for their pages",

@@ -76,9 +76,10 @@ class MemoryConfig:
     """KV memory of one node."""
 
     kv_bytes: int = option(0, "KV pool size, as 512MiB; 0: by --mem-fraction", low=0, is_bytes=True, metavar="SIZE")
-    mem_fraction: float = option(0.2, "share of the memory free at start that the KV pool takes", low=0.01, high=0.95)
+    mem_fraction: float = option(0.2, "CPU: share of the memory free at start for the KV pool", low=0.01, high=0.95)
+    gpu_mem_fraction: float = option(0.9, "GPU: share of its memory for weights, steps and KV", low=0.01, high=1.0)
     page_size: int = option(16, "tokens in a KV page (a power of two)", low=1, high=1024)
-    max_running: int = option(32, "most requests decoded together", low=1, high=4096)
+    max_running: int = option(0, "most requests decoded together; 0: 32, on a GPU 256", low=0, high=4096)
     prefix_cache: bool = option(True, "keep the KV of finished prompts and reuse it")
     max_pinned_fraction: float = option(
         0.5, "prefill node: most of its pages that may wait for a decode node", low=0.05, high=1.0
@@ -117,14 +118,17 @@ class SchedConfig:
     """How a node plans its steps."""
 
     overlap: bool = option(True, "plan the next step while the current one runs")
-    chunk_size: int = option(256, "most prompt tokens in one step when nothing is being decoded", low=1, high=65536)
+    chunk_size: int = option(
+        0, "most prompt tokens in one step when nothing is being decoded; 0: 256, on a GPU 8192", low=0, high=65536
+    )
     mixed_chunk_size: int = option(
-        64, "most prompt tokens that join a step of running requests (bounds their delay)", low=1, high=65536
+        0, "most of them in a step of running requests (bounds their delay); 0: 64, on a GPU 1024", low=0, high=65536
     )
     max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
     device: str = option(
         "auto",
-        "where forwards run; inline: on the loop's own thread, no overlap",
+        "where forwards run; auto: a GPU where there is one that the model can use; inline: on the loop's own thread, "
+        "no overlap",
         choices=("auto", "cpu", "cuda", "inline"),
     )
 
@@ -250,7 +254,8 @@ class NodeConfig:
     transport: str = option(
         "auto",
         "how KV pages come; auto: what was measured to be fastest of shm (one host), zmq and, with --trust-network, "
-        "gloo. Never run on hardware, only by name: nccl, cuda_ipc (one host) and nixl",
+        "gloo; those of a GPU by zmq, through pinned host memory. Never run on hardware, only by name: nccl, cuda_ipc "
+        "(one host) and nixl",
         choices=("auto", "shm", "zmq", "gloo", "nccl", "cuda_ipc", "nixl"),
     )
     heartbeat_s: float = option(0.5, "seconds between two load reports", low=0.05, high=10.0)

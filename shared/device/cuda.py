@@ -49,7 +49,7 @@ class CudaMarks:
         self._stream = stream
         self._notify = notify
         self._marks: dict[Event, GpuEvent] = {}  # recorded and not yet complete
-        self._held: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
+        self._waiters: dict[Event, list[Callable[[], None]]] = {}  # who goes on when an event has fired
         self._pending: queue.SimpleQueue[tuple[Event, GpuEvent] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._watch, name=f"marks-{name}", daemon=True)
         self._thread.start()
@@ -71,19 +71,19 @@ class CudaMarks:
             event.error = event.error or error
             return False
         self._marks[event] = mark
+        self._go_on_behind(event)  # here, before the watcher may complete the event on its own thread
         self._pending.put((event, mark))
-        self._go_on(event)
         return True
 
     def when_fired(self, event: Event, go_on: Callable[[], None]) -> None:
-        """The event has not fired. Call `go_on` when it has, on the thread that launches; a device fault completes it
-        without a mark."""
-        if event not in self._held:
-            event.add_callback(self._go_on)
-        self._held.setdefault(event, []).append(go_on)
+        """Call `go_on` as soon as the event, which has not fired yet, has a mark; after a device fault, when it is
+        complete without one. Both happen on the thread that fires it."""
+        if event not in self._waiters:
+            event.add_callback(self._go_on_behind)
+        self._waiters.setdefault(event, []).append(go_on)
 
-    def _go_on(self, event: Event) -> None:
-        for go_on in self._held.pop(event, ()):
+    def _go_on_behind(self, event: Event) -> None:
+        for go_on in self._waiters.pop(event, ()):
             go_on()
 
     def mark_of(self, event: Event) -> GpuEvent | None:
@@ -156,8 +156,12 @@ class CudaStream:
         return work.ticket
 
     def _run(self, work: Work[Any]) -> None:
-        with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
-            run_work(work, self._epochs)
+        try:
+            with self._gpu.use_stream(self.cuda_stream), self._gpu.closure_mode():
+                run_work(work, self._epochs)
+        except Exception as error:  # closures' errors are settled: the device can't even take the stream
+            self._epochs.fail(work.epoch)
+            work.settle(None, error)
 
     def wait(self, event: Event) -> None:
         """The device waits, or launches are held; for an event of another thread's stream the calling thread blocks."""
@@ -172,7 +176,11 @@ class CudaStream:
             return True
         mark = mark_of(event)
         if mark is not None:
-            self.cuda_stream.wait_event(mark)
+            try:
+                self.cuda_stream.wait_event(mark)
+            except Exception:  # what would run without its order is skipped
+                logger.exception("device fault at a wait for event %s", event.name)
+                self._epochs.fail(self.epoch)
             return True
         if event.driver is not None and not isinstance(event.driver, CudaMarks):
             event.synchronize()

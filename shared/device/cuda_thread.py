@@ -50,7 +50,9 @@ class ThreadedCudaStream(CpuStream):
         for event in fires:
             event.bind(self)
         label = label or f"{self.name}:{getattr(fn, '__name__', 'closure')}"
-        return super().launch(lambda: self._run_and_wait(fn), fires, label)
+        ticket = super().launch(lambda: self._run_and_wait(fn), fires, label)
+        ticket.done.bind(self)  # one of this thread's: the other streams' launches do not move to it
+        return ticket
 
     def poll(self, event: Event) -> None:
         """Nothing to do: the worker completes events."""
@@ -63,7 +65,7 @@ class ThreadedCudaStream(CpuStream):
         another thread nothing was enqueued: the closure was skipped."""
         if threading.current_thread() is self._thread:
             try:
-                self.cuda_stream.synchronize()
+                self._sleep_until_done()
             except Exception as error:  # a sticky device fault: whoever waits must wake and see it
                 logger.exception("device fault before event %s", event.name)
                 event.error = event.error or error
@@ -74,7 +76,13 @@ class ThreadedCudaStream(CpuStream):
         try:
             return run_to_end(fn)
         finally:
-            self.cuda_stream.synchronize()
+            self._sleep_until_done()
+
+    def _sleep_until_done(self) -> None:
+        """A stream's own `synchronize` may spin."""
+        mark = self._gpu.new_event(blocking=True)
+        mark.record(self.cuda_stream)
+        mark.synchronize()
 
     @contextlib.contextmanager
     def _surroundings(self) -> Generator[None, None, None]:
@@ -90,5 +98,6 @@ class ThreadedCudaStream(CpuStream):
             return
         try:
             self.cuda_stream.wait_event(mark)
-        except Exception:  # a sticky device fault: the next closure meets it, and this thread must live on to settle it
+        except Exception:  # this thread must live on to settle all; what would run without its order is skipped
             logger.exception("device fault at a wait for event %s", event.name)
+            self._epochs.fail(self.epoch)

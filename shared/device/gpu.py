@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 Context = AbstractContextManager[object, bool | None]
+GIB = 1 << 30
 
 
 class GpuEvent(Protocol):
@@ -57,6 +58,28 @@ class MemoryInfo:
     total_bytes: int
 
 
+def gib(num_bytes: int) -> str:
+    """As a person reads it."""
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """By tensors of this process on one device."""
+
+    allocated_bytes: int
+    peak_bytes: int  # the most since `forget_peak`
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """`capability`: major and minor, of what it can compute. `peers`: devices whose memory it can map, by number."""
+
+    name: str
+    capability: tuple[int, int]
+    peers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SharedBlock:
     """What another process needs to open a block of device memory: torch's own fields, in torch's order."""
@@ -82,7 +105,21 @@ class Gpu(Protocol):
 
     def use_device(self, device: torch.device) -> Context: ...
 
+    def uuid(self, device: torch.device) -> str:
+        """The same in every process, whatever number it has there."""
+        ...
+
     def memory_info(self, device: torch.device) -> MemoryInfo: ...
+
+    def memory_use(self, device: torch.device) -> MemoryUse: ...
+
+    def forget_peak(self, device: torch.device) -> None:
+        """The peak is what is allocated now."""
+        ...
+
+    def release_cached(self, device: torch.device) -> None:
+        """Give memory that no tensor uses back to the driver: `memory_info` counts it as free then."""
+        ...
 
     def synchronize(self, device: torch.device) -> None:
         """Blocks until every stream of the device is empty."""
@@ -119,3 +156,5 @@ class Gpu(Protocol):
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
         """(storage_bytes,) uint8: another process's memory, unmapped when the last tensor on it is gone."""
         ...
+
+    def describe(self, device: torch.device) -> DeviceInfo: ...

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from shared.device.gpu import Context, GpuEvent, GpuStream, MemoryInfo, SharedBlock
+from shared.device.gpu import Context, DeviceInfo, GpuEvent, GpuStream, MemoryInfo, MemoryUse, SharedBlock
 
 
 class TorchCuda:
@@ -28,9 +28,22 @@ class TorchCuda:
     def use_device(self, device: torch.device) -> Context:
         return torch.cuda.device(device)
 
+    def uuid(self, device: torch.device) -> str:
+        return str(torch.cuda.get_device_properties(device).uuid)
+
     def memory_info(self, device: torch.device) -> MemoryInfo:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return MemoryInfo(free_bytes, total_bytes)
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        return MemoryUse(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+
+    def forget_peak(self, device: torch.device) -> None:
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def release_cached(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
 
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
@@ -63,3 +76,8 @@ class TorchCuda:
     def open_shared(self, block: SharedBlock) -> torch.Tensor:
         storage = torch.UntypedStorage._new_shared_cuda(*astuple(block))
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def describe(self, device: torch.device) -> DeviceInfo:
+        others = [number for number in range(self.device_count()) if number != device.index]
+        peers = [number for number in others if torch.cuda.can_device_access_peer(device, number)]
+        return DeviceInfo(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), tuple(peers))

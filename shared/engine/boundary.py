@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 HostArray = npt.NDArray[np.generic] | torch.Tensor
-Pinned = Callable[[int], torch.Tensor]  # bytes -> (bytes,) uint8 on the host that a device copies from while we go on
+Pinned = Callable[[int], torch.Tensor]  # bytes -> (bytes,) uint8, page-locked host memory for asynchronous copies
 ALIGNED = 16  # bytes: each array of a block begins at a multiple, so that it may be seen in its own dtype
 SMALLEST_SLOT = 1 << 16  # bytes
 
@@ -60,18 +60,25 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Results of a step: as they are on a CPU; on a device side by side in `block`, (n,) uint8."""
+class SideBySide:
+    """Results of a step in one block of the device, (n,) uint8."""
 
-    tensors: Mapping[str, torch.Tensor]
-    block: torch.Tensor | None = None
-    places: tuple[Place, ...] = ()
+    block: torch.Tensor
+    places: Mapping[str, Place]
+
+
+Packed = Mapping[str, torch.Tensor] | SideBySide  # results as they are, on a CPU, or packed on a device
 
 
 class Boundary(Protocol):
     """`is_device`: whether anything is copied at all. Called inside closures, on the streams named."""
 
     is_device: bool
+
+    @property
+    def num_taken(self) -> int:
+        """How many slots leases hold."""
+        ...
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
         """Tensors of the same names, shapes and dtypes, on the forward stream. On a CPU they are the arrays' memory:
@@ -91,15 +98,17 @@ class SameMemory:
     """A CPU's."""
 
     is_device = False
+    num_taken = 0
 
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
         return {name: as_tensor(array) for name, array in arrays.items()}
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
-        return Packed(tensors)
+        return tensors
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        return OnHost(packed.tensors)
+        assert not isinstance(packed, SideBySide)
+        return OnHost(packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,10 @@ class PinnedCopies:
         self._into = Slots(lambda size: (pinned(size), torch.empty(size, dtype=torch.uint8, device=device)))
         self._out = Slots(pinned)
 
+    @property
+    def num_taken(self) -> int:
+        return self._into.num_taken + self._out.num_taken
+
     def upload(self, arrays: Mapping[str, HostArray], holder: SlotHolder) -> dict[str, torch.Tensor]:
         tensors = {name: as_tensor(array) for name, array in arrays.items()}
         places = lay_side_by_side(tensors)
@@ -138,14 +151,14 @@ class PinnedCopies:
         block = torch.empty(size_of(places), dtype=torch.uint8, device=self._device)
         for place, tensor in zip(places, tensors.values(), strict=True):
             place.of(block).copy_(tensor)
-        return Packed(tensors, block, places)
+        return SideBySide(block, dict(zip(tensors, places, strict=True)))
 
     def download(self, packed: Packed, holder: SlotHolder) -> HostCopy:
-        assert packed.block is not None
+        assert isinstance(packed, SideBySide)
         size = len(packed.block)
         copy = self._out.take(size, holder)[:size]
         copy.copy_(packed.block, non_blocking=True)
-        return InSlot(copy, dict(zip(packed.tensors, packed.places, strict=True)))
+        return InSlot(copy, packed.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +174,16 @@ class InSlot:
 
 
 class Slots(Generic[S]):
-    """Owner of the slots of one kind that nobody holds."""
+    """Owner of the slots of one kind that no lease holds."""
 
     def __init__(self, make: Callable[[int], S]) -> None:
         self._make = make
         self._free: list[tuple[int, S]] = []
+        self.num_taken = 0
 
     def take(self, num_bytes: int, holder: SlotHolder) -> S:
         """One of at least so many bytes, which comes back when `holder` gives it back."""
-        found = next((slot for slot in self._free if slot[0] >= num_bytes), None)
+        found = min((slot for slot in self._free if slot[0] >= num_bytes), key=lambda slot: slot[0], default=None)
         if found is None:
             size = max(SMALLEST_SLOT, 1 << num_bytes.bit_length())
             with torch.inference_mode(False):  # a slot outlives the closure that asks for it
@@ -177,12 +191,14 @@ class Slots(Generic[S]):
         else:
             self._free.remove(found)
         taken = found
+        self.num_taken += 1
         holder.hold(lambda: self.give_back(taken))
         return taken[1]
 
     def give_back(self, slot: tuple[int, S]) -> None:
         """Nothing reads the slot any more, neither a copy under way nor the step that it was for."""
         self._free.append(slot)
+        self.num_taken -= 1
 
 
 def lay_side_by_side(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:

@@ -10,7 +10,8 @@ import torch
 
 from shared.core.errors import StepFailed
 from shared.device.cpu import do_nothing
-from shared.device.events import Event
+from shared.device.events import Event, StreamSkipped
+from shared.device.faults import blames_device
 from shared.device.streams import StreamSet
 from shared.engine.boundary import Boundary, HostArray, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
@@ -49,6 +50,7 @@ class Engine:
         self.leases: deque[StepLease] = deque()
         self._open: dict[int, StepLease] = {}  # the same by step: what is here and not there was lost
         self.last_done: Event | None = None
+        self.device_error: BaseException | None = None  # what a transfer met, until the device has been asked
         self.make_masks: Callable[[], None] = do_nothing  # the loop's: asked where a sampling will wait for masks
         self._next_step = 0
 
@@ -182,6 +184,17 @@ class Engine:
         del self._open[lease.step]
         return lease.close()
 
+    def heard(self, error: BaseException) -> None:
+        """A transfer failed. One that blames the device, or was not even begun, may be all that tells of a dead one:
+        where no step runs nothing else does."""
+        if blames_device(error) or isinstance(error, StreamSkipped):
+            self.device_error = error
+
+    def device_works(self) -> None:
+        """A step ran after somebody blamed the device: transfers that are launched from now on run again."""
+        self.device_error = None
+        self.streams.reset()
+
     def recover(self) -> list[StepLease]:
         """After a step raised: drain every open lease and start a new stream epoch. Gives the drained leases."""
         self.stages.flush()
@@ -204,6 +217,10 @@ class Engine:
         found = [f"lease of step {lease.step} ({_owners(lease)}) was lost: nobody will close it" for lease in lost]
         if idle:
             found += [f"lease of step {lease.step} ({_owners(lease)}) is still open" for lease in self.leases]
+            num_taken = self.worker.boundary.num_taken
+            found += (
+                [f"{num_taken} pinned slots are held, and no step is open"] if num_taken and not self.leases else []
+            )
         raise_problems("engine", found)
 
 

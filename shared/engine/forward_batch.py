@@ -3,6 +3,7 @@ the scheduler's batch (S8)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +16,12 @@ from shared.engine.plan import Int64s, StepPlan
 from shared.engine.step_arrays import NOTHING, StepArrays, step_arrays
 from shared.kernel.attention import HostLengths
 from shared.model.interface import ModelInputs
-from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.interface import SamplingBatch
+from shared.sample.knobs import Knobs
 from shared.sample.sampler import RowOf
 from shared.sample.sampler_torch import OutputRows
 
+KnobsOf = Callable[[SamplingBatch], Knobs[np.ndarray]]
 KNOB = "knob."  # before the names of sampling parameters, where they are uploaded
 
 
@@ -57,12 +60,12 @@ class ForwardBatch:
 
     @classmethod
     def init_new(
-        cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, vocab_size: int
+        cls, plan: StepPlan, lease: Staged, future_map: FutureMap, boundary: Boundary, knobs_of: KnobsOf
     ) -> ForwardBatch:
         """Uploads everything that the step will need, by one copy. Token ids are for `resolve_forward_inputs`."""
         chunk_ids = lease.take_staging().numpy() if plan.prefill_input_ids_cpu is not None else NOTHING
         host = step_arrays(plan, chunk_ids)
-        sampling = knobs_of(plan.sampling, vocab_size) if boundary.is_device else None
+        sampling = knobs_of(plan.sampling) if boundary.is_device else None
         sent = boundary.upload(host.named() | _prefixed(sampling), lease)
         knobs = None
         if sampling is not None:
@@ -129,8 +132,8 @@ def _host_lengths(plan: StepPlan, host: StepArrays[np.ndarray]) -> HostLengths:
 
 
 def resolve_forward_inputs(fb: ForwardBatch, future_map: FutureMap) -> None:
-    """Fill input_ids (S9): chunk tokens, which came out of pinned staging; the first token of every decode row from the
-    relay. The drafter fills the rest of a verify window."""
+    """Fill input_ids (S9): chunk tokens as they were uploaded, the first token of every decode row from the relay. The
+    drafter fills the rest of a verify window."""
     plan, ids, num_chunk = fb.plan, fb.inputs.input_ids, fb.num_chunk_tokens
     if num_chunk:
         ids[:num_chunk] = fb.arrays.chunk_ids

@@ -63,7 +63,7 @@ class StepLease:
     times: StepTimes = field(default_factory=lambda: StepTimes(StillClock()))
     masks: StepMasks | None = None  # where rows of the step have a grammar
     drafted: Event | None = None  # the same, with drafts: `drafts` are there
-    drafts: Packed | None = None  # on the device, from drafting until they lie on the host
+    drafts: Packed | None = None  # on the device; kept until the lease ends, for the copy to the host reads them
     host_drafts: Ticket[HostCopy | None] | None = None
     closed: bool = False
     _slots: list[Callable[[], None]] = field(default_factory=list)
@@ -80,13 +80,14 @@ class StepLease:
 
     def take_drafts(self, boundary: Boundary) -> HostCopy | None:
         """Begin to copy the drafts to the host. Runs on the copy stream; None where drafting failed."""
-        drafts, self.drafts = self.drafts, None
-        return None if drafts is None else boundary.download(drafts, self)
+        return None if self.drafts is None else boundary.download(self.drafts, self)
 
     def drafts_on_host(self) -> HostDrafts | None:
-        """Read the drafts, once `host_drafts` is done."""
-        copy = self.host_drafts.result if self.host_drafts is not None else None
-        return None if copy is None else read_drafts(copy.read())
+        """Read the drafts, once `host_drafts` is done; None where it failed."""
+        ticket = self.host_drafts
+        if ticket is None or ticket.result is None or ticket.done.error is not None:
+            return None
+        return read_drafts(ticket.result.read())
 
     def take_staging(self) -> torch.Tensor:
         """The prompt tokens of this step, once (S9): a second taker would prefill them again."""
@@ -106,9 +107,10 @@ class StepLease:
         return self.result is not None and self.result.done.query()
 
     def close(self) -> StepResult | None:
-        """Give the result and drop all references. Raises what the step raised, after the references are gone."""
+        """Give the result and drop all references. Raises what the step raised, or the device behind it, after the
+        references are gone."""
         assert self.result is not None
-        copy, error = self.result.result, self.result.error
+        copy, error = self.result.result, self.result.error or self.result.done.error
         try:
             if error is not None:
                 raise error
@@ -123,6 +125,7 @@ class StepLease:
         """Let go of everything; the step is done, and nothing of it is read any more."""
         self.closed = True
         self.carry = None
+        self.drafts = None
         self.staging = None
         slots, self._slots = self._slots, []
         for give_back in slots:

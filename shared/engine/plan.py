@@ -75,7 +75,7 @@ class StepPlan:
     q_lens: Int32s  # (B,)
     num_prefill: int
     page_table: Int32s  # (B, P) copy
-    prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64, pinned where there is a GPU
+    prefill_input_ids_cpu: torch.Tensor | None  # (sum of chunk q_lens,) int64
     next_prompt_ids: Int64s  # (num_prefill,) the prompt token after the chunk, -1 when the chunk ends the prompt
     emits: Bools  # (B,) whether the row samples
     expect_step: Int64s  # (B,) the step that wrote the row's relay; -1 for chunk rows
@@ -97,7 +97,7 @@ class StepPlan:
 
     @property
     def mix_running_indices(self) -> Int64s:
-        """Pool rows of the decode tail, for attention backends that run the two parts apart. None here does yet."""
+        """Pool rows of the decode tail, which attention may run apart from the chunks."""
         return self.req_pool_indices[self.num_prefill :]
 
 

@@ -56,7 +56,7 @@ def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tu
         seq_lens=results["seq_lens"].numpy(),
         tag_ok=results["tag_ok"].numpy(),
         draft_state={
-            name.removeprefix(DRAFT_STATE): value.clone()
+            name.removeprefix(DRAFT_STATE): value.clone()  # a view would keep the whole step's results
             for name, value in results.items()
             if name.startswith(DRAFT_STATE)
         },

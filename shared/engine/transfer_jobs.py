@@ -61,8 +61,10 @@ class TransferJobs(Generic[T, R]):
             tag, ticket = self._open.popleft()
             result, error = ticket.result, ticket.error
             if isinstance(result, BatonError):
+                self._engine.heard(result)
                 done.append(JobDone(tag, None, result))
-            elif error is not None:  # skipped: the stream was stopped
+            elif error is not None:  # skipped, or the device failed behind it
+                self._engine.heard(error)
                 done.append(JobDone(tag, None, HandoffFailed(str(error))))
             else:
                 done.append(JobDone(tag, result, None))
@@ -75,4 +77,6 @@ def _guarded(job: Callable[[], R]) -> R | BatonError:
     except BatonError as error:
         return error
     except Exception as error:
-        return HandoffFailed(f"{type(error).__name__}: {error}")
+        failed = HandoffFailed(f"{type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed

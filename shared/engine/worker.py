@@ -30,6 +30,7 @@ from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
 from shared.sample.interface import DeviceMasks, SampleOutput, TokenMasks
+from shared.sample.knobs import LatestKnobs
 from shared.sample.sampler import needs_history, sample
 
 OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # the batch rows of the relay, (B,) lengths
@@ -68,10 +69,11 @@ class Worker:
         self.drafter = drafter
         self.boundary: Boundary = boundary or SameMemory()
         self._runner = runner or Whole()
+        self._knobs = LatestKnobs(model.spec.vocab_size)
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
-        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self.model.spec.vocab_size)
+        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self._knobs.of)
         yield
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(plan.history_seeds, fb.arrays.seeded)

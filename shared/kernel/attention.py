@@ -22,6 +22,7 @@ from shared.kernel.quantized import dequantize, quantize
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
 MOST_PADDING = 4  # and so they do where a padded batch would read so many times the keys that there are
+MOST_NUMBERS = 1 << 27  # scores, or widened keys, at a time: what a step needs then does not grow with its rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,16 @@ class TorchAttention:
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
             visible[row, nth] = self._inputs.visible[begin:]
-        out = self._masked(layer, padded, slots, visible, *self._gather(layer, table))
-        return out[row, nth]
+        most = self._rows_at_a_time(shape[1])
+        queries = zip(padded.split(most), slots.split(most), visible.split(most), strict=True)
+        pages = (self._gather(layer, part) for part in table.split(most))
+        out = [self._masked(layer, *part, *keys) for part, keys in zip(queries, pages, strict=True)]
+        return (out[0] if len(out) == 1 else torch.cat(out))[row, nth]
+
+    def _rows_at_a_time(self, num_queries: int) -> int:
+        """Of a padded batch."""
+        keys = self._num_pages * self._kv.shape[4]
+        return max(1, MOST_NUMBERS // (self._shape.num_heads * keys * max(num_queries, self._shape.head_dim)))
 
     def _alone(self, layer: int, q: torch.Tensor, row: int) -> torch.Tensor:
         """A long chunk: no padding, and no page behind its own."""
@@ -178,7 +187,11 @@ class TorchAttention:
         visible = torch.full_like(slots, -1)
         if self._inputs.visible is not None:
             visible = self._inputs.visible[None, start:stop]
-        return self._masked(layer, q[None, start:stop], slots, visible, *self._gather(layer, table))[0]
+        keys, values = self._gather(layer, table)
+        most = max(1, MOST_NUMBERS // (self._shape.num_heads * keys.shape[2]))
+        parts = zip(q[None, start:stop].split(most, 1), slots.split(most, 1), visible.split(most, 1), strict=True)
+        out = [self._masked(layer, *part, keys, values)[0] for part in parts]
+        return out[0] if len(out) == 1 else torch.cat(out)
 
     def _pages_of(self, row: int) -> int:
         host = self._inputs.host

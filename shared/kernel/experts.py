@@ -43,5 +43,6 @@ class Experts:
         else:  # every expert runs on every token: which ones are chosen, the host would have to wait for
             share = torch.zeros((len(x), len(self._downs)), device=x.device).scatter_(1, chosen, weights)
             for expert in range(len(self._downs)):
-                total += run(expert, x) * share[:, expert, None]
+                own = share[:, expert, None]
+                total += torch.where(own != 0, run(expert, x) * own, 0)  # not by 0: an expert's infinity times 0 is NaN
         return total.to(x.dtype)

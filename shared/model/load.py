@@ -9,6 +9,7 @@ import torch
 
 from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
+from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
@@ -30,21 +31,33 @@ from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
 WARM_PAGE = 8
+HOST_CODE = "computes in the host's memory"  # HashLM and scripted models
 
 
 def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") -> Model:
     """`name`: smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder."""
     opened = open_named(name, options)
     if opened is None:
+        if device != "cpu":
+            raise ConfigError(f"--device {device}: {name} {HOST_CODE}; use --device cpu")
         return model_of_code(name, options)
     if isinstance(opened, EncoderFolder):
         return load_encoder_model(opened, options, device)
-    if device == "cpu":
+    if device == "cpu" or options.memory is not None:
         opened.check_memory(opened.source.config)
     (model,) = build_spans(opened, torch.device(device), [None])
     if device == "cpu":
         warm_up(model)
     return model
+
+
+def why_on_cpu(name: str, options: LoadOptions = AS_GIVEN) -> str:
+    """Why this model runs on a CPU only; empty where a GPU can have it, and its drafters with it. Read headers, no
+    weights. ConfigError as load_model."""
+    opened = open_named(name, options)
+    if opened is None:
+        return f"{name} {HOST_CODE}"
+    return ENCODER.sentence("--device", of=opened.path.name) if isinstance(opened, EncoderFolder) else ""
 
 
 def model_of_code(name: str, options: LoadOptions) -> Model:

@@ -20,6 +20,7 @@ from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
+from shared.device.gpu import MemoryInfo, gib
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
@@ -43,20 +44,25 @@ class LoadOptions:
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
     formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
-    available_bytes: int | None = None  # bounds the weights; None asks the operating system
+    memory: MemoryInfo | None = None  # of the device, bounds the weights; None asks the operating system
 
     def check_memory(self, need: int) -> None:
         """ConfigError where the weights need more than there is."""
-        available = psutil.virtual_memory().available if self.available_bytes is None else self.available_bytes
-        if need > available:
+        memory = self.memory or _host_memory()
+        if need > memory.free_bytes:
             raise ConfigError(
-                f"the weights need {need / 1e9:.2f} GB and {available / 1e9:.2f} GB are free: "
-                "take a smaller model, --dtype bfloat16, or close other programs"
+                f"the weights need {gib(need)}, and {gib(memory.free_bytes)} of {gib(memory.total_bytes)} are free: "
+                "take a smaller model, --dtype bfloat16, --weight-dtype int8 or fp8, or close other programs"
             )
 
     def path_adapters(self) -> tuple[AdapterSpec, ...]:
         """HashLM's: nothing is read, so the path tells them apart."""
         return tuple(AdapterSpec(name, f"hashlm {path}") for name, path in self.adapters.items())
+
+
+def _host_memory() -> MemoryInfo:
+    memory = psutil.virtual_memory()
+    return MemoryInfo(memory.available, memory.total)
 
 
 AS_GIVEN = LoadOptions()

@@ -11,6 +11,7 @@ import torch
 from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
+from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
@@ -78,11 +79,11 @@ def prompts_of(spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None) -> Pr
     return ForEncoder()
 
 
-def boundary_of(device: str) -> Boundary:
-    """Between the host and the device of a node's tensors."""
+def boundary_of(device: str, gpu: Gpu | None = None) -> Boundary:
+    """Between the host and the device of a node's tensors. `gpu`: its runtime, torch.cuda where None."""
     if device == "cpu":
         return SameMemory()
-    gpu = TorchCuda()
+    gpu = gpu or TorchCuda()
     return PinnedCopies(torch.device(device), lambda size: gpu.pinned((size,), torch.uint8))
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,8 +18,8 @@ import psutil
 import torch
 
 from shared.config import core_plan
+from shared.config.device_defaults import with_device_defaults
 from shared.config.processes import NodeParts, NodeProcessConfig
-from shared.config.settings import SchedConfig
 from shared.config.vocabulary import read_vocabulary
 from shared.core.errors import BatonError, ConfigError, DeviceLost, RankLost
 from shared.core.extras import DISTRIBUTION
@@ -26,6 +27,9 @@ from shared.core.keys import RequestKey
 from shared.core.overshoot import loop_depth
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.device.cpu import do_nothing
+from shared.device.faults import blames_device
+from shared.device.gpu import Gpu, MemoryInfo
 from shared.device.group import RankGroup
 from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
@@ -36,14 +40,15 @@ from shared.grammar.grammars import Grammars
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
-from shared.model.load import load_model
+from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core, pool_planes
+from shared.node.assemble import CoreSizes, assemble_core, boundary_of, pool_planes
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
-from shared.node.memory_plan import MemoryPlan, plan_memory
+from shared.node.gpu_memory import TOO_LARGE, explained, measure_use
+from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
 from shared.node.routers import Routers
 from shared.node.side import Side
@@ -54,10 +59,11 @@ from shared.observe.log_once import LogOnce
 from shared.observe.node_metrics import NodeMetrics
 from shared.ranks.leader import RankProcesses
 from shared.sched.draft_length import make_width_choice
+from shared.sched.largest import EVERY_FEATURE
 from shared.sched.probe import PROBE_PROMPT
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
-from shared.transfer.transports import available_transports, host_id, open_group
+from shared.transfer.transports import about_transports, available_transports, host_id, open_group
 from shared.wire.codec import WireLimits
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
@@ -95,18 +101,18 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
-    except (RankLost, DeviceLost) as error:  # nobody is told anything: its links close, and routers go on elsewhere
+    except Exception as error:  # nobody is told anything: its links close, and routers go on elsewhere
+        if not (isinstance(error, RankLost | DeviceLost) or blames_device(error)):
+            raise
         log.error("this node can't go on", error=error)
         return EXIT_FAILED
     finally:
-        if node is not None:
-            node.side.close()
-        others.close()
-        if core is not None:
-            core.streams.stop()
-        links.close()
-        if core is not None:
-            core.close()
+        with ExitStack() as ends:  # last one first, and each whatever the others raise
+            ends.callback(core.close if core is not None else do_nothing)
+            ends.callback(links.close)
+            ends.callback(core.streams.stop if core is not None else do_nothing)
+            ends.callback(others.close)
+            ends.callback(node.side.close if node is not None else do_nothing)
     log.info("stopped")
     return code
 
@@ -120,52 +126,74 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
 
 
 def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
-    parts = config.parts
-    size, num_stages = parts.parallel.num_ranks, parts.parallel.pp
-    threads = core_plan.num_threads(core_plan.of_node(config.cores, parts.parallel))
+    size, num_stages = config.parts.parallel.num_ranks, config.parts.parallel.pp
+    threads = core_plan.num_threads(core_plan.of_node(config.cores, config.parts.parallel))
     torch.set_num_threads(threads)
-    device, streams = devices(parts.sched, max(size, num_stages))
+    device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
+    parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
     started = time.monotonic()
-    loaded = load(parts, device, threads, others.model_group)
+    loaded = load(parts, device, threads, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
-    num_page_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, parts.memory.page_size))
-    depth = loop_depth(overlap, num_stages)
-    available = psutil.virtual_memory().available
-    plan = plan_memory(parts, loaded.model.spec.max_context, num_page_bytes, depth, device, available)
-    settings = sched_settings(parts, loaded.model, device, plan)
-    sizes = core_sizes(parts, device, plan)
-    log.info("KV memory", pages=plan.num_pages, page_size=parts.memory.page_size, max_context=plan.max_context)
-    core = assemble_core(
-        loaded.model,
-        make_streams(
-            streams,
-            on_thread_start=lambda: torch.set_num_threads(threads),
-            notify=notify,
-            num_stages=num_stages,
-        ),
-        settings,
-        sizes,
-        drafter=loaded.drafter,
-        overlap=overlap,
-        widths=make_width_choice(parts.spec),
-        ranks=others.ranks,
-        stages=loaded.stages,
-        grammars=make_grammars(parts, device, loaded.model.spec, log, notify),
+    made = make_streams(
+        streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify, gpu=gpu, num_stages=num_stages
     )
+    boundary = boundary_of(device, gpu)
+
+    def assemble(plan: MemoryPlan, grammars: Grammars | None = None) -> NodeCore:
+        return assemble_core(
+            loaded.model,
+            made,
+            sched_settings(parts, loaded.model, device, plan),
+            core_sizes(parts, device, plan),
+            drafter=loaded.drafter,
+            overlap=overlap,
+            widths=make_width_choice(parts.spec),
+            ranks=others.ranks,
+            stages=loaded.stages,
+            grammars=grammars,
+            boundary=boundary,
+        )
+
+    least = partial(assemble, least_plan(loaded.model.spec.max_context))
+    plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
+    core = assemble(plan, make_grammars(parts, loaded.model.spec, log, notify))
     others.share(core.pool)
     return core
 
 
-def make_grammars(
-    parts: NodeParts, device: str, spec: ModelSpec, log: Logger, notify: Callable[[], None]
-) -> Grammars | None:
-    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known. None
-    on CUDA, too: a stream there can't wait for the host, as sampling does for its masks."""
-    if spec.has_encoder or parts.parallel.pp > 1 or device == "cuda":
+def measured_plan(
+    parts: NodeParts,
+    loaded: Loaded,
+    device: str,
+    depth: int,
+    gpu: Gpu | None,
+    make_least: Callable[[], NodeCore],
+    log: Logger,
+) -> MemoryPlan:
+    """Plan the node's memory by what is free. `make_least`: a core with hardly a page, to measure steps on a GPU."""
+    memory, max_context = parts.memory, loaded.model.spec.max_context
+    num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
+    use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
+    available = psutil.virtual_memory().available
+    plan = plan_memory(parts, max_context, num_bytes, depth, device, available, use)
+    log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
+    if use is not None:
+        log.info("GPU memory", **use.parts(plan.num_pages * num_bytes))
+    return plan
+
+
+def gpu_of(streams: str) -> Gpu | None:
+    """What the runtime of these streams is, where it is a GPU's."""
+    return TorchCuda() if streams == "cuda" else None
+
+
+def make_grammars(parts: NodeParts, spec: ModelSpec, log: Logger, notify: Callable[[], None]) -> Grammars | None:
+    """What follows grammars on this node; None where the model's path is frozen, or its vocabulary is not known."""
+    if spec.has_encoder or parts.parallel.pp > 1:
         return None
     try:
         vocabulary = read_vocabulary(parts.model.model)
@@ -179,21 +207,38 @@ def make_grammars(
     return Grammars(GrammarCompiler(vocabulary), vocabulary.eos_ids, notify)
 
 
-def devices(sched: SchedConfig, num_parts: int) -> tuple[str, str]:
-    """(device, kind of streams). Several ranks share their pages as host memory, and so do stages."""
-    if sched.device == "inline":
+def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[str, str]:
+    """(device, kind of streams). ConfigError for a GPU that is not there. `auto` asks whether there is one and whether
+    the model can use it. Several ranks share their pages as host memory, and so do stages."""
+    device = parts.sched.device
+    if device == "inline":
         return "cpu", "inline"
-    device = sched.device
+    if device == "cuda" and not gpu.is_available():
+        raise ConfigError(
+            "--device cuda: torch sees no GPU: none is there, its driver is missing, CUDA_VISIBLE_DEVICES hides it, or "
+            "this torch was built for CPUs; use --device cpu or auto"
+        )
     if device == "auto":
-        device = "cuda" if TorchCuda().is_available() and num_parts == 1 else "cpu"
+        device = "cuda" if num_parts == 1 and gpu.is_available() else "cpu"
+        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts, 1))):
+            log.info("the GPU is not used", why=why)
+            device = "cpu"
     return device, device
 
 
-def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -> Loaded:
-    """Drafts are rank 0's alone, and the first stage's stream's."""
-    wanted, name = parts.model, parts.model.model
+def load_options(parts: NodeParts, threads: int, memory: MemoryInfo | None = None) -> LoadOptions:
+    """`memory`: of the GPU that the model goes to."""
+    wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    options = LoadOptions(wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats)
+    return LoadOptions(
+        wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats, memory=memory
+    )
+
+
+def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
+    """Drafts are rank 0's alone, and the first stage's stream's."""
+    memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
+    name, options = parts.model.model, load_options(parts, threads, memory)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
@@ -205,8 +250,10 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None) -
 
         model, stages = load_pipeline(name, options, num_stages, heads_every_row=parts.node.role == "decode")
     else:
-        model = load_model(name, options, device)
-    return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
+        with explained(gpu, device, TOO_LARGE):
+            model = load_model(name, options, device)
+    with explained(gpu, device, TOO_LARGE):
+        return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
 
 
 def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
@@ -236,7 +283,8 @@ def sched_settings(parts: NodeParts, model: Model, device: str, plan: MemoryPlan
 
 
 def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
-    return available_transports(parts.node.transport, device, trusts_network=parts.transfer.trust_network)
+    receives, trusts_network = parts.node.role == "decode", parts.transfer.trust_network
+    return available_transports(parts.node.transport, device, receives=receives, trusts_network=trusts_network)
 
 
 def build_node(parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
@@ -270,11 +318,12 @@ def node_facts(parts: NodeParts, core: NodeCore, links: NodeLinks) -> NodeFacts:
             core.spec, core.pool.planes, page_size, drafter, build_name(), core.scheduler.grammar_version
         ),
         max_context=core.settings.max_context,
-        max_running=parts.memory.max_running,
+        max_running=core.kv.rows.num_total,
         max_waiting=parts.sched.max_waiting,
         heartbeat_s=parts.node.heartbeat_s,
         lease_s=parts.node.lease_s,
         silence_s=parts.node.silence_s,
+        about_transports=about_transports(core.settings.device) if parts.node.transport == "auto" else "",
     )
 
 
@@ -288,24 +337,7 @@ def build_name() -> str:
 def warm_up(core: NodeCore, log: Logger) -> None:
     """One short answer, greedy, and one with every sampling feature: kernels compile before anybody waits for them."""
     started = time.monotonic()
-    kinds = (
-        SamplingParams(max_tokens=3, temperature=0.0),
-        SamplingParams(
-            max_tokens=3,
-            temperature=0.8,
-            top_k=8,
-            top_p=0.9,
-            min_p=0.01,
-            repetition_penalty=1.1,
-            presence_penalty=0.1,
-            frequency_penalty=0.1,
-            logit_bias=((1, 0.5),),
-            bad_words=((1,), (2, 1)),
-            min_tokens=1,
-            stop_token_ids=(2,),
-            num_logprobs=2,
-        ),
-    )
+    kinds = SamplingParams(max_tokens=3, temperature=0.0), EVERY_FEATURE
     for arrival, sampling in enumerate(kinds):
         key = RequestKey("warm-up", 0, str(arrival), 0, 0)
         core.submit(Request(key, np.asarray(PROBE_PROMPT, np.int64), sampling, seed=1, arrival=-arrival))

@@ -39,6 +39,7 @@ class NodeFacts:
     heartbeat_s: float = 0.5
     lease_s: float = 60.0
     silence_s: float = 5.0  # a peer that can't be reached for so long is given up
+    about_transports: str = ""  # why these, where there is something to say
 
 
 def no_group(transport: str, rank: int) -> Group:

@@ -8,7 +8,9 @@ from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
 from shared.core.overshoot import overshoot
+from shared.device.gpu import gib
 from shared.kv.manager import page_count
+from shared.node.gpu_memory import GpuUse
 
 MIN_CONTEXT = 64  # tokens: a pool with room for fewer serves nobody
 
@@ -21,19 +23,36 @@ class MemoryPlan:
     cold_file_pages: int  # of its file
 
 
+def least_plan(max_context: int) -> MemoryPlan:
+    """Of a core that is made to measure what steps need: its steps touch the sink alone."""
+    return MemoryPlan(num_pages=2, max_context=max_context, cold_pages=0, cold_file_pages=0)
+
+
 def plan_memory(
-    parts: NodeParts, max_context: int, page_bytes: int, depth: int, device: str, available: int
+    parts: NodeParts,
+    max_context: int,
+    page_bytes: int,
+    depth: int,
+    device: str,
+    available: int,
+    gpu: GpuUse | None = None,
 ) -> MemoryPlan:
     """Plan for a model with this `max_context` in tokens and pages of `page_bytes`; `depth` is the loop's, `available`
-    the free bytes. No more pages than all rows at full length can use. Raises ConfigError for what does not fit."""
+    the free bytes of the host. `gpu`: where the pool lies, if it does not lie there. No more pages than all rows at
+    full length can use. Raises ConfigError for what does not fit."""
     memory, past_end = parts.memory, overshoot(parts.spec.width, depth)
     most = memory.max_running * page_count(max_context + past_end, memory.page_size)
-    num_pages = min(pool_bytes(memory, available) // page_bytes, most)
+    room = pool_bytes(memory, available) if gpu is None else gpu_pool_bytes(memory, gpu)
+    num_pages = min(room // page_bytes, most)
     fits = num_pages * memory.page_size - past_end
-    if fits < min(MIN_CONTEXT, max_context):
+    wanted = parts.model.max_context or min(MIN_CONTEXT, max_context)
+    if fits < wanted:
+        need = page_bytes * page_count(wanted + past_end, memory.page_size)
+        share = "--mem-fraction" if gpu is None else "--gpu-mem-fraction, a smaller --chunk-size or --max-running"
         raise ConfigError(
-            f"the KV pool has room for {max(0, fits)} tokens: give it more with --kv-bytes (a page of "
-            f"{memory.page_size} tokens takes {page_bytes} bytes) or --mem-fraction"
+            f"KV of one request of {wanted} tokens needs {gib(need)}, and the KV pool has {gib(room)}, for "
+            f"{max(0, fits)} tokens: give it more with --kv-bytes or {share}, or take a shorter --max-context, a "
+            f"narrower --kv-dtype or a smaller model" + ("" if gpu is None else f"; {gpu.told()}")
         )
     check_offload(memory, page_bytes, device, available)
     return MemoryPlan(
@@ -49,6 +68,19 @@ def pool_bytes(memory: MemoryConfig, available: int) -> int:
     if memory.kv_bytes > available:
         raise ConfigError(f"--kv-bytes is {memory.kv_bytes / 1e9:.2f} GB and {available / 1e9:.2f} GB are free")
     return memory.kv_bytes or int(memory.mem_fraction * available)
+
+
+def gpu_pool_bytes(memory: MemoryConfig, gpu: GpuUse) -> int:
+    """Return the bytes of the KV pool on a GPU. Raises ConfigError for more than are left."""
+    left = gpu.left_for_kv(memory.gpu_mem_fraction)
+    if left < max(1, memory.kv_bytes):
+        raise ConfigError(
+            f"{gib(max(1, memory.kv_bytes) - left)} of the GPU's memory are missing: {gpu.told()}, and this node may "
+            f"use {gib(int(memory.gpu_mem_fraction * gpu.total))} (--gpu-mem-fraction {memory.gpu_mem_fraction:g})"
+            + (f", and --kv-bytes is {gib(memory.kv_bytes)}" if memory.kv_bytes else "")
+            + "; take a smaller model, --weight-dtype int8 or fp8, a smaller --chunk-size or --max-running"
+        )
+    return memory.kv_bytes or left
 
 
 def check_offload(memory: MemoryConfig, page_bytes: int, device: str, available: int) -> None:

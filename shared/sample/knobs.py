@@ -60,8 +60,8 @@ def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
     greedy = batch.temperature < GREEDY_BELOW
     is_filtered = ((batch.top_k > 0) & (batch.top_k < vocab_size)) | (batch.top_p < 1) | (batch.min_p > 0)
     penalties = (batch.repetition_penalty != 1, batch.presence_penalty != 0, batch.frequency_penalty != 0)
+    scale = np.where(greedy, np.float32(0), np.float32(1) / np.where(greedy, np.float32(1), batch.temperature))
     with np.errstate(divide="ignore"):
-        scale = np.where(greedy, np.float32(0), np.float32(1) / batch.temperature)
         log_min_p = np.log(batch.min_p).astype(np.float32)
     early = batch.min_tokens > 0
     stops = [_inside(ids, vocab_size) if is_early else [] for ids, is_early in zip(batch.stop_ids, early, strict=True)]
@@ -95,6 +95,19 @@ def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
         bad_before=_before([word for row in words for word in row]),
         bad_ends=_ends(words),
     )
+
+
+class LatestKnobs:
+    """Keeps the newest batch's: its parameters stay the same from step to step while no row joins or leaves."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._newest: tuple[SamplingBatch, Knobs[np.ndarray]] | None = None
+
+    def of(self, batch: SamplingBatch) -> Knobs[np.ndarray]:
+        if self._newest is None or self._newest[0] is not batch:
+            self._newest = batch, knobs_of(batch, self._vocab_size)
+        return self._newest[1]
 
 
 def _inside(ids: Sequence[int], vocab_size: int) -> list[int]:

@@ -22,7 +22,9 @@ from shared.sched.prebuilt import Arrival
 from shared.sched.readmissions import Readmissions
 from shared.sched.scheduler import Scheduler
 
-MOST_IN_A_ROW = 3  # failed steps without one that went well between them; then the device is asked
+# Failed steps without one that went well between them; then the device is asked, and where it fails too the node ends.
+# One request that fails for itself has two such steps: among others, and alone.
+MOST_IN_A_ROW = 3
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,10 @@ class EngineLoop:
         progressed = self._process_results()
         self._make_masks()
         progressed = self._readmissions.take() or progressed
-        if self._num_open_steps() <= self.depth and self._launch_next():
+        if self.engine.device_error is not None:
+            if not self.engine.leases:  # the open steps may tell as much
+                self._ask_device()
+        elif self._num_open_steps() <= self.depth and self._launch_next():
             return True
         if block and not progressed:
             return self._wait_oldest()
@@ -166,3 +171,4 @@ class EngineLoop:
         except Exception as error:
             raise DeviceLost(f"a step without requests failed too: {type(error).__name__}: {error}") from error
         self._failed_in_a_row = 0
+        self.engine.device_works()

@@ -45,7 +45,7 @@ from shared.sched.settings import SchedSettings
 from shared.wire.fitting import NO_GRAMMAR
 
 S = RequestState
-NO_GRAMMARS = "no grammar is followed here: on CUDA, with --pp, by a model with an encoder or an unknown vocabulary"
+NO_GRAMMARS = "no grammar is followed here: with --pp, by a model with an encoder or an unknown vocabulary"
 
 
 class Scheduler:

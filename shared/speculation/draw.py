@@ -73,7 +73,7 @@ class Draw:
         return _target_ids(ids, words).view(num_rows, num_nodes, num), log_probs.view(num_rows, num_nodes, num)
 
     def _row_of(self, copies: int = 1) -> RowOf:
-        """Each row so many times, one after another."""
+        """Repeat each row `copies` times, one after another."""
         return self._fb.row_of(self._host_rows.repeat(copies), self._rows.repeat_interleave(copies))
 
     def _record(self, ids: torch.Tensor, positions: torch.Tensor) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from shared.engine.forward_batch import ForwardBatch
-from shared.kernel.attention import AttentionInputs
+from shared.kernel.attention import AttentionInputs, HostLengths
 from shared.model.draft_head import DraftHead
 from shared.model.interface import ModelOutput
 
@@ -26,6 +27,7 @@ def window_of(fb: ForwardBatch, positions: torch.Tensor) -> AttentionInputs:
         page_table=fb.inputs.page_table[fb.plan.num_prefill :],
         max_q_len=num_slots,
         max_seq_len=fb.plan.max_seq_len,
+        host=_of_equal_windows(num_rows, num_slots),
     )
 
 
@@ -42,7 +44,14 @@ def alternatives_of(fb: ForwardBatch, depth: int, slots: torch.Tensor, visible: 
         max_seq_len=fb.plan.max_seq_len,
         slots=(committed + slots).view(-1),
         visible=visible.reshape(-1),
+        host=_of_equal_windows(num_rows, num_slots),
     )
+
+
+def _of_equal_windows(num_rows: int, num_slots: int) -> HostLengths:
+    """What the host knows of rows with `num_slots` tokens each."""
+    bounds = np.arange(num_rows + 1, dtype=np.int32) * np.int32(num_slots)
+    return HostLengths(bounds, seq_lens=None, seq_lens_sum=None, num_running=num_rows)
 
 
 def features_of(head: DraftHead, output: ModelOutput) -> torch.Tensor:

@@ -18,14 +18,18 @@ from shared.device.gpu import Gpu, SharedBlock
 from shared.device.torch_cuda import TorchCuda
 from shared.kv.pool import KVPool
 
+START_FIELD = 22 - 3  # of proc(5)'s numbering, behind the name
+
 
 class IpcHandle(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """What torch needs to open a storage of another process, and what we need to know of the pool in it."""
+    """What torch needs to open a storage of another process, and what we need to know of the pool in it. `gpu`: the
+    device's uuid; `device` is its number over there."""
 
     pid: int
     num_pages: int
     page_bytes: int
     nonce: int
+    gpu: str
     device: int
     storage: bytes
     storage_bytes: int
@@ -47,18 +51,29 @@ class CudaIpc:
 
     def export(self) -> bytes:
         pool = self._pool
-        shared = astuple(self._gpu.share(pool.pages_bytes))
-        handle = IpcHandle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, *shared)
+        shared, uuid = astuple(self._gpu.share(pool.pages_bytes)), self._gpu.uuid(pool.device)
+        handle = IpcHandle(os.getpid(), pool.num_pages, pool.page_bytes, pool.nonce, uuid, *shared)
         return msgspec.msgpack.encode(handle)
 
     def open(self, handle: bytes) -> OpenIpc:
         found = decode_handle(handle)
         block = SharedBlock(
-            found.device, found.storage, found.storage_bytes, found.storage_offset, found.counter,
+            self._number_of(found.gpu), found.storage, found.storage_bytes, found.storage_offset, found.counter,
             found.counter_offset, found.event, found.event_sync,
         )  # fmt: skip
         flat = self._gpu.open_shared(block)
         return OpenIpc(self._pool, found, flat.view(found.num_pages, found.page_bytes))
+
+    def _number_of(self, uuid: str) -> int:
+        """Which of this process's devices it is."""
+        count = self._gpu.device_count()
+        for index in range(count):
+            if self._gpu.uuid(torch.device(self._pool.device.type, index)) == uuid:
+                return index
+        raise HandoffFailed(
+            f"cuda_ipc: the peer's GPU {uuid} is none of the {count} that this process sees: give both nodes the same "
+            "CUDA_VISIBLE_DEVICES, or take --transport zmq"
+        )
 
 
 def decode_handle(handle: bytes) -> IpcHandle:
@@ -73,13 +88,23 @@ def decode_handle(handle: bytes) -> IpcHandle:
     return found
 
 
+def started_at(pid: int) -> int | None:
+    """Ticks since the machine's start; None: there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[START_FIELD])
+    except OSError:
+        return None
+
+
 class OpenIpc:
     """pages: (num_pages, page_bytes) uint8, the peer's memory; only read."""
 
     def __init__(self, own: KVPool, handle: IpcHandle, pages: torch.Tensor) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
+        self.owner = str(handle.pid)
         self._own = own
-        self._pid = handle.pid
+        self._pid, self._started = handle.pid, started_at(handle.pid)
         self._pages = pages
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
@@ -88,8 +113,9 @@ class OpenIpc:
 
     @property
     def is_dead(self) -> bool:
-        return not os.path.isdir(f"/proc/{self._pid}")
+        """Its number may be another process's by now."""
+        return self._started is None or started_at(self._pid) != self._started
 
     def close(self) -> None:
         """torch unmaps it when the last tensor on it is gone."""
-        self._pages = self._pages[:0]
+        self._pages = self._pages.new_empty((0, 0))

@@ -1,7 +1,8 @@
 """Transport `zmq`: the pages follow their Ready as frames, from the sender's pool into the receiver's.
 
-The frames are views, not copies: libzmq reads the pool while it sends. A page freed too early would travel with the
-next owner's bytes, which the receiver's digest tells. Knows nothing of the socket they travel on.
+Of a pool on a CPU the frames are views, not copies: libzmq reads the pool while it sends. A page freed too early would
+travel with the next owner's bytes, which the receiver's digest tells. Of a pool on a GPU they are copies in pinned
+memory (host_bytes.py). Knows nothing of the socket they travel on.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import numpy as np
 import torch
 
 from shared.core.errors import HandoffFailed
+from shared.device.gpu import Gpu
 from shared.kv.pool import KVPool
+from shared.transfer.digest import page_digest
+from shared.transfer.host_bytes import reader_of, writer_of
 from shared.transfer.interface import (
     WHOLE,
     Frames,
     PageList,
     PageSet,
     Part,
-    describe_pages,
-    fill_page,
+    identify_pages,
     part_of,
     require_digest,
     require_lengths,
@@ -30,21 +33,26 @@ from shared.wire.messages import Ready
 class FrameSender:
     name = "zmq"
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
+        """`gpu`: that of a pool on one; torch.cuda if None."""
         self._pool = pool
+        self._reader = reader_of(pool, gpu)
+        self.num_blocks = self._reader.num_blocks
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
-        numbers, generations, digests = describe_pages(self._pool, pages, part)
-        where = part.bytes_in(self._pool.planes)
-        frames = tuple(self._pool.page_view(page)[where].data for page in numbers)
-        return PageSet(numbers, generations, digests, frames=frames, part=part)
+        numbers, generations = identify_pages(self._pool, pages)
+        found, block = self._reader.read(numbers, part.bytes_in(self._pool.planes))
+        frames, digests = tuple(page.data for page in found), [page_digest(page) for page in found]
+        return PageSet(numbers, generations, digests, frames=frames, part=part, block=block)
 
 
 class FrameReceiver:
     name = "zmq"
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
+        """As FrameSender."""
         self._pool = pool
+        self._writer = writer_of(pool, gpu)
 
     def pull(self, ready: Ready, frames: Frames, dst_pages: PageList) -> None:
         require_lengths(ready, dst_pages, self._pool.num_pages)
@@ -53,8 +61,7 @@ class FrameReceiver:
             raise HandoffFailed(f"{len(ready.pages)} pages announced, {len(frames)} frames came")
         for frame, digest, src, dst in zip(frames, ready.digests, ready.pages, dst_pages, strict=True):
             require_part_bytes(len(frame), part, self._pool)
-            source = np.frombuffer(frame, np.uint8)
-            copied = fill_page(self._pool.page_view(int(dst)), part, self._pool.planes, source)
+            copied = self._writer.write(int(dst), part, np.frombuffer(frame, np.uint8))
             require_digest(copied, digest, src, subject=ready.key.rid)
 
     def forget_dead(self) -> None:

@@ -11,13 +11,14 @@ A part is some layers of a page: those of layer i can travel while layer i + 1 i
     Part(2)                       |=============================================|     all that is behind, too
 
 The digest is taken of the copy, so whatever happened on the way (a reused page, a torn write, a wrong frame) is seen
-where it would do harm. Knows nothing of requests, leases or sockets.
+where it would do harm. A GPU's receiver takes it in pinned memory, on the way into the page. Knows nothing of requests,
+leases or sockets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from shared.transfer.digest import Digests, host_digests, page_digest
 from shared.wire.codec import Buffer
 from shared.wire.messages import Key, PoolRef, Ready, Take
 
+READY_BYTES = 3 << 20  # most page bytes in one Ready: the peer pulls one while the next is described
 PageList = Sequence[int] | npt.NDArray[np.int32]
 Frames = Sequence[Buffer] | torch.Tensor
 
@@ -54,8 +56,8 @@ WHOLE = Part()
 @dataclass(frozen=True, slots=True)
 class PageSet:
     """A part of some pages of a sender, final, in order. How the bytes come: from `pool`; as `frames`, views of the
-    sender's pool that are pinned until Installed; through a library, by `handle`; or when the receiver asks for them,
-    and then `staged_bytes` is each page's."""
+    sender's pool that are pinned until Installed, or of host memory that is the frames' own; through a library, by
+    `handle`; or when the receiver asks for them, and then `staged_bytes` is each page's."""
 
     pages: list[int]
     generations: list[int]
@@ -65,6 +67,7 @@ class PageSet:
     part: Part = WHOLE
     staged_bytes: int = 0
     handle: bytes = b""
+    block: ByteArray | None = field(default=None, compare=False)  # the frames' own memory, gone when nobody reads them
 
     def ready(self, key: Key, lease: int, first_page: int) -> Ready:
         """The message that goes before `frames`; first_page counts in the request's own page list."""
@@ -100,9 +103,11 @@ class PageSet:
 
 
 class PageSender(Protocol):
-    """One node's outgoing side of a transport. `name` is what Offer and Grant call it."""
+    """One node's outgoing side of a transport. `name` is what Offer and Grant call it. `num_blocks`: how many page sets
+    may have memory of the sender's own at a time, for their frames; 0: they need none."""
 
     name: str
+    num_blocks: int
 
     def describe(self, pages: PageList, part: Part = WHOLE) -> PageSet:
         """Reads every byte of that part of the pages: run it on the transfer stream, after the layers that wrote it,
@@ -160,11 +165,16 @@ def fill_page(page: ByteArray, part: Part, planes: tuple[PlaneSpec, ...], source
 def describe_pages(
     pool: KVPool, pages: PageList, part: Part, digests: Digests = host_digests
 ) -> tuple[list[int], list[int], list[int]]:
-    """(pages, generations, digests). Generations are read first: a page that changes owner in between can then only
-    look stale, never fresh."""
-    numbers = [int(page) for page in pages]
-    generations = [int(pool.generation[page]) for page in numbers]
+    """(pages, generations, digests)."""
+    numbers, generations = identify_pages(pool, pages)
     return numbers, generations, digests(pool, numbers, part.bytes_in(pool.planes))
+
+
+def identify_pages(pool: KVPool, pages: PageList) -> tuple[list[int], list[int]]:
+    """(pages, generations). They are read before the bytes: a page that changes owner in between can then only look
+    stale, never fresh."""
+    numbers = [int(page) for page in pages]
+    return numbers, [int(pool.generation[page]) for page in numbers]
 
 
 def require_digest(page: ByteArray, expected: int, src: int, subject: str) -> None:

@@ -77,6 +77,7 @@ class Nixl:
 class OpenNixl:
     def __init__(self, own: KVPool, agent: Any, handle: NixlHandle) -> None:
         self.num_pages, self.page_bytes = handle.num_pages, handle.page_bytes
+        self.owner = str(handle.nonce)  # an agent has one pool for its life
         self._own, self._agent, self._remote = own, agent, handle
         self._peer = agent.add_remote_agent(handle.metadata)
         self._failed = False

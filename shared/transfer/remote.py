@@ -9,7 +9,7 @@ A page that was freed too early shows in its digest. Knows nothing of requests, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shared.core.errors import BatonError, HandoffFailed
@@ -37,6 +37,7 @@ class OpenMemory(Protocol):
 
     num_pages: int
     page_bytes: int
+    owner: str  # has one pool at a time: when it shows another one, this one is gone
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
         """Bytes part_bytes of each of the peer's pages into the same place of the own dst_pages; returns when they are
@@ -66,6 +67,8 @@ class RemoteMemory(Protocol):
 
 
 class RemoteSender:
+    num_blocks = 0
+
     def __init__(self, pool: KVPool, memory: RemoteMemory) -> None:
         self.name = memory.name
         self._pool = pool
@@ -113,15 +116,16 @@ class RemoteReceiver:
                 raise digest_differs(page, ready.key.rid)
 
     def forget_dead(self) -> None:
-        for handle, memory in list(self._open.items()):
-            if memory.is_dead:
-                del self._open[handle]
-                memory.close()
+        self._close(lambda memory: memory.is_dead)
 
     def close(self) -> None:
-        for memory in self._open.values():
-            memory.close()
-        self._open.clear()
+        self._close(lambda memory: True)
+
+    def _close(self, is_over: Callable[[OpenMemory], bool]) -> None:
+        for handle, memory in list(self._open.items()):
+            if is_over(memory):
+                del self._open[handle]
+                memory.close()
 
     def _opened(self, handle: bytes) -> OpenMemory:
         known = self._open.get(handle)
@@ -136,6 +140,11 @@ class RemoteReceiver:
             raise
         except Exception as error:
             raise HandoffFailed(f"{self.name}: a peer's pool can't be opened: {error}") from error
-        require_part_bytes(memory.page_bytes, WHOLE, self._pool)
+        try:
+            require_part_bytes(memory.page_bytes, WHOLE, self._pool)
+        except HandoffFailed:
+            memory.close()
+            raise
+        self._close(lambda other: other.owner == memory.owner)
         self._open[handle] = memory
         return memory

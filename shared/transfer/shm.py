@@ -4,6 +4,9 @@
 
 The sender can't be harmed, and a frozen or dead one can't harm: a mapping outlives its process. That is also why the
 memory of dead senders has to be let go of on purpose (`forget_dead`).
+
+A receiver's pool may be on a GPU: the copy goes through pinned memory then (host_bytes.py). A sender's can't: a file
+beside it would have to hold whole prompts until their receivers have all of them, where zmq's frames leave one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ import os
 from dataclasses import dataclass
 
 from shared.core.errors import HandoffFailed
+from shared.device.gpu import Gpu
 from shared.kv.pool import KVPool, ReadOnlyPool
+from shared.transfer.host_bytes import writer_of
 from shared.transfer.interface import (
     WHOLE,
     Frames,
@@ -20,7 +25,6 @@ from shared.transfer.interface import (
     PageSet,
     Part,
     describe_pages,
-    fill_page,
     part_of,
     require_digest,
     require_lengths,
@@ -35,6 +39,7 @@ class ShmSender:
     """Needs a pool made with shared=True."""
 
     name = "shm"
+    num_blocks = 0
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -58,8 +63,10 @@ class ShmReceiver:
 
     name = "shm"
 
-    def __init__(self, pool: KVPool) -> None:
+    def __init__(self, pool: KVPool, gpu: Gpu | None = None) -> None:
+        """`gpu`: that of a pool on one; torch.cuda if None."""
         self._pool = pool
+        self._writer = writer_of(pool, gpu)
         self._open: dict[PoolRef, OpenPool] = {}
 
     @property
@@ -74,7 +81,7 @@ class ShmReceiver:
             raise HandoffFailed("pages came as frames where a shared pool was granted")
         source = self._mapped(ready.pool)
         for src, generation, digest, dst in zip(ready.pages, ready.generations, ready.digests, dst_pages, strict=True):
-            copied = fill_page(self._pool.page_view(int(dst)), part, self._pool.planes, source.page(src)[where])
+            copied = self._writer.write(int(dst), part, source.page(src)[where])
             if int(source.generation[src]) != generation:
                 raise HandoffFailed(f"page {src} has a new owner: its generation changed", subject=ready.key.rid)
             require_digest(copied, digest, src, subject=ready.key.rid)

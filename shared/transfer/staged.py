@@ -71,6 +71,8 @@ class StagingBuffers:
 class StagedSender:
     """One node's outgoing pages. `views` is for whoever carries out what a receiver asked for."""
 
+    num_blocks = 0
+
     def __init__(self, name: str, pool: KVPool) -> None:
         self.name = name
         self._pool = pool

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from shared.config.endpoints import UNPROVEN
 from shared.core import extras
 from shared.core.errors import ConfigError
+from shared.device.gpu import Gpu
 from shared.kv.pool import KVPool
 from shared.transfer import nixl
 from shared.transfer.cuda_ipc import CudaIpc
@@ -31,24 +32,27 @@ SAME_HOST = ("cuda_ipc", "shm")
 NAMESPACES = ("pid", "user")  # of /proc/self/ns: processes in others can't open our descriptors
 
 
-def usable_transports(device: str) -> tuple[str, ...]:
-    """What this system and this torch have for pages on that kind of device, best first."""
+def usable_transports(device: str, *, receives: bool = False) -> tuple[str, ...]:
+    """What this system and this torch have for pages on that kind of device, best first. `receives`: for a node that
+    sends no pages."""
     can_share = sys.platform == "linux" and hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
     has = {
         "cuda_ipc": device == "cuda" and sys.platform == "linux",
         "nixl": nixl.is_installed(),
-        "shm": device == "cpu" and can_share,
+        "shm": (device == "cpu" or receives) and can_share,
         "nccl": device == "cuda" and dist.is_available() and dist.is_nccl_available(),
-        "zmq": device == "cpu",
+        "zmq": True,
         "gloo": device == "cpu" and sys.platform == "linux" and dist.is_available() and dist.is_gloo_available(),
     }
     return tuple(name for name in PREFERENCE if has[name])
 
 
-def available_transports(setting: str, device: str = "cpu", *, trusts_network: bool = False) -> tuple[str, ...]:
-    """What `--transport` allows here, best first. `auto` is everything that has been run, but libraries' own
-    connections only where the network is trusted: nobody proves who he is there."""
-    usable = usable_transports(device)
+def available_transports(
+    setting: str, device: str = "cpu", *, receives: bool = False, trusts_network: bool = False
+) -> tuple[str, ...]:
+    """What `--transport` allows here, best first, never nothing. `auto` is everything that has been run, but libraries'
+    own connections only where the network is trusted: nobody proves who he is there."""
+    usable = usable_transports(device, receives=receives)
     if setting == "auto":
         tried = [name for name in usable if name not in UNTRIED]
         return tuple(name for name in tried if trusts_network or name not in UNPROVEN)
@@ -57,6 +61,14 @@ def available_transports(setting: str, device: str = "cpu", *, trusts_network: b
     if setting not in usable:
         raise ConfigError(f"--transport {setting} can't work here; this machine has auto, {', '.join(usable)}")
     return (setting,)
+
+
+def about_transports(device: str) -> str:
+    """Why `auto` offers what it offers for pages on that kind of device, where it leaves something out."""
+    left_out = [name for name in usable_transports(device) if name in UNTRIED]
+    staged = "" if device == "cpu" else "through pinned host memory"
+    only = f"{', '.join(left_out)} only by name: never run on hardware" if left_out else ""
+    return "; ".join(filter(None, [staged, only]))
 
 
 def choose_transport(
@@ -81,33 +93,35 @@ def host_id() -> str:
     return hashlib.sha256("/".join([*parts, str(os.geteuid())]).encode()).hexdigest()[:16]
 
 
-def make_sender(name: str, pool: KVPool) -> PageSender:
+def make_sender(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageSender:
+    """`gpu`: that of a pool on one; torch.cuda if None."""
     if name == "shm":
         return ShmSender(pool)
     if name == "zmq":
-        return FrameSender(pool)
+        return FrameSender(pool, gpu)
     if name in STAGED:
         return StagedSender(name, pool)
     if name in ("cuda_ipc", "nixl"):
-        return RemoteSender(pool, open_library(name, pool))
+        return RemoteSender(pool, open_library(name, pool, gpu))
     raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
 
 
-def make_receiver(name: str, pool: KVPool) -> PageReceiver:
+def make_receiver(name: str, pool: KVPool, gpu: Gpu | None = None) -> PageReceiver:
+    """As make_sender."""
     if name == "shm":
-        return ShmReceiver(pool)
+        return ShmReceiver(pool, gpu)
     if name == "zmq":
-        return FrameReceiver(pool)
+        return FrameReceiver(pool, gpu)
     if name in STAGED:
         return StagedReceiver(name, pool)
     if name in ("cuda_ipc", "nixl"):
-        return RemoteReceiver(pool, open_library(name, pool))
+        return RemoteReceiver(pool, open_library(name, pool, gpu))
     raise ConfigError(f"no transport {name!r}; there are {', '.join(PREFERENCE)}")
 
 
-def open_library(name: str, pool: KVPool) -> CudaIpc | nixl.Nixl:
+def open_library(name: str, pool: KVPool, gpu: Gpu | None) -> CudaIpc | nixl.Nixl:
     """ConfigError where it is not installed."""
-    return CudaIpc(pool) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
+    return CudaIpc(pool, gpu) if name == "cuda_ipc" else nixl.Nixl(pool, nixl.import_nixl())
 
 
 def open_group(name: str, rank: int, host: str, device: torch.device, wake: Callable[[], None]) -> GroupThread:

@@ -24,6 +24,7 @@ class Wakeup:
                 pass
 
     def close(self) -> None:
-        for fd in (self.fd, self._write_fd):
+        write_fd, self._write_fd = self._write_fd, -1  # its number may be another file's soon, and `set` come late
+        for fd in (self.fd, write_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)

@@ -28,8 +28,9 @@ from deploy.tools.plan.simulate import forecast
 from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
+from shared.config.device_defaults import CPU
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import RouterConfig, SchedConfig
+from shared.config.settings import RouterConfig
 from tests.bench.pd_report import page
 from tests.bench.pd_study import FIELDS, SIDES, Figures, Row, Study, misses
 from tests.bench.pd_workloads import MIXES, Mix
@@ -37,9 +38,9 @@ from tests.bench.pd_workloads import MIXES, Mix
 
 def layouts(profile: Profile) -> dict[str, ClusterLayout]:
     """Settings as `baton up` has them."""
-    sched, local = SchedConfig(), RouterConfig().local_prefill_tokens
+    local = RouterConfig().local_prefill_tokens
     half = profile.cores // 2
-    common = (sched.chunk_size, sched.mixed_chunk_size, local)
+    common = (CPU.chunk_size, CPU.mixed_chunk_size, local)
     return {
         "aggregated": ClusterLayout(0, 1, profile.cores, 1, *common),
         "disaggregated": ClusterLayout(1, 1, half, 2, *common),

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 import pytest
 import torch
 
 from shared.core.errors import HandoffFailed
+from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.transfer.digest import tensor_digests
-from shared.transfer.transports import make_receiver
+from shared.transfer.interface import WHOLE, Part
+from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import decode
-from shared.wire.messages import Ready
+from shared.wire.messages import Key, Ready
+from tests.support.patience import HANG_GUARD_S
 
+KEY = Key("r", 1, "rid", 0, 0)
 PLANES = (PlaneSpec("kv", (4, 1024), torch.int64),)
 SENDER = """
 import sys
@@ -47,6 +52,25 @@ def test_pages_of_another_process_are_copied_and_checked() -> None:
             receiver.pull(msgspec.structs.replace(ready, digests=[1, 2]), (), [5, 1])
         receiver.close()
         process.kill()
+
+
+@pytest.mark.parametrize("part", [WHOLE, Part(0, 2), Part(2)])
+def test_pages_go_through_pinned_memory(part: Part) -> None:
+    """Frames and digests are a CPU's; more pages come than there are slots."""
+    streams, host = make_streams("cuda"), KVPool(PLANES, 12, 16)
+    source, target = KVPool(PLANES, 12, 16, device="cuda"), KVPool(PLANES, 12, 16, device="cuda")
+    host.pages_bytes.random_(0, 256)
+    streams.settle()
+    filled = streams.forward.launch(lambda: source.pages_bytes.copy_(host.pages_bytes))
+    streams.transfer.wait(filled.done)
+    pages, where = list(range(1, 12)), part.bytes_in(PLANES)
+    sent = streams.transfer.launch(partial(make_sender("zmq", source).describe, pages, part)).take(HANG_GUARD_S)
+    wanted = make_sender("zmq", host).describe(pages, part)
+    assert sent.digests == wanted.digests and sent.frames == wanted.frames
+    pull = partial(make_receiver("zmq", target).pull, sent.ready(KEY, 1, 0), sent.frames, pages[::-1])
+    streams.transfer.launch(pull).take(HANG_GUARD_S)
+    assert torch.equal(target.pages_bytes[pages[::-1], where].cpu(), host.pages_bytes[pages, where])
+    streams.stop()
 
 
 def test_digests_are_those_of_host_memory() -> None:

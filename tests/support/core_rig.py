@@ -29,12 +29,13 @@ from shared.model.scripted import ScriptedLM
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
-from shared.sched.events import Emitted, Ended
+from shared.sched.events import Emitted, Ended, Scored
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
+from shared.wire.messages import TokenLogprob
 from tests.support.boundary import PoisonedSlots
 from tests.support.grammar_oracle import GRAMMARS, allows_of, following, make_grammars
 
@@ -57,9 +58,10 @@ class Job:
     adapter: str = ""  # digest
     encoder: bool = False  # whether the model has one
     cache_salt: int = 0
+    seq_index: int = 0  # of several sequences of one request; they differ in their seeds
 
     def request(self, handoff_to: str | None = None) -> Request:
-        key = RequestKey("test", 1, f"r{self.rid}", 0, 0)
+        key = RequestKey("test", 1, f"r{self.rid}", 0, self.seq_index)
         prompt = np.asarray(self.prompt, np.int64)
         return Request(
             key,
@@ -203,9 +205,18 @@ def make_core(
     return assemble_core(served, streams, settings, sizes, drafter=drafter, **how)
 
 
+def name_of(key: RequestKey) -> str:
+    """Of a stream: the request's, and of further sequences their number."""
+    return f"{key.rid}.{key.seq_index}" if key.seq_index else key.rid
+
+
 @dataclass
 class Outcome:
+    """By `name_of`. `logprobs` are of the streams' tokens, `scores` of the prompts'."""
+
     streams: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    logprobs: dict[str, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
+    scores: dict[str, list[TokenLogprob]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[str, Ended] = field(default_factory=dict)
     num_steps: int = 0
 
@@ -214,15 +225,18 @@ class Outcome:
         others: list[object] = []
         for event in core.scheduler.take_events():
             if isinstance(event, Emitted):
-                stream = self.streams[event.key.rid]
+                stream = self.streams[name_of(event.key)]
                 known = stream[event.first_pos : event.first_pos + len(event.ids)]
                 assert list(event.ids[: len(known)]) == known, f"{event.key} repeated other tokens"
                 assert event.first_pos <= len(stream), f"{event.key} left a gap"
                 stream.extend(event.ids[len(known) :])
+                self.logprobs[name_of(event.key)].extend(event.logprobs[len(known) :])
             elif isinstance(event, Ended):
-                assert event.key.rid not in self.ends, f"{event.key} ended twice"
-                self.ends[event.key.rid] = event
+                assert name_of(event.key) not in self.ends, f"{event.key} ended twice"
+                self.ends[name_of(event.key)] = event
             else:
+                if isinstance(event, Scored):
+                    self.scores[name_of(event.key)].extend(event.logprobs)
                 others.append(event)
         return others
 
@@ -308,8 +322,9 @@ def retract_somebody(core: NodeCore, rng: random.Random) -> None:
 
 
 def assert_whole(core: NodeCore) -> None:
-    """Nothing leaked: with the cache flushed, every page and row is free again."""
+    """Nothing leaked: with the cache flushed, every page and row is free again, and no lease holds a slot."""
     core.kv.check_integrity(idle=True)
+    core.engine.check_integrity(idle=True)
     core.kv.flush_cache()
     core.kv.check_integrity(idle=True)
     assert core.kv.allocator.num_free == core.kv.allocator.num_total

@@ -1,5 +1,5 @@
-"""A node's core with a tiny real network in float32: on the CPU, or on the virtual GPU by the CUDA backend's streams,
-events and copies."""
+"""A node's core with a tiny real network in float32: on the CPU, or on the virtual GPU by the streams, events and
+copies of the CUDA backend. Imports no numba, which a GPU's node does without; jobs are in cuda_jobs.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from shared.core.sampling_params import SamplingParams
+from shared.config.vocabulary import Vocabulary, hashlm_vocabulary
+from shared.device.cpu import do_nothing
 from shared.device.streams import make_streams
 from shared.engine.boundary import PinnedCopies
 from shared.engine.drafter import Drafter
+from shared.grammar.compiler import GrammarCompiler
+from shared.grammar.grammars import Grammars
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
@@ -25,17 +29,14 @@ from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 from tests.support import tiny_families
-from tests.support.core_rig import Job
 from tests.support.draft_head import VOCAB, head_config, head_tensors, save_head, save_target
-from tests.support.virtual_gpu.device import VirtualGpu
+from tests.support.tiny_adapters import adapter
 
-TOKENS = 12
-SAMPLINGS = (
-    SamplingParams(TOKENS, temperature=0.0),
-    SamplingParams(TOKENS, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4, num_logprobs=2),
-    SamplingParams(TOKENS, temperature=0.8, top_p=0.9, presence_penalty=0.5, logit_bias=((7, 2.0),)),
-    SamplingParams(TOKENS, temperature=0.7, top_k=9, bad_words=((3,), (5, 6)), min_tokens=6, stop_token_ids=(11, 12)),
-)
+if TYPE_CHECKING:
+    from tests.support.virtual_gpu.device import VirtualGpu
+
+TARGET_LAYERS = 3  # as many as a head reads
+ADAPTERS = ("one", "other")
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,37 @@ class Kind:
     family: str = "draft target"  # or one of tiny_families
     spec: str = "none"  # none, ngram, chain, tree, copies
     kv: str = "auto"
+    weights: str = "auto"
     exact: bool = False  # host lengths are exact: the loop waits for publish
     mix: bool = True
+    cache: bool = False  # prefixes are kept
+    siblings: bool = False  # several sequences of one request
+    adapters: bool = False
+    grammars: bool = False
+    layer_ends: tuple[int, ...] = ()  # hand-offs travel in parts
 
     @property
     def width(self) -> int:
         return {"none": 1, "ngram": 4, "chain": 4, "tree": 6, "copies": 4}[self.spec]
+
+
+KINDS = {
+    "plain": Kind(),
+    "alternating": Kind(mix=False, siblings=True, cache=True),
+    "n-gram": Kind(spec="ngram"),
+    "chain": Kind(spec="chain"),
+    "tree": Kind(spec="tree"),
+    "copies": Kind(spec="copies"),
+    "exact lengths": Kind(spec="ngram", exact=True),
+    "int8 KV": Kind(kv="int8", cache=True),
+    "fp8 KV": Kind(kv="fp8", weights="fp8"),
+    "adapters": Kind(adapters=True, siblings=True),
+    "grammars": Kind(grammars=True, siblings=True, cache=True),
+    "grammars, n-gram": Kind(grammars=True, spec="ngram"),
+    "grammars, chain": Kind(grammars=True, spec="chain"),
+    "grammars, tree": Kind(grammars=True, spec="tree"),
+    "adapters, tree": Kind(adapters=True, spec="tree"),
+}
 
 
 @cache
@@ -58,7 +84,7 @@ def folder_of(family: str) -> Path:
     """Made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="baton-test-"))
     if family == "draft target":
-        save_target(folder)
+        save_target(folder, layers=TARGET_LAYERS)
     elif family == "head":
         save_head(folder, head_tensors(), head_config())
     else:
@@ -66,28 +92,42 @@ def folder_of(family: str) -> Path:
     return folder
 
 
-def jobs(count: int = 6) -> list[Job]:
-    draw = torch.Generator().manual_seed(3)
-    lengths = (1, 15, 16, 30, 33, 7)
-    prompts = [torch.randint(0, VOCAB, (lengths[n % 6],), generator=draw).tolist() for n in range(count)]
-    return [Job(rid, tuple(prompt), SAMPLINGS[rid % len(SAMPLINGS)], rid) for rid, prompt in enumerate(prompts)]
+@cache
+def adapters_of(family: str) -> dict[str, str]:
+    """Folders by name."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-test-"))
+    return {name: str(adapter(folder_of(family), folder / name, seed)) for seed, name in enumerate(ADAPTERS)}
 
 
-def make_core(kind: Kind, gpu: VirtualGpu | None = None) -> NodeCore:
-    """On the CPU by plain kernels, inline, where there is no `gpu`."""
+def vocabulary() -> Vocabulary:
+    """HashLM's, and one id that stands for nothing."""
+    chars = hashlm_vocabulary()
+    return Vocabulary((*chars.tokens, b""), chars.eos_ids, chars.special_ids)
+
+
+def make_core(kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False) -> NodeCore:
+    """On the CPU by plain kernels, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU."""
     device = "cpu" if gpu is None else str(gpu.device)
-    options = LoadOptions("float32", kernels="torch", formats=Formats(kv=kind.kv))
-    model = load_model(str(folder_of(kind.family)), options, device)
-    drafter = _drafter(kind, model)
+    formats = Formats(kv=kind.kv, weights=kind.weights)
+    adapters = adapters_of(kind.family) if kind.adapters else {}
+    model = load_model(
+        str(folder_of(kind.family)), LoadOptions("float32", kernels="torch", formats=formats, adapters=adapters), device
+    )
     settings = SchedSettings(
         16, 128, chunk_size=16, mixed_chunk_size=16, width=kind.width, mix=kind.mix, device=device,
-        needs_cpu_seq_lens=kind.exact,
+        needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
-    sizes = CoreSizes(60, 8, prefix_cache=False)
+    sizes = CoreSizes(60, 8, prefix_cache=kind.cache, shared_memory=shared_memory)
+    how = {"drafter": _drafter(kind, model), "grammars": _grammars() if kind.grammars else None}
     if gpu is None:
-        return assemble_core(model, make_streams("inline"), settings, sizes, drafter=drafter)
+        return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, drafter=drafter, boundary=boundary)
+    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, **how)
+
+
+def _grammars() -> Grammars:
+    known = vocabulary()
+    return Grammars(GrammarCompiler(known), known.eos_ids, do_nothing)
 
 
 def _drafter(kind: Kind, model: Model) -> Drafter | None:
@@ -95,7 +135,7 @@ def _drafter(kind: Kind, model: Model) -> Drafter | None:
         return None
     if kind.spec == "ngram":
         return NgramWorkerV2()
-    target = str(folder_of("draft target"))
+    target = str(folder_of(kind.family))
     head = load_eagle_head(str(folder_of("head")), target, model, kernels="torch")  # type: ignore[arg-type]
     model.capture_aux(head.aux_layers)  # type: ignore[attr-defined]
     worker = EagleWorkerV2(head, VOCAB, *((2, 3) if kind.spec == "tree" else (1, 1)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
+from shared.device.gpu import Gpu
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.fingerprint import make_fingerprint
@@ -58,8 +59,9 @@ def make_node(
     transport: str = "zmq",
     core: NodeCore | None = None,
     make_group: Callable[[str, int], Group] = TwinGroup,
+    gpu: Gpu | None = None,
 ) -> Node:
-    """`core`: another than the knobs describe."""
+    """`core`: another than the knobs describe. `gpu`: that of its pool, if it is on one."""
     core = core or make_core(replace(knobs, shared_memory=role == "prefill" and transport == "shm"))
     planes = core.pool.planes
     facts = NodeFacts(
@@ -80,9 +82,9 @@ def make_node(
     books = (Routers((ROUTER,)), Tombstones(LEASE_S), NodeMetrics(), log)
     ctx = NodeContext(core, facts, *books, clock=lambda: 0.0, make_group=make_group)
     side = (
-        PrefillSide(ctx, {transport: make_sender(transport, core.pool)})
+        PrefillSide(ctx, {transport: make_sender(transport, core.pool, gpu)})
         if role == "prefill"
-        else DecodeSide(ctx, {transport: make_receiver(transport, core.pool)})
+        else DecodeSide(ctx, {transport: make_receiver(transport, core.pool, gpu)})
     )
     return Node(ctx, side)
 

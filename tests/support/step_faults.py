@@ -10,7 +10,7 @@ from shared.core.states import FinishReason
 from shared.node.core import NodeCore
 from tests.support.core_rig import Job, Outcome, run_local
 
-PLACES = ("forward", "sample", "propose", "extend", "copy", "schedule")
+PLACES = ("forward", "sample", "propose", "extend", "copy")
 
 
 class Fault(RuntimeError):

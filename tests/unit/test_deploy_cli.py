@@ -154,6 +154,7 @@ def test_children_share_the_cores_and_the_memory():
     configs = [parsed(spec.argv[4:])[1] for spec in specs]
     assert [config.cores.cpus for config in configs] == [(0,)] + [(0,), (1,)] * 4
     assert sum(config.parts.memory.mem_fraction for config in configs[1:]) == pytest.approx(0.8)
+    assert sum(config.parts.memory.gpu_mem_fraction for config in configs[1:]) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(("tp", "decode_tp", "sizes"), [(1, 0, [1, 1]), (2, 0, [2, 2]), (4, 1, [4, 1]), (1, 2, [1, 2])])

@@ -15,12 +15,14 @@ from shared.core.keys import RequestKey
 from shared.device.streams import StreamSet, make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
+from shared.transfer import cuda_ipc
 from shared.transfer.cuda_ipc import CudaIpc, IpcHandle
 from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.torch_groups import NcclGroup
 from shared.wire.codec import to_wire
 from shared.wire.messages import Ready
 from tests.support.patience import HANG_GUARD_S
+from tests.support.virtual_gpu.blocks import block_of
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
@@ -97,6 +99,74 @@ def test_a_block_that_is_none_and_a_process_that_is_gone() -> None:
     assert receiver.num_open == 1 and fields.pid == os.getpid()
     receiver.forget_dead()
     assert receiver.num_open == 0
+
+
+def ready_of(source: KVPool, gpu: VirtualGpu) -> Ready:
+    return RemoteSender(source, CudaIpc(source, gpu)).describe([2]).ready(KEY, 1, 0)
+
+
+def handle_of(ready: Ready) -> IpcHandle:
+    return msgspec.msgpack.decode(ready.handle, type=IpcHandle)
+
+
+def with_handle(ready: Ready, **changes: object) -> Ready:
+    handle = msgspec.structs.replace(handle_of(ready), **changes)
+    return msgspec.structs.replace(ready, handle=msgspec.msgpack.encode(handle))
+
+
+def test_a_pool_is_opened_once_and_closed_when_its_owner_shows_another() -> None:
+    gpu = make_device()
+    opened = []
+    open_shared = gpu.open_shared
+    gpu.open_shared = lambda block: opened.append(block.storage) or open_shared(block)  # type: ignore[method-assign,func-returns-value]
+    first, second, target = pool(gpu), pool(gpu), pool(gpu)
+    receiver, ready = RemoteReceiver(target, CudaIpc(target, gpu)), ready_of(first, gpu)
+    for _ in range(3):
+        receiver.pull(ready, (), [1])
+    assert len(opened) == 1
+    block = block_of(first.pages_bytes)
+    assert block is not None and block.num_users == 2, "ours and the receiver's"
+    receiver.pull(ready_of(second, gpu), (), [1])
+    gpu.new_tensor((1,), (1,), torch.uint8)  # hears what was freed
+    assert len(opened) == 2 and receiver.num_open == 1 and block.num_users == 1
+    receiver.close()
+
+
+def test_a_process_that_has_the_number_of_a_dead_one_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = make_device()
+    source, target = pool(gpu), pool(gpu)
+    receiver = RemoteReceiver(target, CudaIpc(target, gpu))
+    receiver.pull(ready_of(source, gpu), (), [1])
+    receiver.forget_dead()
+    assert receiver.num_open == 1
+    started = cuda_ipc.started_at(os.getpid())
+    assert started is not None and started == cuda_ipc.started_at(os.getpid())
+    assert started > (cuda_ipc.started_at(1) or 0), "the one that started all others is older"
+    monkeypatch.setattr(cuda_ipc, "started_at", lambda pid: started + 1)
+    receiver.forget_dead()
+    assert receiver.num_open == 0
+
+
+def test_devices_are_known_by_their_uuid_whatever_number_they_have() -> None:
+    """The two nodes may have been given different devices, or the same in another order (CUDA_VISIBLE_DEVICES)."""
+    gpu = make_device()
+    source, target = pool(gpu), pool(gpu)
+    receiver, ready = RemoteReceiver(target, CudaIpc(target, gpu)), ready_of(source, gpu)
+    receiver.pull(with_handle(ready, device=7), (), [1])
+    assert torch.equal(target.pages_bytes[1].cpu(), source.pages_bytes[2].cpu())
+    with pytest.raises(HandoffFailed, match="GPU other is none of the 1 that this process sees.*CUDA_VISIBLE_DEVICES"):
+        receiver.pull(with_handle(ready, gpu="other"), (), [1])
+
+
+def test_a_pool_of_other_pages_is_not_kept_open() -> None:
+    gpu = make_device()
+    source, target = KVPool((PlaneSpec("kv", (3,), torch.int64),), 6, 16, device=gpu.device), pool(gpu)
+    receiver = RemoteReceiver(target, CudaIpc(target, gpu))
+    with pytest.raises(HandoffFailed, match="bytes of a page"):
+        receiver.pull(ready_of(source, gpu), (), [1])
+    gpu.new_tensor((1,), (1,), torch.uint8)
+    block = block_of(source.pages_bytes)
+    assert receiver.num_open == 0 and block is not None and block.num_users == 1
 
 
 class Sends:

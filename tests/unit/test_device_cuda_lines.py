@@ -26,12 +26,14 @@ FILES = (
     "shared/device/cuda_thread.py",
     "shared/device/clock.py",
     "shared/transfer/cuda_ipc.py",
+    "shared/transfer/host_bytes.py",
 )
 TESTS = (
     "test_device_streams.py",
     "test_device_cuda_streams.py",
     "test_device_cuda_ipc.py",
     "test_transfer_libraries.py",
+    "test_transfer_pinned.py",
 )
 LEAST = 0.95
 

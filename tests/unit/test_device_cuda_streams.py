@@ -1,4 +1,5 @@
-"""Streams of the CUDA backend on a virtual GPU: five different ones, ordered on the device, and nobody told too early.
+"""Streams of the CUDA backend on a virtual GPU: four different ones, ordered on the device, and nobody
+is told too early.
 
 `laziness=1.0`: nothing runs until somebody waits for it, so what fires too early fires before the work is done.
 """
@@ -292,6 +293,22 @@ def test_behind_an_event_of_the_host_launches_are_held_in_order() -> None:
     streams.stop()
 
 
+def test_behind_a_transfer_the_host_waits_and_launches_stay_on_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, gate, synchronize = lazy(), threading.Event(), Event.synchronize
+
+    def open_gate(event: Event, timeout_s: float | None = None) -> None:
+        gate.set()
+        synchronize(event, timeout_s)
+
+    streams = make_streams("cuda", gpu=gpu)
+    pull = streams.transfer.launch(lambda: gate.wait(HANG_GUARD_S))
+    monkeypatch.setattr(Event, "synchronize", open_gate)
+    streams.forward.wait(pull.done)
+    assert gate.is_set() and pull.done.query()
+    assert streams.forward.launch(threading.get_ident).take(HANG_GUARD_S) == threading.get_ident()
+    streams.stop()
+
+
 def test_what_is_held_when_the_stream_stops_is_skipped() -> None:
     gpu, gate = lazy(), Event("gate")
     streams = make_streams("cuda", gpu=gpu)
@@ -314,3 +331,22 @@ def test_held_work_that_raises_fails_its_epoch_and_lets_the_others_go_on() -> No
     assert read.take(HANG_GUARD_S) == "read"
     assert isinstance(broken.error, ZeroDivisionError) and isinstance(behind.error, StreamSkipped)
     streams.stop()
+
+
+def test_what_is_held_behind_a_device_fault_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    """The stream can't wait for a mark any more: what is behind the wait does not run, and nobody waits for ever."""
+    gpu, gate = lazy(), Event("gate")
+    streams, x = make_streams("cuda", gpu=gpu), ready(gpu)
+    with gpu.held():
+        streams.forward.wait(gate)
+        before = streams.copy.launch(lambda: x + 1)
+        streams.forward.wait(before.done)
+        held = streams.forward.launch(lambda: x + 1)
+        streams.copy.wait(held.done)
+        read = streams.copy.launch(lambda: x + 1)
+        gpu.break_down(ValueError("illegal address"))
+        gate.fire()
+        assert held.done.query() and read.done.query()
+    assert all(isinstance(ticket.error, torch.AcceleratorError | StreamSkipped) for ticket in (held, read))
+    streams.stop()
+    assert "at a wait for event" in caplog.text

@@ -27,6 +27,7 @@ from router.text.interface import TextModel, decode_ids
 from shared.config.settings import LimitsConfig, SpecConfig
 from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
+from shared.device.gpu import MemoryInfo
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -182,7 +183,7 @@ def seq2seq_logits(model: object, prompt: list[int]) -> torch.Tensor:
         ({"formats": Formats(weights="fp8")}, "cpu", "--weight-dtype"),
         ({}, "cuda", "--device cuda"),
         ({"dtype": "float64"}, "cpu", "--dtype"),
-        ({"available_bytes": 1000}, "cpu", "the weights need"),
+        ({"memory": MemoryInfo(1000, 1000)}, "cpu", "the weights need"),
     ],
 )
 def test_what_it_can_t_do_is_refused_by_name(folder: Path, wanted: dict[str, Any], device: str, message: str) -> None:

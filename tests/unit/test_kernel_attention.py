@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared.kernel import attention
 from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, HostLengths, TorchAttention
 from shared.kernel.attention_numba import FETCH_AHEAD, NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
@@ -202,3 +204,42 @@ def test_rows_alone_and_padded_give_what_rows_give_for_themselves(
     torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-5)
     is_ragged = exact or num_alone < len(spans) or num_running == 0
     assert not is_ragged or paged.backend._num_alone == num_alone
+
+
+class Masked(TorchDispatchMode):
+    """Notes how many scores or values are masked at a time."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.masked_fill:
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", ["gqa", "sliding window"])
+@pytest.mark.parametrize(
+    ("spans", "num_running", "most"),
+    [
+        ({0: (10, 120)}, 0, 6 * 128 * 40),  # a chunk: 40 of its queries at a time
+        ({row: (50 + row, 52 + row) for row in range(5)}, 5, 6 * 64 * 32 * 2),  # two rows at a time
+    ],
+    ids=["chunk", "decode rows"],
+)
+def test_the_scores_of_a_step_do_not_grow_with_it(
+    name: str, spans: dict[int, tuple[int, int]], num_running: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's memory is planned for them: a long prompt's scores would take all of it."""
+    shape = SHAPES[name]
+    found = []
+    for limit in (attention.MOST_NUMBERS, most):
+        monkeypatch.setattr(attention, "MOST_NUMBERS", limit)
+        paged = Paged(TorchAttention(shape, tables(shape)), shape, num_rows=5)
+        for row, (start, _) in spans.items():
+            paged.step({row: (0, start)})
+        paged.host = host_lengths(spans, num_running, exact=True)
+        with Masked() as seen:
+            found.append(paged.step(spans))
+    torch.testing.assert_close(found[1], found[0], atol=2e-6, rtol=1e-5)
+    assert seen.largest <= most

@@ -11,6 +11,7 @@ import torch
 
 from shared.config.model_path import bundled_gguf
 from shared.core.errors import ConfigError
+from shared.device.gpu import MemoryInfo
 from shared.model.hf_config import config_from_hf
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions, open_model
@@ -59,9 +60,9 @@ def test_context_beyond_the_models_is_refused() -> None:
 
 
 def test_small_machine_is_told_before_loading() -> None:
-    with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GB and 0\.10 GB are free"):
-        load_model("smollm2", LoadOptions(available_bytes=100_000_000))
-    LoadOptions(available_bytes=5).check_memory(5)
+    with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GiB, and 0\.09 GiB of 1\.00 GiB are free"):
+        load_model("smollm2", LoadOptions(memory=MemoryInfo(100_000_000, 1 << 30)))
+    LoadOptions(memory=MemoryInfo(5, 8)).check_memory(5)
 
 
 def test_weights_bytes_counts_the_parameters() -> None:

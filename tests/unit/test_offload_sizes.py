@@ -11,7 +11,7 @@ from shared.node.memory_plan import plan_memory
 
 
 def cold_pages(num_bytes: int, device: str = "cpu", page_bytes: int = 4096) -> int:
-    parts = NodeParts(memory=MemoryConfig(offload_bytes=num_bytes))
+    parts = NodeParts(memory=MemoryConfig(max_running=32, offload_bytes=num_bytes))
     return plan_memory(parts, 512, page_bytes, depth=1, device=device, available=1 << 30).cold_pages
 
 

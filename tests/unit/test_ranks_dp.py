@@ -157,6 +157,7 @@ def test_every_field_of_a_forward_s_inputs_is_sent() -> None:
     inputs = step_of([3, 1, 1], [2, 3, 4])
     names = [field.name for field in fields(ModelInputs)]
     names.remove("layers")  # tells who waits on the first rank; with several nobody does
+    names.remove("host")  # saves a device from being asked; ranks compute on CPUs
     assert set(names) == {*Forward.__struct_fields__} - {"num_pages"}
     got = inputs_of(order_of(inputs))
     assert [name for name in names if not same(getattr(got, name), getattr(inputs, name))] == []

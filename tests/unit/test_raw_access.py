@@ -53,6 +53,7 @@ ALLOWED = {
     "shared/device/torch_cuda.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",
+    "shared/transfer/host_bytes.py": "pinned host memory, never a device's; copies into it are waited for",
     "shared/transfer/digest.py": "digests, which the stream that made them waited for",
     "shared/node/convert.py": "draft state of a processed result, on the host",
 }

@@ -440,6 +440,13 @@ def test_nodes_of_one_machine_leave_memory_free():
     assert plan.with_memory_share(settings, 8).nodes.memory.mem_fraction == 0.5
 
 
+@pytest.mark.parametrize(("num_gpus", "share"), [(0.0, 0.8), (0.5, 0.4), (1.0, 0.8), (2.0, 0.8)])
+def test_nodes_of_one_gpu_share_its_memory(num_gpus: float, share: float):
+    settings = config(decode_gpus=num_gpus, memory=MemoryConfig(gpu_mem_fraction=0.8))
+    made = plan.node_config(settings, "decode-0", HERE, {}, CorePlan())
+    assert made.parts.memory.gpu_mem_fraction == pytest.approx(share)
+
+
 def test_a_file_for_ray_is_a_file_for_every_process(tmp_path: Path):
     file = tmp_path / "cluster.toml"
     file.write_text('[ray]\ndecode = 3\n[scaling]\nmax_decode = 5\n[local]\nprefill = 2\n[model]\nmodel = "hashlm"\n')

@@ -16,10 +16,6 @@ def job(rid: int, length: int, max_tokens: int = 30) -> Job:
     return Job(rid, tuple(range(length)), SamplingParams(max_tokens=max_tokens, temperature=0.8), rid)
 
 
-def _raise() -> None:
-    raise RuntimeError("injected")
-
-
 @pytest.mark.parametrize("output", [0, 5])
 def test_a_request_that_fails_ends_with_the_error_and_gives_everything_back(output: int) -> None:
     core = make_core(CoreKnobs("inline", chunk_size=16, page_size=4))

@@ -32,9 +32,6 @@ from shared.transfer.remote import RemoteReceiver, RemoteSender
 from shared.transfer.shm import ShmReceiver, ShmSender
 from shared.transfer.staged import BUFFER_BYTES, StagedReceiver, StagedSender, StagingBuffers
 from shared.transfer.transports import (
-    available_transports,
-    choose_transport,
-    host_id,
     make_receiver,
     make_sender,
     open_group,
@@ -44,16 +41,20 @@ from shared.wire.link import NodeLinks
 from shared.wire.messages import PoolRef, Ready, Take
 from shared.wire.peers import Received
 from tests.support.patience import HANG_GUARD_S
+from tests.support.virtual_gpu.backend import GPUS
+from tests.support.virtual_gpu.device import VirtualGpu, make_device
+from tests.support.virtual_gpu.operators import KIND
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
 PLANES = (PlaneSpec("kv", (2, 2, 16, 20), torch.float32), PlaneSpec("draft", (7,), torch.int64))
 NUM_PAGES = 12
 TCP = "tcp://127.0.0.1:*"
+CPU = torch.device("cpu")
 Carry = Callable[[PageSet], tuple[Ready, Frames]]
 
 
-def filled_pool(shared: bool, seed: int, num_pages: int = NUM_PAGES) -> KVPool:
-    pool = KVPool(PLANES, num_pages, 16, shared=shared)
+def filled_pool(shared: bool, seed: int, num_pages: int = NUM_PAGES, device: torch.device = CPU) -> KVPool:
+    pool = KVPool(PLANES, num_pages, 16, device, shared)
     pool.pages_bytes.copy_(torch.randint(0, 256, pool.pages_bytes.shape, generator=torch.Generator().manual_seed(seed)))
     return pool
 
@@ -79,7 +80,7 @@ class OurMemory:
     def __init__(self, own: KVPool, peer: KVPool) -> None:
         self._own, self._peer = own, peer
         self.num_pages, self.page_bytes = peer.num_pages, peer.page_bytes
-        self.is_dead = False
+        self.owner, self.is_dead = str(peer.nonce), False
 
     def read(self, pages: Sequence[int], part_bytes: slice, dst_pages: Sequence[int]) -> None:
         for src, dst in zip(pages, dst_pages, strict=True):
@@ -92,15 +93,24 @@ class OurMemory:
 def make_ends(name: str, src: KVPool, dst: KVPool) -> tuple[PageSender, PageReceiver]:
     if name == "remote":
         return RemoteSender(src, OurLibrary(src)), RemoteReceiver(dst, OurLibrary(dst))
-    return make_sender(name, src), make_receiver(name, dst)
+    return make_sender(name, src, gpu_of(src)), make_receiver(name, dst, gpu_of(dst))
+
+
+def gpu_of(pool: KVPool) -> VirtualGpu | None:
+    return GPUS[0] if pool.device.type == KIND else None
+
+
+def on_host(pool: KVPool, pages: Sequence[int] | slice = slice(None)) -> torch.Tensor:
+    """A copy of pages, wherever the pool is."""
+    return pool.pages_bytes[pages].cpu().clone()
 
 
 class Ends:
     """Sender with its pool and allocator, receiver with its pool, and the wire between them."""
 
-    def __init__(self, name: str, carry: Carry | None = None) -> None:
-        self.src = filled_pool(shared=name == "shm", seed=1)
-        self.dst = filled_pool(shared=False, seed=2)
+    def __init__(self, name: str, carry: Carry | None = None, devices: tuple[torch.device, torch.device] = (CPU, CPU)):
+        self.src = filled_pool(shared=name == "shm", seed=1, device=devices[0])
+        self.dst = filled_pool(shared=False, seed=2, device=devices[1])
         self.allocator = PageAllocator(NUM_PAGES, self.src.generation)
         self.sender, self.receiver = make_ends(name, self.src, self.dst)
         self.carry = carry or self.carry_staged
@@ -173,21 +183,28 @@ NO_HARDWARE = {
     "cuda_ipc": "needs a GPU; its logic runs here as `remote`",
     "nixl": "needs the package nixl; its logic runs here as `remote`, its calls in test_transfer_libraries.py",
 }
-HERE = ["shm", "zmq-tcp", "zmq-ipc", "gloo", "remote"]  # remote: cuda_ipc and nixl, over a library of our own making
+ON_GPU = ["zmq-tcp-gpu-gpu", "zmq-tcp-gpu-cpu", "zmq-tcp-cpu-gpu", "shm-map-cpu-gpu"]  # sender's pool, receiver's
+# remote: cuda_ipc and nixl, over a library of our own making
+HERE = ["shm", "zmq-tcp", "zmq-ipc", "gloo", "remote", *ON_GPU]
 ALL = [*HERE, *(pytest.param(name, marks=pytest.mark.skip(reason=why)) for name, why in NO_HARDWARE.items())]
 
 
 @pytest.fixture(params=ALL)
 def ends(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> Iterator[Ends]:
-    name = request.param.partition("-")[0]
+    """On a GPU nothing happens before somebody waits for it."""
+    name, *rest = request.param.split("-")
+    devices = (CPU, CPU)
+    if request.param in ON_GPU:
+        gpu = make_device("deferring", laziness=1.0)
+        devices = tuple(gpu.device if kind == "gpu" else CPU for kind in rest[1:])
     if name != "zmq":
-        made = Ends(name, None if name == "gloo" else direct)
+        made = Ends(name, None if name == "gloo" else direct, devices)
         yield made
         made.close()
         return
     near, far = NodeLinks("p", 1), NodeLinks("d", 1, f"ipc://{tmp_path}/far" if "ipc" in request.param else TCP)
     near.dial("far", far.endpoint)
-    made = Ends(name, socket_carry(near, far))
+    made = Ends(name, socket_carry(near, far), devices)
     yield made
     near.close(), far.close()
     made.close()
@@ -200,19 +217,19 @@ def direct(pages: PageSet) -> tuple[Ready, Frames]:
 def test_pages_arrive_whole_and_nothing_else_changes(ends: Ends) -> None:
     pages = ends.allocator.alloc(5)
     assert pages is not None
-    before = ends.dst.pages_bytes.clone()
+    before = on_host(ends.dst)
     dst = [9, 2, 7, 4, 1]
     ends.pull(ends.sender.describe(pages), dst)
-    assert torch.equal(ends.dst.pages_bytes[dst], ends.src.pages_bytes[torch.from_numpy(pages).long()])
+    assert torch.equal(on_host(ends.dst, dst), on_host(ends.src, pages.tolist()))
     rest = [page for page in range(NUM_PAGES) if page not in dst]
-    assert torch.equal(ends.dst.pages_bytes[rest], before[rest])
+    assert torch.equal(on_host(ends.dst, rest), before[rest])
 
 
 def test_no_pages_are_fine_and_a_second_pull_too(ends: Ends) -> None:
     ends.pull(ends.sender.describe([]), [])
     for dst in (3, 4):
         ends.pull(ends.sender.describe([5]), [dst])
-        assert torch.equal(ends.dst.pages_bytes[dst], ends.src.pages_bytes[5])
+        assert torch.equal(on_host(ends.dst, [dst]), on_host(ends.src, [5]))
 
 
 def test_a_pull_runs_as_a_closure_behind_the_newest_step(ends: Ends) -> None:
@@ -222,7 +239,7 @@ def test_a_pull_runs_as_a_closure_behind_the_newest_step(ends: Ends) -> None:
     step = streams.forward.launch(lambda: time.sleep(0.05) or order.append("step"))
     streams.transfer.wait(step.done)
     streams.transfer.launch(lambda: ends.receiver.pull(ready, frames, [3]) or order.append("pull")).take(HANG_GUARD_S)
-    assert order == ["step", "pull"] and torch.equal(ends.dst.pages_bytes[3], ends.src.pages_bytes[5])
+    assert order == ["step", "pull"] and torch.equal(on_host(ends.dst, [3]), on_host(ends.src, [5]))
     failing = msgspec.structs.replace(ready, digests=[1])
     ticket = streams.transfer.launch(lambda: ends.receiver.pull(failing, frames, [3]))
     with pytest.raises(HandoffFailed, match="digest"):
@@ -232,10 +249,10 @@ def test_a_pull_runs_as_a_closure_behind_the_newest_step(ends: Ends) -> None:
 
 def test_a_flipped_byte_is_caught_by_the_digest(ends: Ends) -> None:
     pages = ends.sender.describe([4, 5])
-    ends.src.page_view(5)[17] ^= 1
+    flip(ends, pages, 1, 17)
     with pytest.raises(HandoffFailed, match="page 5: its digest"):
         ends.pull(pages, [1, 2])
-    ends.src.page_view(5)[17] ^= 1
+    flip(ends, pages, 1, 17)
     ends.pull(pages, [1, 2])
 
 
@@ -248,10 +265,10 @@ def test_a_digest_of_another_page_is_caught(ends: Ends) -> None:
 @pytest.mark.rule("H31")
 @pytest.mark.parametrize("dst", [[1], [1, 2, 3], [0, 1], [1, NUM_PAGES], [-1, 1]])
 def test_a_wrong_number_or_place_of_pages_copies_nothing(ends: Ends, dst: list[int]) -> None:
-    before = ends.dst.pages_bytes.clone()
+    before = on_host(ends.dst)
     with pytest.raises(HandoffFailed):
         ends.pull(ends.sender.describe([4, 5]), dst)
-    assert torch.equal(ends.dst.pages_bytes, before)
+    assert torch.equal(on_host(ends.dst), before)
 
 
 def test_pages_of_another_size_are_refused(ends: Ends) -> None:
@@ -268,10 +285,10 @@ def test_another_transports_ready_is_refused(ends: Ends, other: str) -> None:
     if other == ends.sender.name:
         other = "zmq" if other == "shm" else "shm"
     pages = make_sender(other, filled_pool(shared=other == "shm", seed=3)).describe([4])
-    before = ends.dst.pages_bytes.clone()
+    before = on_host(ends.dst)
     with pytest.raises(HandoffFailed):
         ends.receiver.pull(pages.ready(KEY, 1, 0), pages.frames, [1])
-    assert torch.equal(ends.dst.pages_bytes, before)
+    assert torch.equal(on_host(ends.dst), before)
 
 
 def test_a_split_set_arrives_like_a_whole_one(ends: Ends) -> None:
@@ -279,18 +296,26 @@ def test_a_split_set_arrives_like_a_whole_one(ends: Ends) -> None:
     assert [part.pages for part in parts] == [[3, 4], [5, 6], [7]]
     for part, dst in zip(parts, ([1, 2], [3, 4], [5]), strict=True):
         ends.pull(part, dst)
-    assert torch.equal(ends.dst.pages_bytes[1:6], ends.src.pages_bytes[3:8])
+    assert torch.equal(on_host(ends.dst, slice(1, 6)), on_host(ends.src, slice(3, 8)))
 
 
 # layers
 
 
+def flip(ends: Ends, described: PageSet, index: int, byte: int) -> None:
+    """In the bytes that are on their way: copies, of a pool on a GPU."""
+    if ends.src.device.type == KIND:
+        described.frames[index][byte] ^= 1
+    else:
+        ends.src.page_view(described.pages[index])[byte] ^= 1
+
+
 def layers_of(pool: KVPool, page: int, part: Part) -> torch.Tensor:
-    return pool.pages_bytes[page, part.bytes_in(PLANES)]
+    return on_host(pool, [page])[0, part.bytes_in(PLANES)]
 
 
 def test_layers_travel_alone_and_make_a_whole_page_in_any_order(ends: Ends) -> None:
-    before = ends.dst.pages_bytes.clone()
+    before = on_host(ends.dst)
     first, rest = Part(0, 1), Part(1)
     assert first.bytes_in(PLANES).stop == rest.bytes_in(PLANES).start
     described = [ends.sender.describe([4, 5], part) for part in (rest, first)]
@@ -298,24 +323,24 @@ def test_layers_travel_alone_and_make_a_whole_page_in_any_order(ends: Ends) -> N
     assert torch.equal(layers_of(ends.dst, 1, rest), layers_of(ends.src, 4, rest))
     assert torch.equal(before[1, first.bytes_in(PLANES)], layers_of(ends.dst, 1, first)), "nothing else changes"
     ends.pull(described[1], [1, 2])
-    assert torch.equal(ends.dst.pages_bytes[1:3], ends.src.pages_bytes[4:6])
+    assert torch.equal(on_host(ends.dst, slice(1, 3)), on_host(ends.src, slice(4, 6)))
 
 
 def test_layers_that_are_still_to_be_written_do_not_matter(ends: Ends) -> None:
     described = ends.sender.describe([4], Part(0, 1))
-    ends.src.page_view(4)[Part(1).bytes_in(PLANES)] = 0
+    ends.src.pages_bytes[4, Part(1).bytes_in(PLANES)] = 0
     ends.pull(described, [1])
-    ends.src.page_view(4)[0] ^= 1
+    flip(ends, described, 0, 0)
     with pytest.raises(HandoffFailed, match="page 4: its digest"):
         ends.pull(described, [1])
 
 
 @pytest.mark.parametrize("changes", [{"first_layer": 2}, {"num_layers": 3}, {"first_layer": 1, "num_layers": 2}])
 def test_layers_that_are_not_there_are_refused(ends: Ends, changes: dict[str, int]) -> None:
-    before = ends.dst.pages_bytes.clone()
+    before = on_host(ends.dst)
     with pytest.raises(HandoffFailed):
         ends.pull(ends.sender.describe([4], Part(0, 1)), [1], **changes)
-    assert torch.equal(ends.dst.pages_bytes, before)
+    assert torch.equal(on_host(ends.dst), before)
 
 
 def test_pages_without_a_draft_plane_leave_zeros_there(ends: Ends) -> None:
@@ -323,15 +348,16 @@ def test_pages_without_a_draft_plane_leave_zeros_there(ends: Ends) -> None:
     name = ends.sender.name
     if name == "shm":
         ends.src.close()
-    ends.src = KVPool(PLANES[:1], NUM_PAGES, 16, shared=name == "shm")
+    ends.src = KVPool(PLANES[:1], NUM_PAGES, 16, ends.src.device, shared=name == "shm")
     ends.src.pages_bytes.fill_(7)
     ends.sender = make_ends(name, ends.src, ends.dst)[0]
     for part in (WHOLE, Part(1)):
         ends.dst.pages_bytes.fill_(9)
         ends.pull(ends.sender.describe([4], part), [1])
         where, end = part.bytes_in(PLANES), PLANES[0].num_bytes
-        assert (ends.dst.page_view(1)[where.start : end] == 7).all() and not ends.dst.page_view(1)[end:].any()
-        assert (ends.dst.page_view(1)[: where.start] == 9).all()
+        (page,) = on_host(ends.dst, [1])
+        assert (page[where.start : end] == 7).all() and not page[end:].any()
+        assert (page[: where.start] == 9).all()
 
 
 def test_staging_is_used_again_once_it_was_pulled_and_not_before() -> None:
@@ -531,40 +557,6 @@ def test_other_threads_run_while_pages_are_copied() -> None:
         ticker.join()
         sys.setswitchinterval(interval)
     receiver.close()
-
-
-# choice
-
-
-def test_the_first_common_transport_of_the_offer_is_chosen() -> None:
-    both, only_zmq = ("shm", "zmq"), ("zmq",)
-    assert choose_transport("a", both, "a", ("zmq", "shm")) == "zmq"
-    assert choose_transport("a", both, "a", both) == "shm"
-    assert choose_transport("a", both, "b", both) == "zmq"
-    assert choose_transport("a", both, "a", only_zmq) == "zmq"
-    assert choose_transport("a", ("shm",), "a", only_zmq) is None
-    assert choose_transport("a", ("shm",), "b", ("shm",)) is None
-    assert choose_transport("a", both, "a", ("rdma",)) is None
-
-
-def test_settings_name_what_is_there() -> None:
-    assert available_transports("auto") == ("shm", "zmq")
-    assert available_transports("auto", trusts_network=True) == ("shm", "zmq", "gloo")
-    assert available_transports("auto", "cuda", trusts_network=True) == (), "nothing that has never run"
-    assert available_transports("cuda_ipc", "cuda") == ("cuda_ipc",)
-    assert available_transports("zmq") == ("zmq",) and available_transports("gloo") == ("gloo",)
-    for setting, device in (("carrier-pigeon", "cpu"), ("nccl", "cpu"), ("shm", "cuda"), ("zmq", "cuda")):
-        with pytest.raises(ConfigError, match=f"--transport {setting}"):
-            available_transports(setting, device)
-    for make in (make_sender, make_receiver):
-        with pytest.raises(ConfigError):
-            make("carrier-pigeon", KVPool(PLANES, 2, 16))
-
-
-def test_the_host_id_is_the_same_in_another_process() -> None:
-    code = "from shared.transfer.transports import host_id; print(host_id())"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == host_id() and len(host_id()) == 16
 
 
 def test_a_private_pool_cannot_be_sent_by_shm() -> None:

@@ -123,7 +123,7 @@ def test_handles_that_are_none_are_refused(handle: bytes) -> None:
 
 @pytest.mark.parametrize("changes", [{"num_pages": 7}, {"page_bytes": 0}, {"pid": 0}, {"storage_bytes": 1}])
 def test_a_cuda_handle_that_does_not_add_up_is_refused(changes: dict[str, int]) -> None:
-    good = cuda_ipc.IpcHandle(1, 6, 1024, 5, 0, b"h", 6144, 0, b"c", 0, b"e", True)
+    good = cuda_ipc.IpcHandle(1, 6, 1024, 5, "u", 0, b"h", 6144, 0, b"c", 0, b"e", True)
     assert cuda_ipc.decode_handle(msgspec.msgpack.encode(good)) == good
     with pytest.raises(HandoffFailed):
         cuda_ipc.decode_handle(msgspec.msgpack.encode(msgspec.structs.replace(good, **changes)))
@@ -132,7 +132,7 @@ def test_a_cuda_handle_that_does_not_add_up_is_refused(changes: dict[str, int]) 
 def test_cuda_memory_is_copied_part_by_part() -> None:
     src, dst = pool(1), pool(100)
     before = dst.pages_bytes.clone()
-    handle = cuda_ipc.IpcHandle(1, 6, 1024, 5, 0, b"h", 6144, 0, b"c", 0, b"e", True)
+    handle = cuda_ipc.IpcHandle(1, 6, 1024, 5, "u", 0, b"h", 6144, 0, b"c", 0, b"e", True)
     opened = cuda_ipc.OpenIpc(dst, handle, src.pages_bytes)
     opened.read([2, 3], slice(512, 1024), [5, 1])
     assert torch.equal(dst.pages_bytes[[5, 1], 512:], src.pages_bytes[[2, 3], 512:])

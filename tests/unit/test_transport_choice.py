@@ -55,6 +55,13 @@ def test_the_others_are_tried_again_and_one_that_became_faster_takes_over() -> N
     assert said.getvalue().count("transport chosen") == 2
 
 
+def test_what_the_node_says_of_its_transports_stands_beside_the_reason() -> None:
+    """`baton admin status` shows it."""
+    one = TransportChoice(("zmq",), LogOnce(Logger("p0", io.StringIO())), "through pinned host memory")
+    hand_over(one, {"zmq": 0.01}, 1)
+    assert one.reasons() == {"d0": "zmq: the only one that both have (through pinned host memory)"}
+
+
 def test_nearly_as_fast_is_no_reason_to_change() -> None:
     one, _ = choice("shm", "zmq")
     hand_over(one, {"shm": 0.010, "zmq": 0.011}, 2 * TRIALS)

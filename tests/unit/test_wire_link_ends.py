@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from shared.wire import link
+from shared.wire.wakeup import Wakeup
 
 
 class Ends:
@@ -23,3 +28,17 @@ def test_a_context_ends_after_its_sockets() -> None:
     parts = [Ends(name, said) for name in ("context", "authenticator", "router")]
     link.close_router(*parts)  # type: ignore[arg-type]
     assert said == ["router", "authenticator", "context"]
+
+
+def test_who_wakes_a_closed_link_writes_into_nobody_s_file() -> None:
+    """Frames that are gone at last tell so late, and the numbers of closed descriptors are given out again."""
+    wakeup = Wakeup()
+    wakeup.close()
+    pipes = [os.pipe() for _ in range(2)]
+    for fd in (fd for pair in pipes for fd in pair):
+        os.set_blocking(fd, False)
+    wakeup.set()
+    for reader, writer in pipes:
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+        os.close(reader), os.close(writer)

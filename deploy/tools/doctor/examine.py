@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deploy.tools.doctor.check_clocks import check_clocks
+from deploy.tools.doctor.check_gpu import check_gpus
 from deploy.tools.doctor.check_keys import check_keys
 from deploy.tools.doctor.check_links import check_dials, check_links
 from deploy.tools.doctor.check_machine import check_machine
@@ -18,6 +19,7 @@ def examine(facts: Facts) -> list[Finding]:
         *check_dials(facts.dials),
         *check_machine(facts.machine),
         *check_keys(facts.keys),
+        *(check_gpus(facts.gpus) if facts.gpus is not None else []),
     ]
 
 

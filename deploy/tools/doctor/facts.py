@@ -161,6 +161,40 @@ class KeysFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """What one GPU has, and did when it was tried. `problem`: why it was not tried any further. `sharing_problem`: why
+    another process can't open its memory. `difference`: between its logits and the host's, at most."""
+
+    number: int
+    name: str = ""
+    capability: tuple[int, int] = (0, 0)
+    peers: tuple[int, ...] = ()
+    free_bytes: int = 0
+    total_bytes: int = 0
+    to_device_bytes_per_s: float = 0.0
+    to_host_bytes_per_s: float = 0.0
+    copies_arrive: bool = True
+    sharing_problem: str = ""
+    difference: float = 0.0
+    largest_logit: float = 1.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """`built_for`: CUDA's version, "" of a torch without it. `driver`: "" where it is not known. `visible`: what
+    CUDA_VISIBLE_DEVICES says. `problem`: why torch has no device."""
+
+    torch: str
+    built_for: str
+    has_driver: bool
+    driver: str
+    visible: str | None
+    problem: str
+    devices: tuple[GpuDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is judged. `cluster` is None, and `no_cluster` says why, where no router answered."""
 
@@ -171,3 +205,4 @@ class Facts:
     dials: tuple[DialFacts, ...]
     machine: MachineFacts
     keys: tuple[KeysFolder, ...] = ()
+    gpus: GpuFacts | None = None  # None: nobody asked

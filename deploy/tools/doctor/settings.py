@@ -16,6 +16,8 @@ baton doctor: what is wrong with a cluster, and with the machine that this runs 
   baton doctor --dial tcp://10.0.0.1:7001       on a node's machine: does the router's port answer from here?
   baton doctor --keys DIR                       whether nodes would take this keys folder: those of the user whose
                                                 daemons use it; before there are any, yours, or for root its owner's
+  baton doctor --gpu                            this machine's GPUs too: versions, memory, copies, a tiny
+                                                network's logits beside the CPU's
   baton doctor --json                           for programs
 
 Each line says how bad it is (ok, look, BROKEN), where, what, and what to do. Compares nodes field by field; looks for
@@ -38,5 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval", type=float, default=3.0, metavar="S", help="between the two looks (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="try this machine's GPUs, too: takes seconds and some hundred MB on each. Baton was never run on a GPU",
     )
     parser.add_argument("--json", action="store_true", help="findings as JSON")

@@ -11,7 +11,7 @@ from deploy.cluster.admin import read_key
 from deploy.router_http import RouterHttp
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
 from deploy.tools.doctor.examine import examine
-from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, MachineFacts
+from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, GpuFacts, MachineFacts
 from deploy.tools.doctor.finding import BROKEN, worst
 from deploy.tools.doctor.look_here import dial, look_at_keys, look_at_machine, take_pulse
 from deploy.tools.doctor.look_router import NoRouterError, look_at_router
@@ -55,7 +55,16 @@ def gather(args: argparse.Namespace) -> Facts:
         dials=tuple(dial_all(cluster, url.host, args.dial)),
         machine=machine,
         keys=tuple(look_at_keys(folder, uid) for folder, uid in key_folders(args.keys, machine)),
+        gpus=look_at_gpu_here() if args.gpu else None,
     )
+
+
+def look_at_gpu_here() -> GpuFacts:
+    """Loads torch: only for those who ask."""
+    from deploy.tools.doctor.look_gpu import look_at_gpus
+    from shared.device.torch_cuda import TorchCuda
+
+    return look_at_gpus(TorchCuda())
 
 
 def look_at_cluster(http: RouterHttp, interval_s: float) -> tuple[Cluster | None, str]:

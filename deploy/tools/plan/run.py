@@ -31,6 +31,7 @@ from deploy.tools.plan.simulate import Forecast, forecast
 from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
+from shared.config.device_defaults import CPU, with_device_defaults
 from shared.config.flags import given_values, to_argv
 from shared.config.load import load
 from shared.config.processes import NodeParts, NodeProcessConfig
@@ -60,7 +61,7 @@ def run_measure(args: argparse.Namespace, console: Console) -> int:
     shares = shares_of(args.cores_per_node, len(cores))
     require_writable("--out", args.out)
     console.print(f"measuring on {len(cores)} cores; anything else that runs here falsifies it", highlight=False)
-    here = replace(config, parts=with_local_model(config.parts))
+    here = replace(config, parts=with_device_defaults(with_local_model(config.parts), "cpu"))
     measured = measure(here, cores, shares, lambda line: console.print(line, markup=False, highlight=False))
     profile = replace(measured, model=config.parts.model.model)
     profiles.save(profile, args.out)
@@ -177,7 +178,8 @@ def several(number: int, thing: str) -> str:
 def model_flags(profile: Profile) -> list[str]:
     """What was measured, where it is not what a node does by itself."""
     model = ModelConfig(model=profile.model, dtype=profile.dtype)
-    memory = MemoryConfig(page_size=profile.page_size, max_running=profile.max_running)
+    rows = profile.max_running
+    memory = MemoryConfig(page_size=profile.page_size, max_running=0 if rows == CPU.max_running else rows)
     return to_argv(NodeParts(model=model, memory=memory))
 
 

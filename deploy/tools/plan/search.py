@@ -17,6 +17,7 @@ from deploy.tools.load.trace import Trace
 from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
+from shared.config.device_defaults import CPU
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # machines that stand for many, if that leaves them
@@ -24,7 +25,7 @@ LEAST_REQUESTS = 200  # : with fewer, chance decides
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
 LOCAL_TOKENS = (0, 32, 128, 512)
-DEFAULTS = {"chunk_size": 256, "mixed_chunk_size": 64, "local_tokens": 32}
+DEFAULTS = {"chunk_size": CPU.chunk_size, "mixed_chunk_size": CPU.mixed_chunk_size, "local_tokens": 32}
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
     ("chunk_size", CHUNKS),

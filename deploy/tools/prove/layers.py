@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from shared.config.core_plan import num_threads
-from shared.config.settings import CorePlan, MemoryConfig, SchedConfig
+from shared.config.device_defaults import CPU
+from shared.config.settings import CorePlan, MemoryConfig
 from shared.core.errors import ConfigError
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
@@ -43,7 +44,7 @@ def way_of(flags: Sequence[str]) -> Way:
     pairs = dict(zip(flags, flags[1:], strict=False))
     return Way(
         page_size=int(pairs.get("--page-size", MemoryConfig().page_size)),
-        chunk_size=int(pairs.get("--chunk-size", SchedConfig().chunk_size)),
+        chunk_size=int(pairs.get("--chunk-size", 0)) or CPU.chunk_size,
         hands_over=pairs.get("--prefill") != "0",
     )
 

@@ -46,8 +46,8 @@ class _Tensor(ctypes.Structure):
         ("device", _Device),
         ("ndim", ctypes.c_int32),
         ("dtype", _Type),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
         ("byte_offset", ctypes.c_uint64),
     )
 
@@ -115,7 +115,7 @@ def wrap(
     shape, strides = (ctypes.c_int64 * ndim)(*size), (ctypes.c_int64 * ndim)(*stride)
     tensor = _Tensor(
         block.start, _Device(EXTENSION_DEVICE, index), ndim, _Type(code, 8 * dtype.itemsize, 1),
-        ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)), ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)), 0,
+        ctypes.addressof(shape), ctypes.addressof(strides), 0,
     )  # fmt: skip
     managed = _Managed(tensor, None, _freed.function)
     address = ctypes.addressof(managed)

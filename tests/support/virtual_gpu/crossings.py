@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[3])
@@ -24,7 +25,8 @@ OWN = str(Path(__file__).resolve().parent)
 
 @dataclass
 class Counts:
-    """`by_place`: how often, by "kind file:line operation", the file as seen from the project's root."""
+    """`by_place`: how often, by "kind file:line operation", the file as seen from the project's root. `by_thread`: by
+    "kind thread", launches included."""
 
     syncs: int = 0
     h2d_async: int = 0
@@ -35,6 +37,13 @@ class Counts:
     undeferred: int = 0
     launches: int = 0
     by_place: Counter[str] = field(default_factory=Counter)
+    by_thread: Counter[str] = field(default_factory=Counter)
+
+    def told(self) -> str:
+        """One line, for whoever reads a test's output."""
+        threads = [f"{name} {count}" for name, count in self.by_thread.items() if name.startswith("syncs")]
+        ways = f"{self.syncs} syncs {threads}, {self.h2d_async} H2D, {self.d2h_async} D2H, {self.h2d_pageable} pageable"
+        return f"{ways}; {self.by_place.most_common(6)}"
 
 
 class Crossings:
@@ -64,10 +73,12 @@ class Crossings:
         with self._lock:
             for counts in listeners:
                 setattr(counts, kind, getattr(counts, kind) + 1)
+                counts.by_thread[f"{kind} {threading.current_thread().name}"] += 1
                 if where:
                     counts.by_place[where] += 1
 
 
+@cache
 def in_project(filename: str) -> bool:
     """Whether a line of it is to blame: no library, and not the virtual device itself."""
     return filename.startswith(ROOT) and not filename.startswith(OWN) and "site-packages" not in filename

@@ -26,10 +26,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from shared.device.gpu import Context, MemoryInfo, SharedBlock
+from shared.device.gpu import Context, DeviceInfo, MemoryInfo, MemoryUse, SharedBlock
 from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.blocks import POISON, Block, block_of, extent, first_byte, hear_freed, rounded, wrap
 from tests.support.virtual_gpu.crossings import Counts, Crossings
+from tests.support.virtual_gpu.failures import Failures
 from tests.support.virtual_gpu.operators import KIND
 from tests.support.virtual_gpu.queues import Kernel, Mark, Queue, Queues, Wait
 from tests.support.virtual_gpu.races import Races
@@ -49,6 +50,7 @@ class VirtualStream:
 
     def wait_event(self, event: VirtualEvent) -> None:
         gpu = self._gpu
+        gpu.failures.meet("wait")
         with gpu.queues.lock:
             if event.mark is not None:
                 gpu.queues.put(self.queue, Wait(event.mark))
@@ -80,6 +82,7 @@ class VirtualEvent:
     def synchronize(self) -> None:
         gpu = self._gpu
         gpu.crossings.note("waits", "event")
+        gpu.failures.meet("event")
         if self.mark is not None:
             gpu.queues.wait_for(self.mark, sleepily=self._blocking)
             gpu.watch(lambda races: races.synchronized_event(self.number))
@@ -133,8 +136,10 @@ class VirtualGpu:
         self._free: dict[tuple[int, int], list[Block]] = defaultdict(list)  # by stream and size
         self._lent: list[tuple[Block, list[Mark]]] = []
         self._memory_bytes, self._reserved_bytes = memory_bytes, 0
+        self._allocated_bytes = self._peak_bytes = 0
         self._pinned: dict[int, int] = {}  # address: bytes
         self._exported: dict[bytes, Exported] = {}
+        self.failures = Failures(self.queues)
 
     # What the tests ask
 
@@ -172,8 +177,27 @@ class VirtualGpu:
         assert device == self.device, device
         return nullcontext()
 
+    def uuid(self, device: torch.device) -> str:
+        return f"virtual-{device.index}"
+
     def memory_info(self, device: torch.device) -> MemoryInfo:
         return MemoryInfo(self._memory_bytes - self._reserved_bytes, self._memory_bytes)
+
+    def memory_use(self, device: torch.device) -> MemoryUse:
+        with self.queues.lock:
+            self._take_back()
+            return MemoryUse(self._allocated_bytes, self._peak_bytes)
+
+    def forget_peak(self, device: torch.device) -> None:
+        with self.queues.lock:
+            self._take_back()
+            self._peak_bytes = self._allocated_bytes
+
+    def release_cached(self, device: torch.device) -> None:
+        """As far as streams are done with it."""
+        with self.queues.lock:
+            self._take_back()
+            self._let_go()
 
     def synchronize(self, device: torch.device) -> None:
         self.crossings.note("waits", "device")
@@ -194,6 +218,7 @@ class VirtualGpu:
 
     @contextmanager
     def use_stream(self, stream: VirtualStream) -> Iterator[None]:
+        self.failures.meet("stream")
         before = self.current_stream()
         self._of_thread.stream = stream
         try:
@@ -238,6 +263,9 @@ class VirtualGpu:
         with self.queues.lock:
             return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
 
+    def describe(self, device: torch.device) -> DeviceInfo:
+        return DeviceInfo("virtual", (9, 0), ())
+
     # What the backend asks
 
     @property
@@ -259,12 +287,15 @@ class VirtualGpu:
     def new_tensor(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """On the current stream; not initialised, so overwritten."""
         num_bytes = rounded(max(1, extent(size, stride)) * dtype.itemsize)
+        self.failures.meet("memory")
         with self.queues.lock:
             self._take_back()
             handle = self.current_stream().cuda_stream
             free = self._free[handle, num_bytes]
             block = free.pop() if free else self._new_block(num_bytes)
             block.handle = handle
+            self._allocated_bytes += num_bytes
+            self._peak_bytes = max(self._peak_bytes, self._allocated_bytes)
             self.watch(lambda races: races.allocated(block.start))
             block.seen.add(block.start)
             return self._wrapped(block, size, stride, dtype)
@@ -280,7 +311,8 @@ class VirtualGpu:
         self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
     ) -> None:
         """On the current stream. `run` must not hold tensors of the device: their memory lives as torch says."""
-        stream = self.current_stream()
+        self.failures.meet("launch")
+        stream, run = self.current_stream(), self.failures.in_work(run, label)
         with self.queues.lock:
             self._take_back()
             read, written = self._addresses(reads), self._addresses(writes)
@@ -305,14 +337,18 @@ class VirtualGpu:
 
     def _new_block(self, num_bytes: int) -> Block:
         if self._reserved_bytes + num_bytes > self._memory_bytes:
-            self._free.clear()  # the blocks in it are gone with it
-            self._reserved_bytes = sum(block.num_bytes for block in backend.BLOCKS.values() if block.owner is self)
+            self._let_go()
         if self._reserved_bytes + num_bytes > self._memory_bytes:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes on {self.device}")
         self._reserved_bytes += num_bytes
         block = Block(num_bytes, self)
         backend.BLOCKS[block.start] = block
         return block
+
+    def _let_go(self) -> None:
+        """The blocks that are free are gone."""
+        self._free.clear()
+        self._reserved_bytes = sum(block.num_bytes for block in backend.BLOCKS.values() if block.owner is self)
 
     def _wrapped(self, block: Block, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         block.num_users += 1
@@ -321,11 +357,14 @@ class VirtualGpu:
     def _take_back(self) -> None:
         """Blocks that were freed since the last call, behind what their streams were given until now."""
         hear_freed()
+        if not self._gone and not self._lent:
+            return
         while self._gone:
             block = self._gone.popleft()
             block.num_users -= 1
             if block.num_users:
                 continue
+            self._allocated_bytes -= block.num_bytes
             seen, block.seen = block.seen, set()
             self.watch(lambda races, seen=seen: races.freed(seen))
             lent, block.lent = block.lent, set()

@@ -4,7 +4,7 @@ shapes come out. Knows nothing of streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,15 +49,17 @@ class Facts:
     takes_tensors: frozenset[str]  # names of arguments that are single tensors
     num_fresh: int  # results that are no argument
 
-    def given(self, args: Args, kwargs: Kwargs) -> Iterator[tuple[str, Any]]:
-        yield from zip(self.arguments, args, strict=False)
-        yield from kwargs.items()
+    def given(self, args: Args, kwargs: Kwargs) -> list[tuple[str, Any]]:
+        return [*zip(self.arguments, args, strict=False), *kwargs.items()]
 
-    def tensors(self, args: Args, kwargs: Kwargs) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, args: Args, kwargs: Kwargs) -> list[tuple[str, torch.Tensor]]:
+        found = []
         for name, value in self.given(args, kwargs):
-            for one in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(one, torch.Tensor):
-                    yield name, one
+            if isinstance(value, torch.Tensor):
+                found.append((name, value))
+            elif isinstance(value, list | tuple):
+                found += [(name, one) for one in value if isinstance(one, torch.Tensor)]
+        return found
 
     def with_tensors(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Numbers come as numbers even where the operator takes tensors: make them such."""
@@ -72,13 +74,15 @@ class Facts:
         return tuple(changed[: len(args)]), dict(zip(kwargs, changed[len(args) :], strict=True))
 
     def written(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+        if not self.writes:
+            return []
         return [tensor for name, tensor in self.tensors(args, kwargs) if name in self.writes]
 
     def stops_host(self, args: Args, kwargs: Kwargs) -> bool:
         if self.name == "aten::repeat_interleave":
             return dict(self.given(args, kwargs)).get("output_size") is None
         if "index_put" in self.name:  # by a mask: torch asks where it is true
-            tensors = list(self.tensors(args, kwargs))
+            tensors = self.tensors(args, kwargs)
             is_number = any(name == "values" and is_number_on_cpu(one) for name, one in tensors)
             return not is_number and any(name == "indices" and one.dtype in MASKS for name, one in tensors)
         return self.name in STOPPING
@@ -113,6 +117,8 @@ def replaced(value: Any, tensor: Callable[[torch.Tensor], torch.Tensor], device:
     """`value` with every tensor in it changed by `tensor`, and our device by another."""
     if isinstance(value, torch.Tensor):
         return tensor(value)
+    if value is None or isinstance(value, int | float | torch.dtype):
+        return value
     if isinstance(value, torch.device):
         return device if value.type == KIND else value
     if isinstance(value, list | tuple):
@@ -123,7 +129,7 @@ def replaced(value: Any, tensor: Callable[[torch.Tensor], torch.Tensor], device:
 def require_one_device(facts: Facts, args: Args, kwargs: Kwargs) -> int:
     """RuntimeError, as on a real device, for tensors on two. The number of index tensors that the device has to fetch
     from the CPU."""
-    tensors = list(facts.tensors(args, kwargs))
+    tensors = facts.tensors(args, kwargs)
     device = next(tensor.device for _, tensor in tensors if is_ours(tensor))
     fetched = 0
     for name, tensor in tensors:

@@ -1,0 +1,112 @@
+"""GPUs: whether torch and the driver fit, whether each GPU does what Baton asks of one, and what that leaves open."""
+
+from __future__ import annotations
+
+from deploy.tools.doctor.facts import GpuDevice, GpuFacts
+from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
+
+HERE = "this machine"
+GIB = 1 << 30
+LOW_MEMORY = 0.10  # of a GPU's whole
+LEAST_CAPABILITY = (8, 0)  # below it bfloat16 is emulated
+SLOW_COPY_BYTES_PER_S = 2e9  # four lanes of PCIe 3; a GPU's own slot has four times that at least
+MOST_DIFFERENCE = 1e-3  # of the largest logit, in float32: sums have another order there
+INSTALL = "install a torch for your driver's CUDA, by its index: https://pytorch.org/get-started/locally"
+OPEN = (
+    "not tried: the order of work under load, hand-offs between processes, speed. Baton was never run on a GPU: "
+    "`make test-gpu` in a checkout tries all that is known"
+)
+
+
+def check_gpus(facts: GpuFacts) -> list[Finding]:
+    if not facts.devices:
+        return [check_absence(facts)]
+    found = [finding for device in facts.devices for finding in check_device(device, facts)]
+    return [*found, *check_peers(facts), Finding("gpu", HERE, LOOK, OPEN, "before production, run it")]
+
+
+def check_absence(facts: GpuFacts) -> Finding:
+    """A machine without a GPU is well, though somebody asked for one; one whose GPU torch can't use is not."""
+    if not facts.has_driver:
+        what = "no GPU, or no driver for one: nodes compute on the CPU here"
+        return Finding(
+            "gpu", HERE, LOOK, what, "nothing, if none was expected; else a driver: `nvidia-smi` must answer"
+        )
+    driver = f"driver {facts.driver}" if facts.driver else "a driver"
+    if not facts.built_for:
+        what = f"there is {driver}, but torch {facts.torch} is built without CUDA: nodes compute on the CPU"
+        return Finding("gpu", HERE, BROKEN, what, INSTALL)
+    if facts.visible is not None:
+        what = f"there is {driver}, and CUDA_VISIBLE_DEVICES={facts.visible!r} leaves no GPU: {facts.problem}"
+        return Finding("gpu", HERE, BROKEN, what, "unset CUDA_VISIBLE_DEVICES, or name GPUs that `nvidia-smi -L` lists")
+    what = f"torch {facts.torch}, built for CUDA {facts.built_for}, can't use {driver}: {facts.problem}"
+    return Finding("gpu", HERE, BROKEN, what, f"a newer driver, or {INSTALL}")
+
+
+def check_device(device: GpuDevice, facts: GpuFacts) -> list[Finding]:
+    where = f"GPU {device.number}" + (f" ({device.name})" if device.name else "")
+    if device.problem:
+        advice = "see `nvidia-smi` and the kernel's log (dmesg) for Xid errors; another program may have its memory"
+        return [Finding("gpu", where, BROKEN, device.problem, advice)]
+    found = [*check_copies(device, where), *check_logits(device, where), *check_memory(device, where)]
+    if device.capability < LEAST_CAPABILITY:
+        told = ".".join(map(str, device.capability))
+        found.append(
+            Finding("gpu", where, LOOK, f"compute capability {told}: bfloat16 is slow there", "--dtype float32")
+        )
+    if device.sharing_problem:
+        what = f"another process can't open its memory: {device.sharing_problem}"
+        found.append(Finding("gpu", where, LOOK, what, "leave --transport cuda_ipc alone; zmq works"))
+    return found or [Finding("gpu", where, OK, all_well(device, facts))]
+
+
+def all_well(device: GpuDevice, facts: GpuFacts) -> str:
+    built = f"built for CUDA {facts.built_for}" if facts.built_for else "built without CUDA"
+    return (
+        f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB free; copies through pinned memory: "
+        f"{device.to_device_bytes_per_s / 1e9:.1f} GB/s to it, {device.to_host_bytes_per_s / 1e9:.1f} back; a tiny "
+        f"network's logits are the CPU's within {relative(device):.0e}; torch {facts.torch} {built}, "
+        f"driver {facts.driver or 'unknown'}"
+    )
+
+
+def relative(device: GpuDevice) -> float:
+    return device.difference / max(device.largest_logit, 1e-30)
+
+
+def check_copies(device: GpuDevice, where: str) -> list[Finding]:
+    if not device.copies_arrive:
+        advice = "the GPU, its slot or its memory is faulty: run the vendor's diagnosis (dcgmi diag -r 3)"
+        return [Finding("gpu", where, BROKEN, "bytes that were copied to it and back are others", advice)]
+    slowest = min(device.to_device_bytes_per_s, device.to_host_bytes_per_s)
+    if slowest >= SLOW_COPY_BYTES_PER_S:
+        return []
+    what = f"copies through pinned memory reach {slowest / 1e9:.1f} GB/s"
+    return [Finding("gpu", where, LOOK, what, "see its PCIe lanes: nvidia-smi -q -d PERFORMANCE, lspci -vv")]
+
+
+def check_logits(device: GpuDevice, where: str) -> list[Finding]:
+    """Not a number is a difference too."""
+    if relative(device) <= MOST_DIFFERENCE:
+        return []
+    what = f"a tiny network's logits differ from the CPU's by {relative(device):.1e} of the largest"
+    return [Finding("gpu", where, BROKEN, what, "do not serve from it; report it with this machine's versions")]
+
+
+def check_memory(device: GpuDevice, where: str) -> list[Finding]:
+    if device.free_bytes >= LOW_MEMORY * device.total_bytes:
+        return []
+    what = f"{device.free_bytes / GIB:.1f} of {device.total_bytes / GIB:.1f} GiB are free"
+    return [Finding("gpu", where, LOOK, what, "`nvidia-smi` says who has the rest")]
+
+
+def check_peers(facts: GpuFacts) -> list[Finding]:
+    """A hand-off between GPUs that can't map each other's memory goes through the host's."""
+    if len(facts.devices) < 2:
+        return []
+    numbers = {device.number for device in facts.devices}
+    apart = [device.number for device in facts.devices if set(device.peers) != numbers - {device.number}]
+    if not apart:
+        return [Finding("gpu", HERE, OK, f"all {len(numbers)} GPUs can map each other's memory")]
+    what = f"GPUs {', '.join(map(str, apart))} can't map the memory of all others"
+    return [Finding("gpu", HERE, LOOK, what, "between them take --transport zmq; `nvidia-smi topo -p2p r` shows pairs")]

@@ -1,0 +1,168 @@
+"""Looks at this machine's GPUs: what torch sees, what memory there is, and trials of what Baton needs of them. Judges
+nothing. Loads torch, and takes some hundred MB of each GPU while it looks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deploy.tools.doctor.facts import GpuDevice, GpuFacts
+from shared.device.gpu import Gpu
+from shared.kv.pool import KVPool
+from shared.model.config import LlamaConfig, RopeConfig
+from shared.model.interface import ModelInputs
+from shared.model.made_up import made_up
+
+COPIED_BYTES = 64 << 20
+COPIES = 4
+DEVICE_FILE = Path("/dev/nvidiactl")  # where a driver is loaded
+TOOL_TIMEOUT_S = 30.0
+SEED, PAGE_SIZE = 1, 16
+SPANS = ((0, 20), (20, 21), (21, 25))  # tokens of a prompt, of a step, of a window
+Trial = Callable[[Gpu, torch.device], dict[str, Any]]
+CONFIG = LlamaConfig("trial", "qwen3", 256, 64, 96, 2, 4, 2, 16, 1e-5, RopeConfig(10_000.0), 64, True, ())
+
+
+def look_at_gpus(gpu: Gpu) -> GpuFacts:
+    available = gpu.is_available()
+    return GpuFacts(
+        torch=torch.__version__,
+        built_for=torch.version.cuda or "",
+        has_driver=DEVICE_FILE.exists(),
+        driver=driver_version(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        problem="" if available else problem_of(gpu.current_device),
+        devices=tuple(look_at(gpu, where) for where in devices(gpu)) if available else (),
+    )
+
+
+def devices(gpu: Gpu) -> list[torch.device]:
+    kind = gpu.current_device().type
+    return [torch.device(kind, number) for number in range(gpu.device_count())]
+
+
+def driver_version() -> str:
+    """By the driver's own tool; "" where there is none, or it finds nothing."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().split("\n")[0]
+
+
+def problem_of(ask: Callable[[], object]) -> str:
+    """What is wrong, in the words of whoever is asked; "" where nothing is."""
+    try:
+        ask()
+    except Exception as error:  # a driver's or a library's, of any type: its words are what the user gets
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ""
+
+
+def look_at(gpu: Gpu, where: torch.device) -> GpuDevice:
+    """Trials in their order, up to the first that fails: what comes behind it would tell of the same."""
+    found: dict[str, Any] = {"number": where.index}
+    problem = ""
+    with gpu.use_device(where):
+        for what, trial in TRIALS.items():
+            said = problem_of(partial(take, found, trial, gpu, where))
+            if said:
+                problem = f"{what}: {said}"
+                break
+    return GpuDevice(**found, problem=problem)
+
+
+def take(found: dict[str, Any], trial: Trial, gpu: Gpu, where: torch.device) -> None:
+    found.update(trial(gpu, where))
+
+
+def describe(gpu: Gpu, where: torch.device) -> dict[str, Any]:
+    info, memory = gpu.describe(where), gpu.memory_info(where)
+    return {
+        "name": info.name,
+        "capability": info.capability,
+        "peers": info.peers,
+        "free_bytes": memory.free_bytes,
+        "total_bytes": memory.total_bytes,
+    }
+
+
+def try_copies(gpu: Gpu, where: torch.device) -> dict[str, Any]:
+    """Both ways, through pinned memory, by the device's clock."""
+    host, device = gpu.pinned((COPIED_BYTES,), torch.uint8), torch.empty(COPIED_BYTES, dtype=torch.uint8, device=where)
+    host.fill_(7)
+    to_device = best_rate(gpu, where, lambda: device.copy_(host, non_blocking=True))
+    host.fill_(0)
+    to_host = best_rate(gpu, where, lambda: host.copy_(device, non_blocking=True))
+    return {
+        "to_device_bytes_per_s": to_device,
+        "to_host_bytes_per_s": to_host,
+        "copies_arrive": bool((host == 7).all()),
+    }
+
+
+def best_rate(gpu: Gpu, where: torch.device, copy: Callable[[], object]) -> float:
+    """Bytes per second of the fastest of some copies; the first also wakes the device up."""
+    seconds = []
+    for _ in range(COPIES):
+        begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
+        begin.record()
+        copy()
+        end.record()
+        gpu.synchronize(where)
+        seconds.append(begin.elapsed_time(end) / 1000)
+    return COPIED_BYTES / max(min(seconds), 1e-9)
+
+
+def try_sharing(gpu: Gpu, where: torch.device) -> dict[str, Any]:
+    """Whether another process could open memory of this one's: only one of the transports needs it."""
+    shared = torch.empty(1 << 21, dtype=torch.uint8, device=where)
+    return {"sharing_problem": problem_of(lambda: gpu.share(shared))}
+
+
+def try_model(gpu: Gpu, where: torch.device) -> dict[str, Any]:
+    """How far a made-up network's logits lie from those of the host, in float32."""
+    device, host = (logits_on(place) for place in (where, torch.device("cpu")))
+    return {"difference": float((device - host).abs().max()), "largest_logit": float(host.abs().max())}
+
+
+def logits_on(device: torch.device) -> torch.Tensor:
+    """(25, vocab) float32 on the host: of a prompt, a step and a window of several tokens."""
+    model = made_up(CONFIG, "float32", device, seed=SEED)
+    pool = KVPool(model.kv_planes(PAGE_SIZE), 3, PAGE_SIZE, device)
+    with torch.inference_mode():
+        return torch.cat([model.forward(inputs_of(*span, device), pool).logits.cpu() for span in SPANS])
+
+
+def inputs_of(begin: int, end: int, device: torch.device) -> ModelInputs:
+    """Of one sequence, whose tokens before `begin` are in the pages already."""
+    count = end - begin
+    ids = torch.randint(0, CONFIG.vocab_size, (SPANS[-1][1],), generator=torch.Generator().manual_seed(SEED))
+    return ModelInputs(
+        input_ids=ids[begin:end].to(device),
+        positions=torch.arange(begin, end).to(device),
+        cu_q_lens=torch.tensor([0, count], dtype=torch.int32).to(device),
+        page_table=torch.tensor([[1, 2]], dtype=torch.int32).to(device),
+        logits_idx=torch.arange(count).to(device),
+        max_q_len=count,
+        max_seq_len=end,
+    )
+
+
+TRIALS: dict[str, Trial] = {
+    "asking for its name and memory": describe,
+    "copying through pinned memory": try_copies,
+    "sharing memory": try_sharing,
+    "computing a tiny network": try_model,
+}

@@ -1,0 +1,39 @@
+"""What nodes on a CPU and on a GPU do where their settings leave it open (0). Resolved once the device is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shared.config.processes import NodeParts
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDefaults:
+    """A step should keep the device busy, and a running row should not wait long for it."""
+
+    chunk_size: int  # tokens
+    mixed_chunk_size: int  # tokens
+    max_running: int  # rows
+
+
+CPU = DeviceDefaults(chunk_size=256, mixed_chunk_size=64, max_running=32)
+GPU = DeviceDefaults(chunk_size=8192, mixed_chunk_size=1024, max_running=256)
+
+
+def defaults_of(device: str) -> DeviceDefaults:
+    """`device`: of the node's tensors."""
+    return CPU if device == "cpu" else GPU
+
+
+def with_device_defaults(parts: NodeParts, device: str) -> NodeParts:
+    """`parts` with nothing left open; what was set stays."""
+    own, sched, memory = defaults_of(device), parts.sched, parts.memory
+    return replace(
+        parts,
+        sched=replace(
+            sched,
+            chunk_size=sched.chunk_size or own.chunk_size,
+            mixed_chunk_size=sched.mixed_chunk_size or own.mixed_chunk_size,
+        ),
+        memory=replace(memory, max_running=memory.max_running or own.max_running),
+    )

@@ -1,0 +1,67 @@
+"""A network that is no file: a shape, and weights drawn when they are asked for. For trials of a device."""
+
+from __future__ import annotations
+
+import torch
+
+from shared.model.config import LlamaConfig
+from shared.model.load import build_spans
+from shared.model.lora import LlamaLike
+from shared.model.opened import DTYPES, LoadOptions, OpenedModel
+
+SCALE = 0.02  # of weights, as networks begin
+
+
+class MadeUpWeights:
+    """A TensorSource. Norms are 1, everything else is drawn on `device` in `dtype`: the same for the same seed, device
+    and order of asking."""
+
+    def __init__(self, config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int | None) -> None:
+        """`seed`: None takes torch's own generator of the device."""
+        self.config = config
+        self._device, self._dtype = device, dtype
+        self._draw = None if seed is None else torch.Generator(device).manual_seed(seed)
+        self._shapes = shapes_of(config)
+
+    def has(self, name: str) -> bool:
+        return name.rpartition(".")[2] in self._shapes
+
+    def tensor(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name.rpartition(".")[2]]
+        made = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return made.fill_(1.0) if len(shape) == 1 else made.normal_(0.0, SCALE, generator=self._draw)
+
+    def content_hash(self) -> str:
+        return f"made up {self.config.name}"
+
+
+def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """By the last part of a tensor's name; of a network without experts and biases."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (config.vocab_size, hidden),
+        "head": (config.vocab_size, hidden),
+        "norm": (hidden,),
+        "attn_norm": (hidden,),
+        "mlp_norm": (hidden,),
+        "q": (config.q_size, hidden),
+        "k": (config.kv_size, hidden),
+        "v": (config.kv_size, hidden),
+        "o": (hidden, config.q_size),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+    }
+    if config.qk_norm:
+        shapes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    return shapes
+
+
+def made_up(config: LlamaConfig, dtype: str, device: torch.device, *, seed: int | None = None) -> LlamaLike:
+    """On the plain kernels of `device`, in `dtype`, a name of DTYPES. With a seed weights are drawn on the host, and so
+    they are the same on any device."""
+    drawn_on = device if seed is None else torch.device("cpu")
+    source = MadeUpWeights(config, drawn_on, DTYPES[dtype], seed)
+    opened = OpenedModel(source, LoadOptions(dtype, kernels="torch"), config.max_context, {})
+    (model,) = build_spans(opened, device, [None])
+    return model

@@ -1,0 +1,99 @@
+"""The largest steps that a node's settings allow, of nobody: what they need of a device's memory can be measured before
+there is a KV pool. All their pages are page 0, the sink.
+
+    mixed  | a mixed chunk | decode rows, all that may run, with all their drafts            |
+    chunks | the end of a prompt as long as the context | more prompts, up to the chunk size |
+
+Log-probabilities of prompts come on top: where memory runs out for them, their request's step fails and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from shared.core.keys import RequestKey
+from shared.core.request import Request
+from shared.core.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
+from shared.engine.plan import Admission, StepPlan
+from shared.kv.manager import page_count
+from shared.sched.batch import ScheduleBatch
+from shared.sched.chunking import ChunkedPrompt
+from shared.sched.freeze import ChunkShare, PlanFreezer
+from shared.sched.prebuilt import Arrival, build_admission
+from shared.sched.settings import SchedSettings
+
+EVERY_FEATURE = SamplingParams(
+    max_tokens=3,
+    temperature=0.8,
+    top_k=8,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    logit_bias=((1, 0.5),),
+    bad_words=((1,), (2, 1)),
+    min_tokens=1,
+    stop_token_ids=(2,),
+    num_logprobs=MAX_TOP_LOGPROBS,
+)
+
+
+class LargestSteps:
+    """Makes the work. `num_rows`: most requests that run. `num_tokens`: most that the KV pool may hold."""
+
+    def __init__(
+        self,
+        freezer: PlanFreezer,
+        settings: SchedSettings,
+        new_step: Callable[[], int],
+        num_rows: int,
+        num_tokens: int,
+    ) -> None:
+        self._freezer = freezer
+        self._settings = settings
+        self._new_step = new_step
+        self._num_rows = num_rows
+        self._num_tokens = num_tokens
+
+    def work(self) -> Iterator[Admission | StepPlan]:
+        """In the order to launch it: rows are admitted before they decode."""
+        settings, num_rows = self._settings, self._num_rows
+        length = max(settings.width + 1, min(settings.max_context, self._num_tokens // num_rows))
+        num_decoding = max(1, num_rows - 1)
+        reqs = [self._request(num_rows - 1 - n, length) for n in range(num_decoding)]
+        committed = length - settings.width
+        arrivals = [Arrival(req, 1, committed, (), {}) for req in reqs]
+        admission = build_admission(self._new_step(), arrivals, settings)
+        yield admission
+        batch = ScheduleBatch.of(reqs, [committed] * num_decoding, admission.step, in_flight=0)
+        yield self._plan(self._shares(settings.mixed_chunk_size, length, num_rows - num_decoding), batch, length)
+        yield self._plan(
+            self._shares(settings.chunk_size, settings.max_context, num_rows), ScheduleBatch(), settings.max_context
+        )
+
+    def _shares(self, num_tokens: int, length: int, num_rows: int) -> list[ChunkShare]:
+        """The ends of prompts of `length` tokens."""
+        shares: list[ChunkShare] = []
+        while num_tokens and len(shares) < num_rows:
+            q_len = min(num_tokens, length)
+            req = self._request(len(shares), length)
+            shares.append(ChunkShare(ChunkedPrompt(req, req.prompt_ids, length - q_len), q_len))
+            num_tokens -= q_len
+        return shares
+
+    def _plan(self, shares: Sequence[ChunkShare], batch: ScheduleBatch, length: int) -> StepPlan:
+        settings = self._settings
+        plan = self._freezer.freeze(self._new_step(), shares, batch, np.arange(len(batch)), settings.width)
+        pages = page_count(length + settings.overshoot, settings.page_size)
+        return replace(plan, page_table=np.zeros((plan.batch_size, pages), dtype=np.int32))
+
+    def _request(self, index: int, length: int) -> Request:
+        key = RequestKey("largest", 0, str(index), 0, 0)
+        req = Request(key, np.ones(length, dtype=np.int64), EVERY_FEATURE, seed=index, arrival=index)
+        req.row = 1 + index
+        req.adapter = next(iter(self._settings.adapters), "")
+        return req

@@ -1,0 +1,53 @@
+"""What no comparison of streams shows for sure: waits of the host, and work that nothing orders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.gpu.checks.streams import KINDS, outcome
+from tests.gpu.place import Place
+from tests.support.core_rig import Job
+from tests.support.cuda_core import jobs, make_core
+
+NAMES = ("plain", "n-gram", "chain", "tree")
+MOST_TOKENS = 64
+WARM_STEPS, STEPS = 12, 20
+
+
+def silent_steps(place: Place) -> dict[str, object]:
+    """In the steady state no call of a step waits for the device: torch raises where one does."""
+    figures: dict[str, object] = {}
+    for name in NAMES[:1] if place.tiny else NAMES:
+        core = make_core(KINDS[name], place.gpu)  # type: ignore[arg-type]
+        try:
+            for job in long_jobs(2 if place.tiny else 6):
+                core.submit(job.request())
+            for _ in range(WARM_STEPS):
+                core.step(block=True)
+            before = core.loop.num_steps
+            with place.no_host_waits():
+                for _ in range(STEPS):
+                    core.step(block=True)
+            figures[f"{name}, steps without a wait"] = core.loop.num_steps - before
+            assert core.loop.num_steps - before >= STEPS // 2, "the steps were not run"
+        finally:
+            core.close()
+    return figures
+
+
+def long_jobs(count: int) -> list[Job]:
+    """They neither end nor arrive while one looks."""
+    endless = {"max_tokens": MOST_TOKENS, "min_tokens": 0, "stop_token_ids": ()}
+    return [replace(job, sampling=replace(job.sampling, **endless)) for job in jobs(count)]
+
+
+def races(place: Place) -> dict[str, object]:
+    """torch's sanitizer looks on while requests are run, retracted and drafted for."""
+    watched, found = place.watched()
+    figures: dict[str, object] = {}
+    try:
+        for name in NAMES[:1] if place.tiny else NAMES:
+            figures[f"{name}, steps"] = outcome(watched, KINDS[name], place.tiny).num_steps
+    finally:  # a step that raced has failed, and is run again, or ends everything: what was found says more
+        assert not found, "\n".join(found)
+    return figures

@@ -1,0 +1,69 @@
+"""The equality matrix: whole requests through scheduler, engine, model and sampler on the device, beside the CPU's."""
+
+from __future__ import annotations
+
+import random
+
+from shared.core.errors import BatonError
+from tests.gpu.place import Place
+from tests.support import tiny_families
+from tests.support.core_rig import Outcome, assert_whole, run_local
+from tests.support.cuda_core import Kind, jobs, make_core
+
+KINDS = {
+    "plain": Kind(),
+    "alternating": Kind(mix=False),
+    "exact lengths": Kind(spec="ngram", exact=True),
+    "int8 KV": Kind(kv="int8"),
+    "n-gram": Kind(spec="ngram"),
+    "chain": Kind(spec="chain"),
+    "tree": Kind(spec="tree"),
+    "copies": Kind(spec="copies"),
+}
+RETRACT_EVERY = 9
+NUM_TINY_JOBS = 2
+
+
+def kinds(place: Place, *names: str) -> dict[str, object]:
+    """On one network, drafted and mixed in different ways."""
+    return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)})
+
+
+def families(place: Place, *prefixes: str) -> dict[str, object]:
+    """All of the tiny networks whose family is one of these, without drafts."""
+    names = [name for name in tiny_families.FAMILIES if name.split(",")[0] in prefixes]
+    assert names, prefixes
+    return compare(place, {name: Kind(family=name) for name in (names[:1] if place.tiny else names)})
+
+
+def compare(place: Place, cells: dict[str, Kind]) -> dict[str, object]:
+    """Steps of each cell. Those that differ are told together: the others have been run all the same."""
+    steps: dict[str, object] = {}
+    wrong = []
+    for name, kind in cells.items():
+        try:
+            steps[f"{name}, steps"] = equal_streams(place, kind)
+        except (AssertionError, BatonError, RuntimeError) as error:
+            wrong.append(f"{name}: {type(error).__name__}: {str(error)[:500]}")
+    assert not wrong, "\n".join(wrong)
+    return steps
+
+
+def equal_streams(place: Place, kind: Kind) -> int:
+    expected, found = outcome(None, kind, place.tiny), outcome(place, kind, place.tiny)
+    for rid, stream in expected.streams.items():
+        assert found.streams[rid] == stream, f"{rid}: {found.streams[rid]} instead of {stream}"
+    assert found.ends.keys() == expected.ends.keys()
+    return found.num_steps
+
+
+def outcome(place: Place | None, kind: Kind, tiny: bool) -> Outcome:
+    """Retractions too. `place`: None is the CPU."""
+    core = make_core(kind, None if place is None else place.gpu)  # type: ignore[arg-type]
+    try:
+        given = jobs(NUM_TINY_JOBS) if tiny else jobs()
+        found = run_local(core, given, retract_every=RETRACT_EVERY, rng=random.Random(1))
+        assert_whole(core)
+    finally:
+        core.close()
+    return found

@@ -1,0 +1,126 @@
+"""The plain kernels and the sampler on the device, beside the CPU's; memory that another process opens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import torch
+
+from shared.core.errors import HandoffFailed
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.model.interface import ModelInputs
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
+from shared.sample.sampler_numba import sample_cpu
+from shared.transfer.digest import tensor_digests
+from shared.transfer.transports import make_receiver
+from shared.wire.codec import decode
+from shared.wire.messages import Ready
+from tests.gpu.place import NotHere, Place
+from tests.support import tiny_families
+from tests.support.sampling_cases import Case, sample_tensors
+from tests.support.tiny_models import VOCAB
+
+SPANS = [{0: (0, 40)}, {0: (40, 41), 1: (0, 5)}, {0: (41, 44), 1: (5, 30)}]  # row: tokens [from, to) of each step
+PAGE_SIZE = 16
+NUM_CASES, NUM_TINY_CASES = 20, 2
+
+
+def logits(place: Place) -> dict[str, object]:
+    """Of prompt chunks, decode rows and windows of several tokens, in float32."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_families.save("qwen3", Path(folder))
+        device, host = logits_on(folder, place.gpu.device), logits_on(folder, torch.device("cpu"))
+    torch.testing.assert_close(device, host, atol=2e-4, rtol=1e-3)
+    return {"largest difference": float((device - host).abs().max())}
+
+
+def logits_on(folder: str, device: torch.device) -> torch.Tensor:
+    model = load_model(folder, LoadOptions("float32", kernels="torch"), str(device))
+    pool = KVPool(model.kv_planes(PAGE_SIZE), 9, PAGE_SIZE, device)
+    ids = torch.randint(0, VOCAB, (2, 64), generator=torch.Generator().manual_seed(1))
+    table = torch.arange(1, 9, dtype=torch.int32).view(2, 4)
+    parts = []
+    for spans in SPANS:
+        lens = [stop - start for start, stop in spans.values()]
+        inputs = ModelInputs(
+            input_ids=torch.cat([ids[row, start:stop] for row, (start, stop) in spans.items()]).to(device),
+            positions=torch.cat([torch.arange(*span) for span in spans.values()]).to(device),
+            cu_q_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32).to(device),
+            page_table=table[list(spans)].to(device),
+            logits_idx=torch.arange(sum(lens), device=device),
+            max_q_len=max(lens),
+            max_seq_len=max(stop for _, stop in spans.values()),
+        )
+        with torch.inference_mode():
+            parts.append(model.forward(inputs, pool).logits.cpu())
+    return torch.cat(parts)
+
+
+def draws(place: Place) -> dict[str, object]:
+    """Ids and log-probabilities of every set of sampling parameters: bit for bit the CPU's."""
+    count = NUM_TINY_CASES if place.tiny else NUM_CASES
+    for seed in range(count):
+        case = Case(seed, num_logprobs=seed % 5 - 1)
+        host, device = case.run(sample_cpu), case.run(sample_tensors, str(place.gpu.device))
+        for name in ("ids", "logprobs", "top_ids", "top_logprobs"):
+            assert torch.equal(getattr(host, name), getattr(device, name).cpu()), f"{name} of case {seed}"
+    return {"batches": count}
+
+
+PLANES = (PlaneSpec("kv", (4, 1024), torch.int64),)
+SENDER = """
+import sys
+import torch
+from shared.kv.layout import PlaneSpec
+from shared.kv.pool import KVPool
+from shared.transfer.transports import make_sender
+from shared.wire.codec import encode
+from shared.wire.messages import Key
+pool = KVPool((PlaneSpec("kv", (4, 1024), torch.int64),), 8, 16, device="cuda")
+pool.plane("kv")[:] = torch.arange(8, device="cuda")[:, None, None]
+print(encode(make_sender("cuda_ipc", pool).describe([2, 3]).ready(Key("r", 1, "rid", 0, 0), 1, 0)).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+def shared_memory(place: Place) -> dict[str, object]:
+    """Pages of another process's pool are copied by the device, and their digests tell what is wrong."""
+    if place.tiny:
+        raise NotHere("the memory of a virtual GPU is its process's own")
+    digests_fit(place.gpu.device)
+    with subprocess.Popen([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+        try:
+            pull_from(process)
+        finally:
+            process.kill()
+    return {}
+
+
+def pull_from(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    pool = KVPool(PLANES, 8, 16, device="cuda")
+    ready = decode(bytes.fromhex(process.stdout.readline().decode()))
+    assert isinstance(ready, Ready)
+    receiver = make_receiver("cuda_ipc", pool)
+    receiver.pull(ready, (), [5, 1])
+    assert pool.plane("kv")[[5, 1], 0, 0].tolist() == [2, 3]
+    try:
+        receiver.pull(msgspec.structs.replace(ready, digests=[1, 2]), (), [5, 1])
+        raise AssertionError("pages with other digests were taken")
+    except HandoffFailed as error:
+        assert "digest" in str(error)
+    receiver.close()
+
+
+def digests_fit(device: torch.device) -> None:
+    host, there = KVPool(PLANES, 4, 16), KVPool(PLANES, 4, 16, device=device)
+    host.pages_bytes.random_(0, 256)
+    there.pages_bytes.copy_(host.pages_bytes)
+    for where in (slice(0, host.page_bytes), slice(8192, 16384)):
+        assert tensor_digests(there, [1, 3], where) == tensor_digests(host, [1, 3], where)

@@ -1,0 +1,96 @@
+"""Where checks run: a GPU by torch.cuda, or the tests' virtual one with tiny shapes. The checks are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from shared.device.torch_cuda import TorchCuda
+from tests.support.virtual_gpu.device import VirtualGpu, make_device
+
+DEVICES = ("cuda", "virtual")
+
+
+class NotHere(Exception):
+    """The check can't be run in this place; says why."""
+
+
+class OneCuda(TorchCuda):
+    """The real runtime, and its first device."""
+
+    device = torch.device("cuda", 0)
+
+
+class CudaPlace:
+    """`tiny`: whether shapes are as small as they get."""
+
+    tiny = False
+
+    def __init__(self) -> None:
+        self.gpu = OneCuda()
+        if not self.gpu.is_available():
+            raise NotHere("torch sees no GPU here")
+
+    @contextmanager
+    def no_host_waits(self) -> Iterator[None]:
+        """A call that waits for the device without saying so raises RuntimeError, on any thread."""
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def watched(self) -> tuple[CudaPlace, list[str]]:
+        """This place with torch's stream sanitizer on for the rest of the process, and the list of what it finds."""
+        from torch.cuda import _sanitizer
+
+        found: list[str] = []
+
+        class Recorded(_sanitizer.CUDASanitizerErrors):  # a step that fails is taken up again, so raising is not enough
+            def __init__(self, errors: list[_sanitizer.SynchronizationError]) -> None:
+                found.extend(map(str, errors))
+                super().__init__(errors)
+
+        _sanitizer.CUDASanitizerErrors = Recorded  # type: ignore[misc]
+        _sanitizer.enable_cuda_sanitizer()
+        return self, found
+
+    def kernel_seconds(self, work: Callable[[], None]) -> float | None:
+        """How long the device computed while `work` ran."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            work()
+            self.gpu.synchronize(self.gpu.device)
+        return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6
+
+
+class VirtualPlace:
+    tiny = True
+
+    def __init__(self, gpu: VirtualGpu | None = None) -> None:
+        self.gpu = gpu or make_device("eager")
+
+    @contextmanager
+    def no_host_waits(self) -> Iterator[None]:
+        with self.gpu.counting() as counts:
+            yield
+        assert counts.syncs == 0 and counts.h2d_pageable == 0, counts.by_place.most_common(5)
+
+    def watched(self) -> tuple[VirtualPlace, list[str]]:
+        gpu = make_device("deferring", seed=1)
+        return VirtualPlace(gpu), gpu.races
+
+    def kernel_seconds(self, work: Callable[[], None]) -> float | None:
+        work()
+        return None
+
+
+Place = CudaPlace | VirtualPlace
+
+
+def make_place(device: str) -> Place:
+    """NotHere where there is no such device."""
+    return CudaPlace() if device == "cuda" else VirtualPlace()

@@ -1,0 +1,54 @@
+"""Which checks there are, the most valuable first, and what each is thought to take. Imports nothing that it names.
+
+A run has a budget: before a check that may not fit any more it stops, and the next run goes on there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CHECKS_PACKAGE = "tests.gpu.checks"
+HANG_GUARD_S = 420.0  # several times what the longest check is thought to take, and shorter than a run
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`run`: module and function in tests/gpu/checks, called with the place and `arguments`. `seconds`: a guess of
+    what it takes on a GPU machine, start of the process included. `plans`: which commands run it."""
+
+    name: str
+    run: str
+    seconds: float
+    arguments: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ("test",)
+
+
+CHECKS = (
+    Check("copies, products, reads", "rates.rates", 40, plans=("test", "bench")),
+    Check("logits of prompts, steps, windows", "values.logits", 25),
+    Check("draws of the sampler", "values.draws", 25),
+    Check("streams, plain", "streams.kinds", 45, ("plain", "alternating", "exact lengths", "int8 KV")),
+    Check("host waits in the steady state", "order.silent_steps", 45),
+    Check("two nodes over zmq, one killed", "pair.pair", 90, ("zmq",)),
+    Check("streams, drafted", "streams.kinds", 60, ("n-gram", "chain", "tree", "copies")),
+    Check("races", "order.races", 90),
+    Check("speed, 0.6B", "speed.speed", 80, ("0.6B",), plans=("bench",)),
+    Check("speed, 8B", "speed.speed", 150, ("8B",), plans=("bench",)),
+    Check("transformers, 0.6B", "speed.transformers", 50, ("0.6B",), plans=("bench",)),
+    Check("transformers, 8B", "speed.transformers", 80, ("8B",), plans=("bench",)),
+    Check("streams, mixtures of experts", "streams.families", 60, ("qwen3-moe",)),
+    Check("streams, sliding windows", "streams.families", 60, ("mistral", "gemma3")),
+    Check("streams, dense families", "streams.families", 90, ("llama", "qwen2", "qwen3")),
+    Check("another process's memory", "values.shared_memory", 25),
+    Check("two nodes over cuda_ipc, one killed", "pair.pair", 90, ("cuda_ipc",)),
+)
+PLANS = ("test", "bench")
+
+
+def checks_of(plan: str) -> tuple[Check, ...]:
+    return tuple(check for check in CHECKS if plan in check.plans)
+
+
+def check_named(name: str) -> Check:
+    """KeyError where there is none."""
+    return {check.name: check for check in CHECKS}[name]

@@ -1,0 +1,58 @@
+"""Networks of real sizes with random weights, drawn on the device: no file, no download."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+
+from shared.model.config import LlamaConfig, RopeConfig
+from shared.model.interface import Model
+from shared.model.made_up import made_up
+
+CONTEXT = 8192
+
+
+def shape(
+    name: str, family: str, hidden: int, inner: int, layers: int, heads: tuple[int, int, int], vocab: int, tied: bool
+) -> LlamaConfig:
+    num_heads, num_kv_heads, head_dim = heads
+    return LlamaConfig(
+        name, family, vocab, hidden, inner, layers, num_heads, num_kv_heads, head_dim,
+        1e-5, RopeConfig(500_000.0), CONTEXT, tied, eos_ids=(),
+    )  # fmt: skip
+
+
+SHAPES = {
+    "0.6B": shape("0.6B", "qwen3", 1024, 3072, 28, (16, 8, 128), 151_936, tied=True),  # Qwen3-0.6B's
+    "8B": shape("8B", "llama", 4096, 14_336, 32, (32, 8, 128), 128_256, tied=False),  # Llama-3.1-8B's
+    "tiny": shape("tiny", "qwen3", 32, 48, 2, (4, 2, 8), 40_064, tied=True),
+}
+
+
+def random_model(config: LlamaConfig, device: torch.device) -> Model:
+    """In bfloat16 on the plain kernels."""
+    return made_up(config, "bfloat16", device)
+
+
+def random_network(config: LlamaConfig, device: torch.device, attention: str) -> transformers.PreTrainedModel:
+    """transformers' network of the same shape, in bfloat16 on the device, with weights of its own."""
+    make = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}[config.family]
+    given = make(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_context,
+        tie_word_embeddings=config.tie_embeddings,
+        attn_implementation=attention,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            return transformers.AutoModelForCausalLM.from_config(given).eval()
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,123 @@
+"""`baton doctor --gpu`: facts of GPUs judged one by one, and a look at the virtual one, where things may be wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deploy.cli import main
+from deploy.tools.doctor import look_gpu
+from deploy.tools.doctor.check_gpu import MOST_DIFFERENCE, check_gpus
+from deploy.tools.doctor.facts import GpuDevice, GpuFacts
+from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding
+from deploy.tools.doctor.look_gpu import look_at_gpus
+from shared.device import torch_cuda
+from tests.support.virtual_gpu.device import VirtualGpu, make_device
+
+GIB = 1 << 30
+WELL = GpuDevice(
+    0, "H100", (9, 0), (), 70 * GIB, 80 * GIB, 50e9, 50e9, True, "", difference=1e-6, largest_logit=2.0, problem=""
+)
+FACTS = GpuFacts("2.13.0+cu130", "13.0", True, "580.1", None, "", (WELL,))
+
+
+def of_device(**changes: object) -> Finding:
+    """What is said first of a GPU with these changes."""
+    return check_gpus(replace(FACTS, devices=(replace(WELL, **changes),)))[0]
+
+
+def test_a_gpu_that_does_all_is_well_and_what_was_not_tried_is_said() -> None:
+    well, untried = check_gpus(FACTS)
+    assert (well.level, well.where) == (OK, "GPU 0 (H100)")
+    for told in ("70.0 of 80.0 GiB free", "50.0 GB/s to it", "5e-07", "CUDA 13.0", "driver 580.1"):
+        assert told in well.what
+    assert untried.level == LOOK and "never run on a GPU" in untried.what and "make test-gpu" in untried.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "told"),
+    [
+        ({"problem": "computing a tiny network: CUDA error: an illegal memory access"}, BROKEN, "illegal memory"),
+        ({"copies_arrive": False}, BROKEN, "are others"),
+        ({"difference": 2.1 * MOST_DIFFERENCE}, BROKEN, "differ from the CPU's"),
+        ({"difference": float("nan")}, BROKEN, "differ from the CPU's"),
+        ({"difference": 1.9 * MOST_DIFFERENCE}, OK, "logits are the CPU's"),
+        ({"free_bytes": 7 * GIB}, LOOK, "7.0 of 80.0 GiB are free"),
+        ({"to_host_bytes_per_s": 1e9}, LOOK, "1.0 GB/s"),
+        ({"capability": (7, 5)}, LOOK, "capability 7.5"),
+        ({"sharing_problem": "operation not supported"}, LOOK, "not supported"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu(changes: dict[str, object], level: str, told: str) -> None:
+    found = of_device(**changes)
+    assert found.level == level and told in found.what and (found.advice or level == OK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "told"),
+    [
+        ({"has_driver": False}, LOOK, "nodes compute on the CPU"),
+        ({"built_for": ""}, BROKEN, "built without CUDA"),
+        ({"visible": ""}, BROKEN, "CUDA_VISIBLE_DEVICES=''"),
+        ({"problem": "driver too old (found version 12020)"}, BROKEN, "too old"),
+    ],
+)
+def test_a_machine_without_a_gpu_and_one_whose_gpu_can_t_be_used(
+    changes: dict[str, object], level: str, told: str
+) -> None:
+    (found,) = check_gpus(replace(FACTS, devices=(), **changes))
+    assert found.level == level and told in found.what and found.advice
+
+
+def test_gpus_that_can_t_map_each_other_s_memory_are_named() -> None:
+    pair = (replace(WELL, peers=(1,)), replace(WELL, number=1, peers=(0,)))
+    assert any("map each other" in one.what for one in check_gpus(replace(FACTS, devices=pair)))
+    apart = (*pair, replace(WELL, number=2))
+    (found,) = (one for one in check_gpus(replace(FACTS, devices=apart)) if "can't map" in one.what)
+    assert found.level == LOOK and "GPUs 0, 1, 2" in found.what and "zmq" in found.advice
+
+
+def test_the_virtual_gpu_is_looked_at_by_the_same_calls() -> None:
+    (device,) = look_at_gpus(make_device("deferring", seed=4)).devices
+    assert (device.name, device.problem, device.sharing_problem) == ("virtual", "", "")
+    assert 0 < device.free_bytes <= device.total_bytes and device.copies_arrive
+    assert device.to_device_bytes_per_s > 0 < device.to_host_bytes_per_s
+    assert device.largest_logit > 0.1 and device.difference < 1e-5
+
+
+class NoPinnedMemory(VirtualGpu):
+    def pinned(self, shape: object, dtype: torch.dtype) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory\nmore words")
+
+
+def test_the_first_trial_that_fails_is_named_and_ends_the_trials_of_that_gpu() -> None:
+    gpu = make_device()
+    gpu.__class__ = NoPinnedMemory
+    (device,) = look_at_gpus(gpu).devices
+    assert device.problem == "copying through pinned memory: CUDA error: out of memory"
+    assert device.name == "virtual" and device.difference == 0.0
+
+
+def test_copies_that_bring_other_bytes_and_logits_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_gpu, "best_rate", lambda gpu, where, copy: 1e10)  # nothing is copied
+    (device,) = look_at_gpus(make_device()).devices
+    assert not device.copies_arrive
+    real = look_gpu.logits_on
+    monkeypatch.setattr(look_gpu, "logits_on", lambda where: real(where) + (where.type != "cpu"))
+    (device,) = look_at_gpus(make_device()).devices
+    assert device.difference > 0.9
+
+
+def test_the_command_says_what_it_found_of_gpus_only_to_those_who_ask(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch_cuda, "TorchCuda", make_device)
+    words = ["doctor", "--interval", "0.1", "--json"]
+    for asked in (False, True):
+        main([*words, "--gpu"] if asked else words)
+        found = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["check"] == "gpu"]
+        assert bool(found) == asked
+    assert found[0]["where"] == "GPU 0 (virtual)" and found[0]["level"] != BROKEN

@@ -1,0 +1,79 @@
+"""Where a node's forwards run: `--device auto` asks the machine and the model, and by name it is that or an error."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from shared.config.processes import NodeParts
+from shared.config.settings import ModelConfig, SchedConfig
+from shared.core.errors import ConfigError
+from shared.model.load import load_model, why_on_cpu
+from shared.node.build import devices
+from shared.observe.log import Logger
+from tests.support import tiny_t5
+from tests.support.cuda_core import folder_of
+
+
+class Machine:
+    """What `devices` asks of a GPU's runtime."""
+
+    def __init__(self, has_gpu: bool) -> None:
+        self._has_gpu = has_gpu
+
+    def is_available(self) -> bool:
+        return self._has_gpu
+
+
+def ask(model: str, device: str, *, has_gpu: bool = True, num_parts: int = 1) -> tuple[str, str, str]:
+    """Device, streams, and what was logged."""
+    parts, said = NodeParts(model=ModelConfig(model=model), sched=SchedConfig(device=device)), io.StringIO()
+    return *devices(parts, num_parts, Machine(has_gpu), Logger("d0", said)), said.getvalue()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def llama() -> str:
+    return str(folder_of("draft target"))
+
+
+@pytest.fixture
+def t5(tmp_path: Path) -> str:
+    tiny_t5.write_tiny_t5(tmp_path)
+    return str(tmp_path)
+
+
+def test_auto_takes_the_gpu_for_a_model_that_can_use_it(llama: str) -> None:
+    assert ask(llama, "auto") == ("cuda", "cuda", "")
+    assert why_on_cpu(llama) == ""
+    assert ask(llama, "auto", has_gpu=False) == ("cpu", "cpu", "")
+    assert ask(llama, "auto", num_parts=2) == ("cpu", "cpu", ""), "ranks and stages share pages as host memory"
+    assert ask(llama, "cpu") == ("cpu", "cpu", "") and ask(llama, "inline") == ("cpu", "inline", "")
+    assert ask(llama, "cuda") == ("cuda", "cuda", "")
+
+
+@pytest.mark.parametrize("model", ["hashlm", "scripted"])
+def test_auto_leaves_models_of_code_on_the_cpu_and_says_why(model: str) -> None:
+    device, streams, said = ask(model, "auto")
+    assert (device, streams) == ("cpu", "cpu")
+    assert "the GPU is not used" in said and "computes in the host's memory" in said
+
+
+def test_auto_leaves_models_with_an_encoder_on_the_cpu(t5: str) -> None:
+    device, streams, said = ask(t5, "auto")
+    assert (device, streams) == ("cpu", "cpu")
+    assert "run on the CPU only" in said
+
+
+def test_by_name_such_a_model_is_refused_with_the_way_out(t5: str) -> None:
+    for model in ("hashlm", "scripted", t5):
+        with pytest.raises(ConfigError, match="--device cuda.*use --device cpu"):
+            load_model(model, device="cuda")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_reasons(llama: str) -> None:
+    with pytest.raises(
+        ConfigError, match="--device cuda: torch sees no GPU.*CUDA_VISIBLE_DEVICES.*use --device cpu or auto"
+    ):
+        ask(llama, "cuda", has_gpu=False)
