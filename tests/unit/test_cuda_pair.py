@@ -14,7 +14,8 @@ from shared.node.node import Node
 from shared.sched.prebuilt import Arrival
 from shared.wire.messages import Installed, Prebuilt, Ready
 from tests.support.core_rig import CoreKnobs, Job
-from tests.support.cuda_core import Kind, jobs, make_core
+from tests.support.cuda_core import Kind, make_core
+from tests.support.cuda_jobs import jobs
 from tests.support.node_pair import Net, make_node
 from tests.support.patience import HANG_GUARD_S
 from tests.support.virtual_gpu.device import VirtualGpu, make_device

@@ -29,7 +29,8 @@ from shared.node.core import NodeCore
 from shared.observe.log import Logger
 from shared.sched.loop import MOST_IN_A_ROW
 from tests.support.core_rig import CoreKnobs, Outcome, assert_whole, run_local
-from tests.support.cuda_core import Kind, jobs, make_core
+from tests.support.cuda_core import Kind, make_core
+from tests.support.cuda_jobs import jobs
 from tests.support.cuda_node import on_virtual_gpu, parts_of
 from tests.support.node_pair import Net, make_node, name_of
 from tests.support.patience import HANG_GUARD_S

@@ -28,7 +28,8 @@ from shared.node.core import NodeCore
 from shared.node.gpu_memory import GpuUse
 from shared.node.memory_plan import MemoryPlan, plan_memory
 from tests.support.core_rig import assert_whole, run_local
-from tests.support.cuda_core import folder_of, jobs
+from tests.support.cuda_core import folder_of
+from tests.support.cuda_jobs import jobs
 from tests.support.cuda_node import on_virtual_gpu, parts_of
 from tests.support.tiny_adapters import adapter
 from tests.support.virtual_gpu.device import VirtualGpu, make_device

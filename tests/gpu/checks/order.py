@@ -7,7 +7,8 @@ from dataclasses import replace
 from tests.gpu.checks.streams import KINDS, outcome
 from tests.gpu.place import Place
 from tests.support.core_rig import Job
-from tests.support.cuda_core import jobs, make_core
+from tests.support.cuda_core import make_core
+from tests.support.cuda_jobs import jobs
 
 NAMES = ("plain", "n-gram", "chain", "tree")
 MOST_TOKENS = 64

@@ -8,7 +8,8 @@ from shared.core.errors import BatonError
 from tests.gpu.place import Place
 from tests.support import tiny_families
 from tests.support.core_rig import Outcome, assert_whole, run_local
-from tests.support.cuda_core import Kind, jobs, make_core
+from tests.support.cuda_core import Kind, make_core
+from tests.support.cuda_jobs import jobs
 
 KINDS = {
     "plain": Kind(),
