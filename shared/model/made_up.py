@@ -31,6 +31,9 @@ class MadeUpWeights:
         made = torch.empty(shape, dtype=self._dtype, device=self._device)
         return made.fill_(1.0) if len(shape) == 1 else made.normal_(0.0, SCALE, generator=self._draw)
 
+    def blocks(self, name: str) -> None:
+        """Its weights are plain numbers."""
+
     def content_hash(self) -> str:
         return f"made up {self.config.name}"
 

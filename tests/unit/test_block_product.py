@@ -172,6 +172,16 @@ def test_the_default_model_runs_as_one_program_and_chunks_do_not_show(weights: s
     assert torch.equal(whole, parts)
 
 
+def test_the_file_s_blocks_are_the_network_that_its_numbers_are() -> None:
+    """Rotary halves too, which a GGUF file has side by side."""
+    exact, blocks = (
+        Rows(load_model("smollm2", LoadOptions("float32", max_context=64, formats=Formats(weights=weights))), 1, 16)
+        for weights in ("auto", "file")
+    )
+    wanted, found = (rows.step({0: prompt(40)}).log_softmax(-1) for rows in (exact, blocks))
+    assert 0 < (wanted.exp() * (wanted - found)).sum(-1).mean() < 0.05  # nats a token
+
+
 def test_a_file_without_blocks_says_what_to_do(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", {"token_embd.weight": (values(VOCAB, HIDDEN), gguf.GGMLQuantizationType.F32)})
     with pytest.raises(ConfigError, match="--weight-dtype file: .* has plain numbers: take auto or int8"):
