@@ -96,8 +96,8 @@ def test_results_live_until_they_lie_on_the_host() -> None:
     asked = jobs_for(kind, (), 1)
     for one in (core, expected):
         one.scheduler.submit(asked[0].request())
-        one.loop.step()
     with gpu.held():
+        core.loop.step()
         core.streams.forward.launch(lambda: fill_up(gpu, 4096))
         gpu.run(queue_of(core.streams.forward))
     (lease,) = core.engine.leases
