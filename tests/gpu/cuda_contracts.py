@@ -1,6 +1,6 @@
 """What torch's CUDA build promises without a driver: run by `make test-cuda-build` in an environment of its own.
 
-    python -m tests.gpu.cuda_contracts
+    python -m tests.gpu.cuda_contracts [WORD ...]        # only those whose name has all of these
 
 Tensors are fake: they have a shape, a dtype and the device "cuda", and no memory. torch's own shape functions refuse
 what the device would: tensors of two devices in one call, sizes that a product does not take, and every read of a
@@ -22,7 +22,7 @@ from functools import partial
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from tests.gpu.fake_engine import KINDS, run_steps
+from tests.gpu.fake_engine import KINDS, SPOILS, run_spoiled, run_steps
 
 PACKAGES = ("shared", "router", "prefill_node", "decode_node", "deploy")
 EXTRAS = ("matplotlib", "ray")
@@ -34,6 +34,8 @@ def main() -> int:
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # what is refused on purpose
     assert torch.version.cuda, "this is a build of torch without CUDA"
     checks = {**CHECKS, **{f"the engine's steps, {name}": partial(run_steps, name) for name in KINDS}}
+    checks |= {f"the engine's steps, spoiled by {name}": partial(run_spoiled, name) for name in SPOILS}
+    checks = {name: check for name, check in checks.items() if all(word in name for word in sys.argv[1:])}
     wrong = [name for name, check in checks.items() if not holds(name, check)]
     print(f"{len(checks) - len(wrong)} of {len(checks)} hold" + (f"; not: {'; '.join(wrong)}" if wrong else ""))
     return 1 if wrong else 0

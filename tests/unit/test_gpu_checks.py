@@ -73,6 +73,19 @@ def wrong_draws(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(values, "sample_tensors", sample)
 
 
+def a_failed_step(patch: pytest.MonkeyPatch) -> None:
+    """Once: the engine recovers, and every stream is right."""
+    real, failed = FutureMap.stash, []
+
+    def stash(self: FutureMap, *args: object, **extras: torch.Tensor) -> None:
+        if self.output_tokens_buf.device.type != "cpu" and not failed:
+            failed.append(True)
+            raise RuntimeError("once")
+        real(self, *args, **extras)
+
+    patch.setattr(FutureMap, "stash", stash)
+
+
 def a_hidden_wait(patch: pytest.MonkeyPatch) -> None:
     real = FutureMap.write_history
 
@@ -93,6 +106,7 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
     ("name", "spoil", "told"),
     [
         ("streams, plain", wrong_streams, "plain: AssertionError: r1: "),
+        ("streams, plain", a_failed_step, "RuntimeError: once"),
         ("logits of prompts, steps, windows", wrong_logits, "not close"),
         ("draws of the sampler", wrong_draws, "logprobs of case"),
         ("host waits in the steady state", a_hidden_wait, "syncs tests/unit/test_gpu_checks.py"),

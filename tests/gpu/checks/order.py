@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.gpu.checks.streams import KINDS, outcome
+from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
 from tests.support.core_rig import Job
 from tests.support.cuda_core import make_core
@@ -26,7 +27,7 @@ def silent_steps(place: Place) -> dict[str, object]:
             for _ in range(WARM_STEPS):
                 core.step(block=True)
             before = core.loop.num_steps
-            with place.no_host_waits():
+            with no_failed_steps(), place.no_host_waits():
                 for _ in range(STEPS):
                     core.step(block=True)
             figures[f"{name}, steps without a wait"] = core.loop.num_steps - before
