@@ -81,3 +81,6 @@ class TorchCuda:
         others = [number for number in range(self.device_count()) if number != device.index]
         peers = [number for number in others if torch.cuda.can_device_access_peer(device, number)]
         return DeviceInfo(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), tuple(peers))
+
+    def built_for(self) -> str:
+        return torch.version.cuda or ""

@@ -15,7 +15,7 @@ import torch
 from shared.device.torch_cuda import TorchCuda
 from tests.bench.run import cpu_name, num_cores
 
-PACKAGES = ("torch", "triton", "numpy", "numba", "transformers")
+PACKAGES = ("triton", "numpy", "numba", "transformers")
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def facts(device: str) -> dict[str, Any]:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "none"
-    return found | {"CUDA of torch": torch.version.cuda or "none"}
+    return found | {"torch": torch.__version__, "CUDA of torch": torch.version.cuda or "none"}
 
 
 def gpu_facts() -> dict[str, Any]:

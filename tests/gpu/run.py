@@ -152,10 +152,10 @@ def reason(status: int | None) -> str:
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    found = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if site is not None:
-        found["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return found
+    """For processes of this checkout, which need not be installed, and theirs; without a word to any network."""
+    paths = [str(ROOT), *([] if site is None else [str(site)]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    quiet = {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def machine(device: str, site: Path | None) -> dict[str, Any]:

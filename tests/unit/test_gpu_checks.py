@@ -136,6 +136,15 @@ def test_a_run_through_the_command_says_what_was_found_and_on_what(tmp_path: Pat
     assert "2 of 2 checks done" in capsys.readouterr().out
 
 
+def test_processes_find_the_checkout_wherever_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Baton is not installed: the supervisor's children do not run in the checkout."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    code = "import importlib.util as u; print(u.find_spec('deploy'))"
+    command = [sys.executable, "-S", "-c", code]  # without what is installed
+    done = subprocess.run(command, cwd=tmp_path, env=run.environment(None), capture_output=True, text=True, check=True)
+    assert str(run.ROOT / "deploy") in done.stdout
+
+
 def test_without_a_gpu_nothing_is_run_and_nothing_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit, match="nothing was run: torch .* sees no GPU here"):

@@ -34,7 +34,7 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
     available = gpu.is_available()
     return GpuFacts(
         torch=torch.__version__,
-        built_for=torch.version.cuda or "",
+        built_for=gpu.built_for(),
         has_driver=DEVICE_FILE.exists(),
         driver=driver_version(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),

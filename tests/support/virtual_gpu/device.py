@@ -266,6 +266,9 @@ class VirtualGpu:
     def describe(self, device: torch.device) -> DeviceInfo:
         return DeviceInfo("virtual", (9, 0), ())
 
+    def built_for(self) -> str:
+        return ""
+
     # What the backend asks
 
     @property
