@@ -27,10 +27,15 @@ CHECKS = (
     Check("copies, products, reads", "rates.rates", 40, plans=("test", "bench")),
     Check("logits of prompts, steps, windows", "values.logits", 25),
     Check("draws of the sampler", "values.draws", 25),
-    Check("streams, plain", "streams.kinds", 45, ("plain", "alternating", "exact lengths", "int8 KV")),
+    Check("streams, plain", "streams.kinds", 45, ("plain", "alternating", "exact lengths", "int8 KV", "fp8 KV")),
     Check("host waits in the steady state", "order.silent_steps", 45),
+    Check("pages through pinned memory", "values.staged_pages", 20),
     Check("two nodes over zmq, one killed", "pair.pair", 90, ("zmq",)),
     Check("streams, drafted", "streams.kinds", 60, ("n-gram", "chain", "tree", "copies")),
+    Check(
+        "streams, grammars", "streams.kinds", 60, ("grammars", "grammars, n-gram", "grammars, chain", "grammars, tree")
+    ),
+    Check("streams, adapters", "streams.kinds", 45, ("adapters", "adapters, tree")),
     Check("races", "order.races", 90),
     Check("speed, 0.6B", "speed.speed", 80, ("0.6B",), plans=("bench",)),
     Check("speed, 8B", "speed.speed", 150, ("8B",), plans=("bench",)),

@@ -9,19 +9,9 @@ from tests.gpu.failed_steps import no_failed_steps
 from tests.gpu.place import Place
 from tests.support import tiny_families
 from tests.support.core_rig import Outcome, assert_whole, run_local
-from tests.support.cuda_core import Kind, make_core
-from tests.support.cuda_jobs import jobs
+from tests.support.cuda_core import KINDS, Kind, make_core
+from tests.support.cuda_jobs import LENGTHS, jobs_for
 
-KINDS = {
-    "plain": Kind(),
-    "alternating": Kind(mix=False),
-    "exact lengths": Kind(spec="ngram", exact=True),
-    "int8 KV": Kind(kv="int8"),
-    "n-gram": Kind(spec="ngram"),
-    "chain": Kind(spec="chain"),
-    "tree": Kind(spec="tree"),
-    "copies": Kind(spec="copies"),
-}
 RETRACT_EVERY = 9
 NUM_TINY_JOBS = 2
 
@@ -63,7 +53,7 @@ def outcome(place: Place | None, kind: Kind, tiny: bool) -> Outcome:
     """Retractions too. `place`: None is the CPU."""
     core = make_core(kind, None if place is None else place.gpu)  # type: ignore[arg-type]
     try:
-        given = jobs(NUM_TINY_JOBS) if tiny else jobs()
+        given = jobs_for(kind, core.settings.adapters, NUM_TINY_JOBS if tiny else len(LENGTHS))
         with no_failed_steps():
             found = run_local(core, given, retract_every=RETRACT_EVERY, rng=random.Random(1))
         assert_whole(core)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
 from shared.core.errors import HandoffFailed
+from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
@@ -18,11 +20,13 @@ from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.sample.sampler_numba import sample_cpu
 from shared.transfer.digest import tensor_digests
-from shared.transfer.transports import make_receiver
+from shared.transfer.interface import WHOLE, Part
+from shared.transfer.transports import make_receiver, make_sender
 from shared.wire.codec import decode
-from shared.wire.messages import Ready
+from shared.wire.messages import Key, Ready
 from tests.gpu.place import NotHere, Place
 from tests.support import tiny_families
+from tests.support.patience import HANG_GUARD_S
 from tests.support.sampling_cases import Case, sample_tensors
 from tests.support.tiny_models import VOCAB
 
@@ -77,6 +81,7 @@ PLANES = (PlaneSpec("kv", (4, 1024), torch.int64),)
 SENDER = """
 import sys
 import torch
+from shared.device.streams import make_streams
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.transfer.transports import make_sender
@@ -116,6 +121,34 @@ def pull_from(process: subprocess.Popen[bytes]) -> None:
     except HandoffFailed as error:
         assert "digest" in str(error)
     receiver.close()
+
+
+def staged_pages(place: Place) -> dict[str, object]:
+    """Pages go through pinned memory in frames, whole and in parts, more of them than there are slots: frames and
+    digests are a CPU's."""
+    streams, host = make_streams("cuda", gpu=place.gpu), KVPool(PLANES, 12, 16)
+    source, target = (KVPool(PLANES, 12, 16, device=place.gpu.device) for _ in range(2))
+    host.pages_bytes.random_(0, 256)
+    pages = list(range(1, 12))
+    try:
+        streams.settle()
+        filled = streams.forward.launch(lambda: source.pages_bytes.copy_(host.pages_bytes))
+        streams.transfer.wait(filled.done)
+        for part in (WHOLE, Part(0, 2), Part(2)):
+            describe = partial(make_sender("zmq", source, place.gpu).describe, pages, part)
+            sent, wanted = (
+                streams.transfer.launch(describe).take(HANG_GUARD_S),
+                make_sender("zmq", host).describe(pages, part),
+            )
+            assert sent.digests == wanted.digests and sent.frames == wanted.frames, part
+            ready = sent.ready(Key("r", 1, "rid", 0, 0), 1, 0)
+            pull = partial(make_receiver("zmq", target, place.gpu).pull, ready, sent.frames, pages[::-1])
+            streams.transfer.launch(pull).take(HANG_GUARD_S)
+            where = part.bytes_in(PLANES)
+            assert torch.equal(target.pages_bytes[pages[::-1], where].cpu(), host.pages_bytes[pages, where]), part
+    finally:
+        streams.stop()
+    return {"pages": len(pages)}
 
 
 def digests_fit(device: torch.device) -> None:
