@@ -135,7 +135,7 @@ def test_an_admission_off_the_forward_stream_is_reported_by_its_tag() -> None:
     def admit(admission: Admission) -> StepLease:
         off_stream.append(admission)
         lease = StepLease(admission.step, admission, None)
-        lease.sampled = engine.streams.transfer.launch(lambda: engine._seed_relay(admission, None), label="off")
+        lease.sampled = engine.streams.transfer.launch(lambda: engine._seed_relay(admission, lease, None), label="off")
         engine._launch_copy(lease)
         return lease
 

@@ -358,8 +358,8 @@ MUTANTS = {
         Broken("live_page_table", "the plan's own page table", LOCAL, DETECTOR, live_page_table),
         Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked, 2),
         Broken("result_before_done", "lease.done.query()", LOCAL, DETECTOR, result_before_done),
-        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 1, "pulls"),
-        Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 1, "pulls"),
+        Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 2, "pulls"),
+        Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 2, "pulls"),
         Broken(
             "pull_forward_wait",
             "the sampling closure of it",
