@@ -70,7 +70,7 @@ def test_a_seed_and_a_recorded_schedule_both_replay() -> None:
 @pytest.mark.slow
 def test_a_failing_case_shrinks_and_still_fails_for_the_same_reason() -> None:
     mutant = MUTANTS["stash_off_stream"]
-    case = Case("plain", 3)
+    case = Case("plain", 4)
     verdict = run_case(case, mutant)
     small = shrink(case, verdict, lambda one: run_case(one, mutant), budget=25)
     before = sum(schedule.size for schedule in verdict.schedules)
