@@ -11,7 +11,7 @@ would make all threads wait for each other.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -21,19 +21,14 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel.block_weights import LARGEST, BlockFormat, BlockWeights
+from shared.kernel.block_weights import BlockFormat, BlockWeights
+from shared.kernel.byte_rows import EXTRA_BYTES, round_row, row_bytes_of
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
-    bits_of,
-    bytes_at,
     compile_exact_task,
     emit_prefetch,
     emitted_for_constants,
-    float_of,
-    floats_at,
-    ints_at,
-    load,
 )
 from shared.kernel.product import (
     BIAS,
@@ -62,8 +57,6 @@ SCRATCH, SCRATCH_BYTES = 8, 9  # of all shares, and of one
 NUM_WORDS = 10
 BYTES = ir.VectorType(ir.IntType(8), 4 * COLUMNS)
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
-ROUNDING = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to the nearest integer, ties to even
-_f32, _i32, _u32 = np.float32, np.int32, np.uint32
 
 
 def has_dot_product() -> bool:
@@ -127,12 +120,6 @@ class BlockTileLinear:
         return self.cut(out)
 
 
-def row_bytes_of(num_inputs: int, block: int) -> int:
-    """Of a row of x in scratch: its bytes, then for each block where its sums begin, its unit, and the unit times the
-    sum of its bytes."""
-    return num_inputs + num_inputs // block * 12
-
-
 def pack(weight: BlockWeights) -> torch.Tensor:
     """(tiles, blocks of k, bytes) uint8; outputs filled up to whole tiles with 0."""
     form = weight.format
@@ -153,14 +140,47 @@ def pack(weight: BlockWeights) -> torch.Tensor:
     return torch.cat(parts, dim=2)
 
 
+class Kind(NamedTuple):
+    """What the code of a tile depends on, besides its rows."""
+
+    bits: int
+    block: int
+    has_low: bool
+    half_scales: bool
+    out_half: bool  # the results are bfloat16, else float32
+    with_dot: bool
+
+    def packed(self) -> int:
+        """One number, which a compiled function can hold as a constant."""
+        flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.with_dot << 3
+        return self.bits | self.block << 8 | flags << 16
+
+    @classmethod
+    def unpacked(cls, number: int) -> Kind:
+        flags = (bool(number >> 16 + place & 1) for place in range(4))
+        return cls(number & 255, number >> 8 & 255, *flags)
+
+    @property
+    def number_bytes(self) -> int:
+        """Of a tile's numbers in one block of k."""
+        return TILE_COLUMNS * self.block * self.bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        return 2 if self.half_scales else 4
+
+    @property
+    def step_bytes(self) -> int:
+        """Of a tile's block of k, with its scales and lows."""
+        return self.number_bytes + TILE_COLUMNS * (1 + self.has_low) * self.scale_bytes
+
+
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) -> Any:
     """A share is a run of tiles. x and the results are bfloat16 if so said, else float32."""
-    bits, zero, block, has_low, half_scales = form.bits, form.zero, form.block, form.has_low, form.half_scales
+    whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, with_dot)
+    kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
-    number_bytes = TILE_COLUMNS * block * bits // 8
-    step_bytes = number_bytes + TILE_COLUMNS * (1 + has_low) * (2 if half_scales else 4)
-    largest = _f32(LARGEST)
 
     def block_product(words: Any, share: int) -> None:
         num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
@@ -169,121 +189,29 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
         if first >= end:
             return
         num_inputs, out_bytes, tile_bytes = depth * block, num_tiles * TILE_COLUMNS * item, depth * step_bytes
-        row_bytes = num_inputs + depth * 12
-        scratch = words[SCRATCH] + share * words[SCRATCH_BYTES]
+        row_bytes = num_inputs + depth * EXTRA_BYTES
+        rounded = words[SCRATCH] + share * words[SCRATCH_BYTES]
         for row in range(num_rows):
-            x, data = words[X] + row * num_inputs * in_item, scratch + row * row_bytes
-            bytes_out, starts = bytes_at(data), ints_at(data + num_inputs)
-            units, sums = floats_at(data + num_inputs + depth * 4), floats_at(data + num_inputs + depth * 8)
-            for g in range(depth):
-                top = _u32(0)
-                for k in range(block):
-                    magnitude = _u32(bits_of(load(x, g * block + k, is_half)) & _u32(0x7FFFFFFF))
-                    top = max(top, magnitude)  # of bits, as the numbers' own order is: this vectorises
-                peak = float_of(top)
-                inverse = largest / peak if top > _u32(0) else _f32(0.0)
-                total = _i32(0)
-                for k in range(block):
-                    scaled = load(x, g * block + k, is_half) * inverse
-                    byte = _i32((scaled + _f32(ROUNDING)) - _f32(ROUNDING))
-                    bytes_out[g * block + k] = byte
-                    total += byte
-                starts[g] = _i32(-zero) * total
-                units[g] = peak / largest
-                sums[g] = units[g] * _f32(total)
+            x = words[X] + row * num_inputs * in_item
+            round_row(x, rounded + row * row_bytes, depth, block, zero, is_half)
         for tile in range(first, end):
             weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
             out = words[OUT] + tile * TILE_COLUMNS * item
-            x, left = scratch, num_rows
+            x, left = rounded, num_rows
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
                 rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of five
                 if rows == 5:
-                    multiply_blocks(
-                        5,
-                        bits,
-                        block,
-                        has_low,
-                        half_scales,
-                        out_half,
-                        with_dot,
-                        x,
-                        row_bytes,
-                        weight,
-                        depth,
-                        bias,
-                        out,
-                        out_bytes,
-                    )
+                    multiply_blocks(5, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
                 elif rows == 4:
-                    multiply_blocks(
-                        4,
-                        bits,
-                        block,
-                        has_low,
-                        half_scales,
-                        out_half,
-                        with_dot,
-                        x,
-                        row_bytes,
-                        weight,
-                        depth,
-                        bias,
-                        out,
-                        out_bytes,
-                    )
+                    multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
                 elif rows == 3:
-                    multiply_blocks(
-                        3,
-                        bits,
-                        block,
-                        has_low,
-                        half_scales,
-                        out_half,
-                        with_dot,
-                        x,
-                        row_bytes,
-                        weight,
-                        depth,
-                        bias,
-                        out,
-                        out_bytes,
-                    )
+                    multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
                 elif rows == 2:
-                    multiply_blocks(
-                        2,
-                        bits,
-                        block,
-                        has_low,
-                        half_scales,
-                        out_half,
-                        with_dot,
-                        x,
-                        row_bytes,
-                        weight,
-                        depth,
-                        bias,
-                        out,
-                        out_bytes,
-                    )
+                    multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
                 else:
-                    multiply_blocks(
-                        1,
-                        bits,
-                        block,
-                        has_low,
-                        half_scales,
-                        out_half,
-                        with_dot,
-                        x,
-                        row_bytes,
-                        weight,
-                        depth,
-                        bias,
-                        out,
-                        out_bytes,
-                    )
+                    multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
@@ -293,92 +221,84 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
 
 @emitted_for_constants
 def multiply_blocks(
-    typing_context: Any,
-    rows: Any,
-    bits: Any,
-    block: Any,
-    has_low: Any,
-    half_scales: Any,
-    out_half: Any,
-    with_dot: Any,
-    x: Any,
-    x_stride: Any,
-    weight: Any,
-    depth: Any,
-    bias: Any,
-    out: Any,
+    typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
     out_stride: Any,
-) -> Any:
-    """bias + the products of `rows` rows and BLOCKS column blocks over all k. Constants up to `with_dot`; depth counts
-    blocks of k, all others are addresses and bytes."""
-    constants = (rows, bits, block, has_low, half_scales, out_half, with_dot)
-    if not all(isinstance(constant, types.Literal) for constant in constants):
-        raise TypeError("what comes before x must be constants")
+) -> Any:  # fmt: skip
+    """bias + the products of `rows` rows and BLOCKS column blocks over all k. `rows` and `kind` are constants; depth
+    counts blocks of k, all others are addresses and bytes."""
+    if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
+        raise TypeError("rows and kind must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args[len(constants) :]
-        values = [constant.literal_value for constant in constants]
-        code = _Block(
-            builder, bits=values[1], block=values[2], has_low=values[3], half_scales=values[4], with_dot=values[6]
-        )
-        half, count = out_half.literal_value, rows.literal_value
-        row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(count)]
-        extra_at = [builder.add(at, builder.mul(steps, LONG(code.block))) for at in row_at]
-        tile = [(r, b) for r in range(count) for b in range(BLOCKS)]
+        _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args
+        code = _Block(builder, Kind.unpacked(kind.literal_value))
+        row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
+        tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
         # Variables in name only: the compiler turns them into registers.
         sums = {place: cgutils.alloca_once(builder, SUMS) for place in tile}
         for r, b in tile:
             builder.store(read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS), sums[r, b])
         with cgutils.for_range(builder, steps) as loop:
-            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.step_bytes)))
-            for line in range(0, code.step_bytes, 64):
+            step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.kind.step_bytes)))
+            for line in range(0, code.kind.step_bytes, 64):
                 emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + line)))
-            data_at = [builder.add(at, builder.mul(loop.index, LONG(code.block))) for at in row_at]
-            of_row = []
-            for at in extra_at:
-                place = builder.mul(loop.index, LONG(4))
-                unit_at = builder.add(at, builder.add(place, builder.mul(steps, LONG(4))))
-                of_row.append((builder.add(at, place), unit_at, builder.add(unit_at, builder.mul(steps, LONG(4)))))
+            block_of = [code.row_block(at, loop.index, steps) for at in row_at]
             for b in range(BLOCKS):
-                quads = code.quads(step_at, b)
-                scale, low = code.scale(step_at, b), code.low(step_at, b)
-                for r in range(count):
-                    start_at, unit_at, sum_at = of_row[r]
-                    dot = spread(builder, read_at(builder, start_at, LONG(0), WORD))
-                    for q, quad in enumerate(quads):
-                        byte = spread(builder, read_at(builder, data_at[r], LONG(4 * q), WORD))
-                        dot = code.add_dot(dot, quad, byte)
-                    number = builder.sitofp(dot, SUMS)
-                    total = code.fma(number, builder.fmul(scale, code.splat(unit_at)), builder.load(sums[r, b]))
-                    if low is not None:
-                        total = code.fma(code.splat(sum_at), low, total)
+                quads, scale, low = code.quads(step_at, b), code.scale(step_at, b), code.low(step_at, b)
+                for r, of_row in enumerate(block_of):
+                    total = code.add_block(of_row, quads, scale, low, builder.load(sums[r, b]))
                     builder.store(total, sums[r, b])
-        item = 2 if half else 4
+        item = 2 if code.kind.out_half else 4
         for r, b in tile:
             target = builder.add(out_at, builder.add(builder.mul(out_bytes, LONG(r)), LONG(item * COLUMNS * b)))
             total = builder.load(sums[r, b])
-            value = round_to_half(builder, total) if half else total
+            value = round_to_half(builder, total) if code.kind.out_half else total
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
-    return types.void(*constants, *(types.int64,) * 7), codegen
+    return types.void(rows, kind, *(types.int64,) * 7), codegen
+
+
+class _RowBlock(NamedTuple):
+    """Addresses of one block of a row of x."""
+
+    data: Any
+    start: Any
+    unit: Any
+    sum: Any
 
 
 class _Block:
     """Writes vector code of one block of k and 64 columns."""
 
-    def __init__(self, builder: Any, bits: int, block: int, has_low: bool, half_scales: bool, with_dot: bool) -> None:
-        self._builder, self._bits, self.block = builder, bits, block
-        self._has_low, self._half_scales, self._with_dot = has_low, half_scales, with_dot
-        self._number_bytes = TILE_COLUMNS * block * bits // 8
-        self._scale_bytes = 2 if half_scales else 4
-        self.step_bytes = self._number_bytes + TILE_COLUMNS * (1 + has_low) * self._scale_bytes
+    def __init__(self, builder: Any, kind: Kind) -> None:
+        self._builder, self.kind = builder, kind
+
+    def row_block(self, row_at: Any, index: Any, depth: Any) -> _RowBlock:
+        """See byte_rows.py."""
+        build, block = self._builder, LONG(self.kind.block)
+        start = build.add(build.add(row_at, build.mul(depth, block)), build.mul(index, LONG(4)))
+        unit = build.add(start, build.mul(depth, LONG(4)))
+        return _RowBlock(
+            build.add(row_at, build.mul(index, block)), start, unit, build.add(unit, build.mul(depth, LONG(4)))
+        )
+
+    def add_block(self, row: _RowBlock, quads: list[Any], scale: Any, low: Any, total: Any) -> Any:
+        """total + what the block adds to 16 columns."""
+        build = self._builder
+        dot = spread(build, read_at(build, row.start, LONG(0), WORD))
+        for q, quad in enumerate(quads):
+            dot = self.add_dot(dot, quad, spread(build, read_at(build, row.data, LONG(4 * q), WORD)))
+        total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
+        if low is not None:
+            total = self.fma(self.splat(row.sum), low, total)
+        return total
 
     def quads(self, step_at: Any, b: int) -> list[Any]:
         """Of 16 columns, four numbers a column in each, as 16 words."""
-        per_block = self._number_bytes // BLOCKS
+        per_block = self.kind.number_bytes // BLOCKS
         packed = [read_at(self._builder, step_at, LONG(b * per_block + 64 * j), STEPS) for j in range(per_block // 64)]
-        if self._bits == 8:
+        if self.kind.bits == 8:
             return packed
         nibbles = ir.Constant(STEPS, [0x0F0F0F0F] * COLUMNS)
         four = ir.Constant(STEPS, [4] * COLUMNS)
@@ -386,16 +306,16 @@ class _Block:
         return [self._builder.and_(vector, nibbles) for vector in packed] + upper
 
     def scale(self, step_at: Any, b: int) -> Any:
-        return self._floats(step_at, self._number_bytes + b * COLUMNS * self._scale_bytes)
+        return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
 
     def low(self, step_at: Any, b: int) -> Any:
         """None where the format has none."""
-        if not self._has_low:
+        if not self.kind.has_low:
             return None
-        return self._floats(step_at, self._number_bytes + (TILE_COLUMNS + b * COLUMNS) * self._scale_bytes)
+        return self._floats(step_at, self.kind.number_bytes + (TILE_COLUMNS + b * COLUMNS) * self.kind.scale_bytes)
 
     def _floats(self, step_at: Any, num_bytes: int) -> Any:
-        if not self._half_scales:
+        if not self.kind.half_scales:
             return read_at(self._builder, step_at, LONG(num_bytes), SUMS)
         halves = self._builder.bitcast(
             read_at(self._builder, step_at, LONG(num_bytes), HALVES), ir.VectorType(ir.HalfType(), COLUMNS)
@@ -411,7 +331,7 @@ class _Block:
     def add_dot(self, sums: Any, quad: Any, byte: Any) -> Any:
         """sums[n] += the four products of column n's numbers, unsigned, and a row's bytes, signed."""
         build = self._builder
-        if self._with_dot:
+        if self.kind.with_dot:
             operands = [sums, build.bitcast(quad, BYTES), build.bitcast(byte, BYTES)]
             return self._call("llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
         for place in range(4):

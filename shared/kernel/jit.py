@@ -98,6 +98,12 @@ def inlined(function: F) -> F:
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called as the function is
 
 
+def inlined_exactly(function: F) -> F:
+    """The same, but every float operation is done and rounded as it is written."""
+    compiled = njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return compiled  # type: ignore[return-value]  # as above
+
+
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
     """A kernel's part that is written in LLVM. Callers leave the typing context out: numba adds it."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context

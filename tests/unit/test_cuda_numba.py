@@ -22,7 +22,7 @@ def test_every_kind_of_step_runs_without_numba() -> None:
     """Prints nothing but streams: the CPU's, which numba's sampler drew."""
     command = [sys.executable, "-m", "tests.support.without_numba", *NAMES]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=10 * HANG_GUARD_S, check=False
+        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=HANG_GUARD_S * 10, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "on the path of a GPU" not in done.stderr, "somebody went on without it"

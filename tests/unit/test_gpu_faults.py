@@ -75,7 +75,7 @@ def close(core: NodeCore) -> None:
     assert not thread.is_alive(), "the end of a node hangs at its dead device"
 
 
-@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 7)])
+@pytest.mark.parametrize(("mode", "after"), [("eager", 3), ("deferring", 4)])
 @pytest.mark.parametrize("place", LASTING)
 def test_a_cuda_error_ends_the_node_and_no_token_is_made_up(place: str, mode: str, after: int) -> None:
     """Wherever it shows: at a launch, in a kernel, in the copy of the results, at an event that somebody waits for.
