@@ -96,6 +96,11 @@ def num_threads(plan: CorePlan) -> int:
     return plan.threads or len(plan.cpus) or len(usable_cores())
 
 
+def visible_gpus() -> str | None:
+    """What CUDA_VISIBLE_DEVICES says; None: it is not set."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def environment(plan: CorePlan) -> dict[str, str]:
     """What the compute libraries read when they load."""
     threads = str(num_threads(plan))

@@ -31,8 +31,7 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "number format of weights; file: a GGUF file's own blocks; int8: blocks of 32 with a scale (both round what "
-        "they multiply to bytes, and are the fastest on a CPU); fp8: a scale per output",
+        "file: a GGUF file's own blocks; int8: blocks of 32 (both fast with AVX-512 VNNI); fp8: a scale per output",
         choices=("auto", "file", "int8", "fp8"),
     )
     served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")
@@ -99,18 +98,14 @@ class MemoryConfig:
         is_bytes=True,
         metavar="SIZE",
     )
-    offload_dir: str = option(
-        "", "folder of that file, which has no name there; empty: the temporary folder", metavar="DIR"
-    )
+    offload_dir: str = option("", "folder of that file, which has no name there; empty: a temporary one", metavar="DIR")
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"--page-size is {self.page_size}; it must be a power of two")
         if self.offload_disk_bytes and not self.offload_bytes:
-            raise ConfigError(
-                "--offload-disk-bytes needs --offload-bytes too: pages reach the file through host memory"
-            )
+            raise ConfigError("--offload-disk-bytes needs --offload-bytes too: pages pass through host memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +117,12 @@ class SchedConfig:
         0, "most prompt tokens in one step when nothing is being decoded; 0: 256, on a GPU 8192", low=0, high=65536
     )
     mixed_chunk_size: int = option(
-        0, "most of them in a step of running requests (bounds their delay); 0: 64, on a GPU 1024", low=0, high=65536
+        0, "most prompt tokens in a step of running requests; 0: 64, on a GPU 1024", low=0, high=65536
     )
     max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
     device: str = option(
         "auto",
-        "where forwards run; auto: a GPU where there is one that the model can use; inline: on the loop's own thread, "
-        "no overlap",
+        "where forwards run; auto: a GPU that the model can use, if any; inline: on the loop's thread, no overlap",
         choices=("auto", "cpu", "cuda", "inline"),
     )
 

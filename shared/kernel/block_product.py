@@ -4,13 +4,14 @@
     numbers:          [16 columns][quad of k][column][4 bytes], of 4 bits two quads in a byte: [q] and [q + quads / 2]
     tile:             up to 5 rows x 4 vectors of 16 sums, in registers
 
-Each share rounds the rows of x to bytes for itself: that costs next to nothing beside the product, and a task more
-would make all threads wait for each other.
+Each share rounds the rows of x to bytes for itself: of 64 rows that costs as much as one tile, and a task more would
+make all threads wait for each other.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
@@ -22,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 
 from shared.kernel.block_weights import BlockFormat, BlockWeights
-from shared.kernel.byte_rows import EXTRA_BYTES, round_row, row_bytes_of
+from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
@@ -64,6 +65,12 @@ def has_dot_product() -> bool:
     return bool(llvm.get_host_cpu_features().get("avx512vnni", False))
 
 
+def packable(form: BlockFormat) -> BlockFormat:
+    """The format with float32 scales where the processor can't widen float16: the same numbers, in more memory."""
+    can_widen = bool(llvm.get_host_cpu_features().get("f16c", False))
+    return form if can_widen else replace(form, half_scales=False)
+
+
 class BlockTileLinear:
     """x (M, in) -> (M, out), fresh, contiguous; of one dtype, bfloat16 or float32; the result of either. Keeps its own
     packed copy of the weight."""
@@ -79,25 +86,25 @@ class BlockTileLinear:
     ) -> None:
         """`with_dot`: by the processor's own instruction; it decides if not given."""
         self.out_features, self.in_features = weight.shape
-        self.format, self._team = weight.format, team
-        self._packed = pack(weight)
+        self.format, self._team = packable(weight.format), team
+        self._packed = pack(weight, self.format)
         self._bias = torch.zeros(len(self._packed) * TILE_COLUMNS)
         if bias is not None:
             self._bias[: self.out_features] = bias
         self.out_dtype = out_dtype or dtype
         halves = dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
-        self.task = make_task(weight.format, *halves, has_dot_product() if with_dot is None else with_dot)
+        self.task = make_task(self.format, *halves, has_dot_product() if with_dot is None else with_dot)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """What of a task's words stays: all but NUM_ROWS, X, OUT and the scratch."""
+        """Fill the words that never change: all but NUM_ROWS, X, OUT and the scratch."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
     @property
     def is_whole(self) -> bool:
-        """Rows of the result are as long as they seem: no columns were filled up."""
+        """No columns were padded."""
         return len(self._bias) == self.out_features
 
     def scratch_bytes(self, num_rows: int) -> int:
@@ -120,9 +127,8 @@ class BlockTileLinear:
         return self.cut(out)
 
 
-def pack(weight: BlockWeights) -> torch.Tensor:
-    """(tiles, blocks of k, bytes) uint8; outputs filled up to whole tiles with 0."""
-    form = weight.format
+def pack(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
+    """(tiles, blocks of k, bytes) uint8; outputs filled up to whole tiles with 0. `form`: of what is packed."""
     num_columns, num_inputs = weight.shape
     tiles, depth, quads = -(-num_columns // TILE_COLUMNS), num_inputs // form.block, form.block // 4
     numbers = torch.zeros(tiles * TILE_COLUMNS, num_inputs, dtype=torch.uint8)
@@ -192,8 +198,12 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
         row_bytes = num_inputs + depth * EXTRA_BYTES
         rounded = words[SCRATCH] + share * words[SCRATCH_BYTES]
         for row in range(num_rows):
-            x = words[X] + row * num_inputs * in_item
-            round_row(x, rounded + row * row_bytes, depth, block, zero, is_half)
+            x, data = words[X] + row * num_inputs * in_item, rounded + row * row_bytes
+            extra = data + num_inputs
+            for g in range(depth):
+                start = extra + g * 4
+                unit, total = start + depth * 4, start + depth * 8
+                round_block(block, zero, is_half, x + g * block * in_item, data + g * block, start, unit, total)
         for tile in range(first, end):
             weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4

@@ -5,12 +5,13 @@
 A GGUF file stores its tensors so. A product rounds each row of x to bytes, with a scale for each block:
 
     unit[r, g] = max |x[r, g]| / 127          byte[r, k] = x[r, k] * (127 / max |x[r, g]|), to the nearest, ties to even
+                                              both are 0 where the maximum is at most 2^-100
     y[r, n]    = bias[n], then for g = 0, 1, ...:
                  + (scale[n, g] * unit[r, g]) * sum over k of (number[n, k] - zero) * byte[r, k]      one rounding (fma)
                  + low[n, g] * (unit[r, g] * sum over k of byte[r, k])                                one rounding (fma)
 
-The sums over k are of integers, so their order is nobody's business; all else is said above, so every processor gives
-the same bits. A row's result does not depend on the other rows.
+Integer sums are exact in any order, and every float operation is fixed above, so all processors give the same bits. A
+row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from dataclasses import dataclass, replace
 import torch
 
 LARGEST = 127.0
+SMALLEST = 2.0**-100  # of a block's largest magnitude: below, 127 divided by it is no float32
 SIGN_BIT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """`block`: weights that share a scale. `half_scales`: scales and lows are float16 numbers."""
+    """`block`: weights that share a scale. `half_scales`: scales and lows are kept as float16 numbers."""
 
     name: str
     bits: int  # 4 or 8
@@ -33,6 +35,11 @@ class BlockFormat:
     has_low: bool = False
     half_scales: bool = True
     block: int = 32
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Packed, scales and lows included."""
+        return self.bits / 8 + (1 + self.has_low) * (2 if self.half_scales else 4) / self.block
 
 
 INT8 = BlockFormat("int8", 8, SIGN_BIT, half_scales=False)  # of a float weight, made at load
@@ -70,15 +77,19 @@ class BlockWeights:
 def quantize_weight(weight: torch.Tensor) -> BlockWeights:
     """Return INT8 blocks of (N, K) floats. A block's largest magnitude becomes 127."""
     blocks = weight.float().unflatten(1, (-1, INT8.block))
-    scales = blocks.abs().amax(dim=2) / LARGEST
+    largest = blocks.abs().amax(dim=2)
+    scales = largest / torch.full_like(largest, LARGEST)
     unit = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
-    return BlockWeights(INT8, (unit.round() + SIGN_BIT).to(torch.uint8).flatten(1), scales)
+    return BlockWeights(INT8, unit.round_().add_(SIGN_BIT).to(torch.uint8).flatten(1), scales)
 
 
 def concatenate(parts: list[BlockWeights]) -> BlockWeights:
-    """One matrix of all outputs. Parts of several formats are brought to one that can say them all."""
+    """One matrix of all outputs. Parts of several formats are converted to a common one."""
+    if len(parts) == 1:
+        return parts[0]
     if len({part.format for part in parts}) > 1:
-        parts = [_widened(part) for part in parts]
+        block = min(part.format.block for part in parts)
+        parts = [_widened(part, block) for part in parts]
     lows = [part.lows for part in parts if part.lows is not None]
     return BlockWeights(
         parts[0].format,
@@ -88,9 +99,9 @@ def concatenate(parts: list[BlockWeights]) -> BlockWeights:
     )
 
 
-def _widened(part: BlockWeights) -> BlockWeights:
-    """The same numbers in bytes, blocks of 16, with scales in float32 and lows in place of a zero."""
-    wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)
+def _widened(part: BlockWeights, block: int) -> BlockWeights:
+    """The same numbers in bytes, with scales in float32 and lows in place of a zero."""
+    wide = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=block)
     repeats = part.format.block // wide.block
     lows = -part.format.zero * part.scales
     if part.lows is not None:
@@ -103,9 +114,10 @@ def quantize_rows(x: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tens
     """Return bytes (M, K) int8 and units (M, K / block) float32 of x (M, K). A block of zeros has unit 0."""
     blocks = x.float().unflatten(1, (-1, block))
     largest = blocks.abs().amax(dim=2)
-    top = torch.full_like(largest, LARGEST)  # a tensor: torch divides a number by multiplying with the reciprocal
-    inverse = torch.where(largest > 0, top / largest, 0.0)
-    return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / LARGEST
+    largest = torch.where(largest <= SMALLEST, 0.0, largest)
+    top = torch.full_like(largest, LARGEST)  # a tensor: with a number torch multiplies by a reciprocal instead
+    inverse = torch.where(largest == 0, 0.0, top / largest)
+    return (blocks * inverse[..., None]).round().to(torch.int8).flatten(1), largest / top
 
 
 def product(x: torch.Tensor, weight: BlockWeights, bias: torch.Tensor) -> torch.Tensor:

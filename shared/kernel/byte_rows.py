@@ -2,19 +2,25 @@
 
     a row:  [K bytes][depth starts, int32][depth units, float32][depth unit * sum of bytes, float32]
 
-A start is what the block's integer sum begins with: what its weights' zero takes away.
+A start is the value that the block's integer sum begins with: it takes away the zero of the block's weights.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from shared.kernel.block_weights import LARGEST
-from shared.kernel.jit import bits_of, bytes_at, float_of, floats_at, inlined_exactly, ints_at, load
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from shared.kernel.block_weights import LARGEST, SMALLEST
+from shared.kernel.jit import emitted_for_constants
+from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
 
 EXTRA_BYTES = 12  # of a block, besides its bytes
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding and taking it away rounds to the nearest integer, ties to even
-_f32, _i32, _u32 = np.float32, np.int32, np.uint32
+SMALLEST_BITS = int(np.float32(SMALLEST).view(np.uint32))
+BYTES, HALVES = (ir.VectorType(ir.IntType(bits), COLUMNS) for bits in (8, 16))
 
 
 def row_bytes_of(num_inputs: int, block: int) -> int:
@@ -22,24 +28,75 @@ def row_bytes_of(num_inputs: int, block: int) -> int:
     return num_inputs + num_inputs // block * EXTRA_BYTES
 
 
-@inlined_exactly
-def round_row(x: int, row: int, depth: int, block: int, zero: int, is_half: bool) -> None:
-    """From address x, bfloat16 or float32, to address `row`. `block`, `zero` and `is_half` must be constants."""
-    extra = row + depth * block
-    bytes_out, starts = bytes_at(row), ints_at(extra)
-    units, sums = floats_at(extra + depth * 4), floats_at(extra + depth * 8)
-    for g in range(depth):
-        top = _u32(0)
-        for k in range(block):
-            magnitude = _u32(bits_of(load(x, g * block + k, is_half)) & _u32(0x7FFFFFFF))
-            top = max(top, magnitude)  # bits of magnitudes are ordered as these are, and integers vectorise
-        peak = float_of(top)
-        inverse = _f32(LARGEST) / peak if top > _u32(0) else _f32(0.0)
-        total = _i32(0)
-        for k in range(block):
-            byte = _i32((load(x, g * block + k, is_half) * inverse + _f32(ROUNDING)) - _f32(ROUNDING))
-            bytes_out[g * block + k] = byte
-            total += byte
-        starts[g] = _i32(-zero) * total
-        units[g] = peak / _f32(LARGEST)
-        sums[g] = units[g] * _f32(total)
+@emitted_for_constants
+def round_block(
+    typing_context: Any, block: Any, zero: Any, is_half: Any, x: Any, data: Any, start: Any, unit: Any, total: Any
+) -> Any:
+    """Round one block of a row. `block`, `zero` and `is_half` are constants, all others addresses: x is read, bfloat16
+    or float32; the rest is written."""
+    if not all(isinstance(constant, types.Literal) for constant in (block, zero, is_half)):
+        raise TypeError("block, zero and is_half must be constants")
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, _, _, x_at, data_at, start_at, unit_at, sum_at = args
+        code = _Rounding(builder)
+        numbers = code.read(x_at, block.literal_value // COLUMNS, is_half.literal_value)
+        peak, inverse = code.peak(numbers)
+        total = _words(0)
+        for n, number in enumerate(numbers):
+            whole = code.rounded(number, inverse)
+            total = builder.add(total, whole)
+            code.store(builder.trunc(whole, BYTES), builder.add(data_at, LONG(COLUMNS * n)), 4)
+        added = code.call("llvm.vector.reduce.add.v16i32", WORD, [total])
+        scale = builder.fdiv(peak, FLOAT(LARGEST))
+        code.store(builder.mul(added, WORD(-zero.literal_value)), start_at, 4)
+        code.store(scale, unit_at, 4)
+        code.store(builder.fmul(scale, builder.sitofp(added, FLOAT)), sum_at, 4)
+        return context.get_dummy_value()
+
+    return types.void(block, zero, is_half, *(types.int64,) * 5), codegen
+
+
+def _words(value: int) -> Any:
+    return ir.Constant(STEPS, [value] * COLUMNS)
+
+
+class _Rounding:
+    """Writes the vector code of one block. Numbers of x are bits of float32, 16 together."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+
+    def read(self, x_at: Any, count: int, is_half: bool) -> list[Any]:
+        build = self._builder
+        if not is_half:
+            return [read_at(build, x_at, LONG(4 * COLUMNS * n), STEPS) for n in range(count)]
+        places = [build.inttoptr(build.add(x_at, LONG(2 * COLUMNS * n)), HALVES.as_pointer()) for n in range(count)]
+        return [build.shl(build.zext(build.load(place, align=2), STEPS), _words(16)) for place in places]
+
+    def peak(self, numbers: list[Any]) -> tuple[Any, Any]:
+        """The largest magnitude, a float32, and what rows are multiplied with, in all places; 0 for what is too small.
+        The bits of magnitudes are ordered as the magnitudes are."""
+        build = self._builder
+        magnitudes = [build.and_(number, _words(0x7FFFFFFF)) for number in numbers]
+        top = magnitudes[0]
+        for other in magnitudes[1:]:
+            top = build.select(build.icmp_unsigned(">", other, top), other, top)
+        bits = self.call("llvm.vector.reduce.umax.v16i32", WORD, [top])
+        is_seen = build.icmp_unsigned(">", bits, WORD(SMALLEST_BITS))
+        peak = build.select(is_seen, build.bitcast(bits, FLOAT), FLOAT(0.0))
+        inverse = build.select(is_seen, build.fdiv(FLOAT(LARGEST), peak), FLOAT(0.0))
+        return peak, build.bitcast(spread(build, build.bitcast(inverse, WORD)), SUMS)
+
+    def rounded(self, number: Any, inverse: Any) -> Any:
+        build, big = self._builder, ir.Constant(SUMS, [ROUNDING] * COLUMNS)
+        scaled = build.fmul(build.bitcast(number, SUMS), inverse)
+        return build.fptosi(build.fsub(build.fadd(scaled, big), big), STEPS)
+
+    def store(self, value: Any, address: Any, align: int) -> None:
+        self._builder.store(value, self._builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+    def call(self, name: str, result: Any, operands: list[Any]) -> Any:
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        function = self._builder.module.globals.get(name) or ir.Function(self._builder.module, kind, name)
+        return self._builder.call(function, operands)

@@ -98,12 +98,6 @@ def inlined(function: F) -> F:
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called as the function is
 
 
-def inlined_exactly(function: F) -> F:
-    """The same, but every float operation is done and rounded as it is written."""
-    compiled = njit(nogil=True, error_model="numpy", forceinline=True)(function)
-    return compiled  # type: ignore[return-value]  # as above
-
-
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
     """A kernel's part that is written in LLVM. Callers leave the typing context out: numba adds it."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
@@ -186,12 +180,6 @@ def halves_at(typing_context: Any, address: Any) -> Any:
 def ints_at(typing_context: Any, address: Any) -> Any:
     """int64 address -> pointer to int32."""
     return _pointer(address, types.int32)
-
-
-@emitted
-def bytes_at(typing_context: Any, address: Any) -> Any:
-    """int64 address -> pointer to int8."""
-    return _pointer(address, types.int8)
 
 
 @emitted

@@ -27,7 +27,7 @@ class Linear(Protocol):
 
 Weight = torch.Tensor | BlockWeights  # (out, in)
 LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from weight (out, in) and bias (out,)
-WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # the same
+WeightFactory = Callable[[Weight, torch.Tensor | None], Linear]  # as LinearFactory, of blocks too
 Columns = Callable[[torch.Tensor], torch.Tensor]  # (M, own) -> (M, all): of all ranks that share a product out
 Head = Callable[[torch.Tensor], torch.Tensor]  # the last product: float32 whatever it is given, for bfloat16 ties
 HeadFactory = Callable[[Weight], Head]

@@ -1,4 +1,5 @@
-"""Tensors of a GGUF file under our own names, dequantised. Knows nothing of how a forward uses them."""
+"""Tensors of a GGUF file under our own names, as numbers or in the file's blocks. Knows nothing of how a forward uses
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import xxhash
 from shared.core.errors import ConfigError
 from shared.kernel.block_weights import BlockWeights
 from shared.model.config import LlamaConfig, config_from_gguf
-from shared.model.gguf_blocks import blocks_of
+from shared.model.gguf_blocks import LAYOUTS, blocks_of
 from shared.model.tensor_shapes import check_tensors, tensor_shapes
 
 ROWS_TOGETHER = 64
@@ -94,6 +95,21 @@ class GgufFile:
         if not values.flags.writeable:
             values = values.copy()
         return torch.from_numpy(values)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any matrix has."""
+        return any(tensor.tensor_type.name in LAYOUTS for tensor in self._tensors.values())
+
+    def bytes_per_weight(self, plain_bytes: int) -> float:
+        """The mean over all matrices, packed; `plain_bytes`: of a number that is in no block."""
+        sizes = [
+            (int(np.prod(tensor.shape)), LAYOUTS.get(tensor.tensor_type.name))
+            for tensor in self._tensors.values()
+            if len(tensor.shape) > 1
+        ]
+        kept = sum(count * (plain_bytes if found is None else found[0].bytes_per_weight) for count, found in sizes)
+        return kept / sum(count for count, _ in sizes)
 
     def blocks(self, name: str) -> BlockWeights | None:
         """The matrix in the file's own blocks, rotary halves apart; None where the file has plain numbers."""

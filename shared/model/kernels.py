@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
@@ -36,10 +37,6 @@ class Formats:
     kv: str = "auto"
     weights: str = "auto"  # of the layers' products, and unless it is "fp8" of the head; the embedding stays as it is
 
-    @property
-    def in_blocks(self) -> bool:
-        return self.weights in ("int8", "file")
-
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -63,6 +60,8 @@ def pick_kernels(
     formats: Formats = AS_DTYPE,
 ) -> Kernels:
     """numba's on a CPU; torch's elsewhere, where numba is missing, and where `plain` asks for them."""
+    if device.type != "cpu" and formats.weights in ("int8", "file"):
+        raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if device.type != "cpu" or plain or not has_numba():
         return library_kernels(config, dtype, device, formats)
     return compiled_kernels(config, dtype, Team(threads), formats)

@@ -21,6 +21,7 @@ from shared.config.model_path import resolve_model
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
+from shared.kernel.block_weights import INT8
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
@@ -31,6 +32,8 @@ from shared.model.weights import TensorSource, weights_bytes
 
 MOST_WIDTH, MOST_STAGES = 16, 64  # that --spec-width and --pp allow
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))  # positions past the context
+# Weights are others in other formats, and nodes with others don't pair.
+HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -95,8 +98,20 @@ class OpenedModel:
 
     def check_memory(self, config: LlamaConfig) -> None:
         """`config`: of the part that is loaded."""
-        item = None if self.options.formats.weights == "auto" else 1
-        self.options.check_memory(weights_bytes(config, self.dtype, self.context, item))
+        item, head_item = self._bytes_per_weight()
+        self.options.check_memory(weights_bytes(config, self.dtype, self.context, item, head_item))
+
+    def _bytes_per_weight(self) -> tuple[float | None, float]:
+        """In the layers (None: as the dtype) and in the head."""
+        form = self.options.formats.weights
+        if form == "auto":
+            return None, 4
+        if form == "fp8":
+            return 1, 4
+        in_blocks = INT8.bytes_per_weight
+        if form == "file" and isinstance(self.source, GgufFile):
+            in_blocks = self.source.bytes_per_weight(self.dtype.itemsize)
+        return in_blocks, in_blocks
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
         asked = self.options
@@ -105,7 +120,7 @@ class OpenedModel:
     def spec(self) -> ModelSpec:
         """Return what is said of the model. Read all files, for their hash."""
         config, formats = self.source.config, self.options.formats
-        narrow = "" if formats.weights == "auto" else f" {formats.weights}"
+        narrow = HASH_ENDS[formats.weights]
         return ModelSpec(
             name=config.name,
             vocab_size=config.vocab_size,
@@ -130,7 +145,7 @@ def open_named(name: str, options: LoadOptions) -> OpenedModel | EncoderFolder |
     if has_encoder(read_json_if_there(path / "config.json")):
         return EncoderFolder(path)
     source = open_model(path)
-    if options.formats.weights == "file" and source.blocks("layers.0.o") is None:
+    if options.formats.weights == "file" and not (isinstance(source, GgufFile) and source.has_blocks):
         raise ConfigError(f"--weight-dtype file: {path} has plain numbers: take auto or int8")
     context = context_of(source, options.max_context)
     folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}

@@ -64,11 +64,14 @@ def load_weights(
     make_head: HeadFactory,
     form: str = "auto",
 ) -> LlamaWeights:
-    """Read every tensor once. `form`: of the products' weights, as Formats has it. Peak memory is the result plus one
-    layer, as each layer's source is dropped at once."""
+    """Read every tensor once, that of a tied head twice where it is in blocks. `form`: of the products' weights, as
+    Formats has it. Peak memory is the result plus one layer and the head, as each layer's source is dropped at once."""
     config = source.config
     embed = source.tensor("embed").to(device, dtype)
-    head = read_weight(source, ["embed" if config.tie_embeddings else "head"], dtype, device, form)
+    if config.tie_embeddings and form in ("auto", "fp8"):
+        head: Weight = embed
+    else:
+        head = read_weight(source, ["embed" if config.tie_embeddings else "head"], dtype, device, form)
     local = config.local_rope
     return LlamaWeights(
         embed=embed,
@@ -86,13 +89,14 @@ def read_weight(
     """Return the weight of one product, all `names` side by side: in the file's blocks, in blocks that are made of its
     numbers, or as numbers of the dtype. Rows that blocks don't divide stay numbers."""
     if form == "file":
-        parts = [part for part in map(source.blocks, names) if part is not None]
-        if len(parts) == len(names):
-            return concatenate(parts).to(device)
+        blocks = [part for part in map(source.blocks, names) if part is not None]
+        if len(blocks) == len(names):
+            return concatenate(blocks).to(device)
     tensors = [source.tensor(name) for name in names]
     if form == "int8" and tensors[0].shape[1] % INT8.block == 0:
         return concatenate([quantize_weight(tensor) for tensor in tensors]).to(device)
-    return torch.cat([tensor.to(device, dtype) for tensor in tensors])
+    parts = [tensor.to(device, dtype) for tensor in tensors]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _on(device: torch.device, tables: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,11 +187,17 @@ def frequencies_of(head_dim: int, rope: RopeConfig) -> torch.Tensor:
     return inverse_frequencies(head_dim, rope.theta, *stretch)
 
 
-def weights_bytes(config: LlamaConfig, dtype: torch.dtype, max_context: int, layer_item: int | None = None) -> int:
+def weights_bytes(
+    config: LlamaConfig,
+    dtype: torch.dtype,
+    max_context: int,
+    layer_item: float | None = None,
+    head_item: float = 4,
+) -> int:
     """What load_weights keeps at most: parameters, the head's own copy (tied to the embedding or not) as if it were
-    float32, and the rotary tables. `layer_item`: bytes of a layer's weight, where it is not the dtype."""
+    float32, and the rotary tables. `layer_item`, `head_item`: bytes of a weight, where it is not the dtype."""
     head = config.vocab_size * config.hidden_size
     in_dtype = config.num_parameters() - (0 if config.tie_embeddings else head)
     layers = in_dtype - head
     tables = max_context * config.head_dim * 4 * (1 if config.local_rope is None else 2)
-    return head * dtype.itemsize + layers * (layer_item or dtype.itemsize) + head * 4 + tables
+    return int(head * dtype.itemsize + layers * (layer_item or dtype.itemsize) + head * head_item) + tables

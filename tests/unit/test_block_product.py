@@ -30,7 +30,8 @@ from tests.support.tiny_gguf import HIDDEN, VOCAB, values, write
 from tests.support.tiny_models import Rows, prompt
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8)
+MIXED = BlockFormat("mixed", 8, 0, has_low=True, half_scales=False, block=16)  # of a product whose parts differ
+FORMATS = (Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, INT8, MIXED)
 SCALES_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # of float16, in a block
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+sse4.2"}
 
@@ -46,10 +47,11 @@ def random_weight(form: BlockFormat, columns: int, inputs: int, seed: int = 0) -
 
 
 def random_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
-    """With a block of zeros, and magnitudes far apart."""
+    """With a block of zeros, one of numbers too small to divide by, and magnitudes far apart."""
     draw = torch.Generator().manual_seed(count)
     x = torch.randn(count, inputs, generator=draw) * torch.logspace(-4, 4, count)[:, None]
     x[0, :32] = 0
+    x[0, 32:64] *= 1e-34
     return x.to(dtype)
 
 
@@ -144,7 +146,7 @@ def test_parts_of_several_formats_say_the_same_together() -> None:
     assert alike.format is Q4_1 and alike.shape == (18, 64)
 
 
-def test_a_block_s_largest_weight_is_exact() -> None:
+def test_a_weight_is_off_by_half_a_step_of_its_block() -> None:
     weight = torch.randn(10, 64) * torch.logspace(-6, 6, 10)[:, None]
     weight[2] = 0
     back = quantize_weight(weight).dense()

@@ -139,7 +139,7 @@ def test_only_kv_is_other_in_pages_and_only_weights_in_weights(folder: Path) -> 
     assert [plane.dtype for plane in kv.kv_planes(16)] == [torch.int8, torch.float32]
     assert weights.kv_planes(16) == plain.kv_planes(16)
     assert kv.spec.weights_hash == plain.spec.weights_hash
-    assert weights.spec.weights_hash == plain.spec.weights_hash + " int8"
+    assert weights.spec.weights_hash == plain.spec.weights_hash + " int8 blocks"
 
 
 def test_scales_move_with_their_slots(folder: Path) -> None:

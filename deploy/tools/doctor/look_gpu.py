@@ -3,7 +3,6 @@ nothing. Loads torch, and takes some hundred MB of each GPU while it looks."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from deploy.tools.doctor.facts import GpuDevice, GpuFacts
+from shared.config.core_plan import visible_gpus
 from shared.device.gpu import Gpu
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig, RopeConfig
@@ -37,7 +37,7 @@ def look_at_gpus(gpu: Gpu) -> GpuFacts:
         built_for=gpu.built_for(),
         has_driver=DEVICE_FILE.exists(),
         driver=driver_version(),
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        visible=visible_gpus(),
         problem="" if available else problem_of(gpu.current_device),
         devices=tuple(look_at(gpu, where) for where in devices(gpu)) if available else (),
     )
