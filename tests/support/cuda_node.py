@@ -67,4 +67,5 @@ class Built:
 def on_virtual_gpu(gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch) -> Built:
     monkeypatch.setattr(build, "devices", lambda *_: (str(gpu.device), "cuda"))
     monkeypatch.setattr(build, "gpu_of", lambda streams: gpu)
+    monkeypatch.setattr(build, "capture_libraries", lambda log: None)  # of the whole process, and so of later tests
     return Built(gpu)
