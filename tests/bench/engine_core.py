@@ -21,6 +21,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.model.interface import Model
+from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
@@ -106,12 +107,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--weights", default="auto", choices=("auto", "file", "int8", "fp8"), help="as --weight-dtype")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--pairs", type=int, default=0, help="overlap against plain: number of interleaved pairs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(args.model, LoadOptions(args.dtype, threads=args.threads))
+    options = LoadOptions(args.dtype, threads=args.threads, formats=Formats(weights=args.weights))
+    model = load_model(args.model, options)
     core = build(model, args.threads, overlap=True)
     figures: dict[str, float] = {}
     decode_rate(core, 4, 8)
