@@ -31,8 +31,8 @@ RENEWALS_PER_LEASE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Final:
-    """Pages, or parts of them, that are ready to be described: pages[0] is the request's page number `first`."""
+class Waiting:
+    """A page set that is ready to be described: pages[0] is the request's page number `first`."""
 
     handoff: HandoffOut
     first: int
@@ -59,7 +59,7 @@ class Inflight:
         self._senders = senders
         self._jobs: TransferJobs[tuple[HandoffOut, int], PageSet] = TransferJobs(ctx.core.engine)
         self._computing: list[Computing] = []
-        self._final: deque[Final] = deque()  # of peers that have not read enough of what they were sent
+        self._waiting: deque[Waiting] = deque()  # page sets whose peer already holds its share of blocks
         self._unread = Unread(ctx.wake)
         self.granted: dict[RequestKey, HandoffOut] = {}
 
@@ -86,6 +86,7 @@ class Inflight:
         """Describe what became final, and send the record once there is one; it need not wait for the pages."""
         self._describe_computed()
         self._describe_final(handoff)
+        self._launch_waiting(now)
         if handoff.record is not None and not handoff.record_sent:
             handoff.record_sent = True
             handoff.touched = now
@@ -109,21 +110,21 @@ class Inflight:
         where = part.bytes_in(self._ctx.core.pool.planes)
         most = max(1, READY_BYTES // (where.stop - where.start))
         for start in range(0, len(pages), most):
-            handoff.num_describing += 1
-            self._final.append(Final(handoff, first + start, pages[start : start + most], part))
-        self._launch_final()
+            self._waiting.append(Waiting(handoff, first + start, pages[start : start + most], part))
 
-    def _launch_final(self) -> None:
+    def _launch_waiting(self, now: float) -> None:
         """In order, except that peers without room are passed over."""
-        entries, self._final = self._final, deque()
+        entries, self._waiting = self._waiting, deque()
         for entry in entries:
             handoff, sender = entry.handoff, entry.handoff.sender
             if sender is None or self.granted.get(handoff.key) is not handoff:
                 continue  # ended meanwhile
             if not self._unread.has_room(handoff.peer, sender):
-                self._final.append(entry)
+                self._waiting.append(entry)
                 continue
             self._unread.begin(handoff.peer)
+            handoff.num_describing += 1
+            handoff.touched = now
             job = partial(sender.describe, entry.pages, entry.part)
             self._jobs.launch((handoff, entry.first), job, f"describe({entry.first})")
 
@@ -174,11 +175,12 @@ class Inflight:
             self._ctx.outbox.send(handoff.peer, ready, page_set.frames)
             handoff.touched = now
         self._unread.take_read()
-        self._launch_final()
+        self._launch_waiting(now)
         return failed + self._stalled(now)
 
     def _stalled(self, now: float) -> list[tuple[RequestKey, HandoffFailed]]:
-        """Renew leases of prompts that still wait or compute; give up a peer that has all and does not answer."""
+        """Renew leases of prompts that still wait or compute; give up a peer that has the record, and neither reads
+        nor answers."""
         lease_s, failed = self._ctx.facts.lease_s, []
         for handoff in self.granted.values():
             if handoff.record_sent and not handoff.num_describing:

@@ -1,4 +1,4 @@
-"""How much of a sender's own memory is on its way to each peer: one that reads nothing leaves the others theirs.
+"""Limits the pinned blocks that each peer has not read yet, so that one that stops reading can't take them all.
 
     describe -> frames, in a block of the sender's -> | queue of the peer's connection | -> gone, and the block is back
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from shared.transfer.interface import PageSender, PageSet
 
-SHARES = 4  # a peer gets one of so many
+SHARES = 4  # a peer may hold 1/SHARES of the blocks
 
 
 class Unread:
@@ -26,7 +26,9 @@ class Unread:
         self._read: queue.SimpleQueue[str] = queue.SimpleQueue()  # peers, filled by any thread
 
     def has_room(self, peer: str, sender: PageSender) -> bool:
-        return not sender.num_blocks or self._num[peer] < max(1, sender.num_blocks // SHARES)
+        """Peers together never get more blocks than there are: to take one more would block the transfer thread."""
+        most = sender.num_blocks
+        return not most or (self._num[peer] < max(1, most // SHARES) and self._num.total() < most)
 
     def begin(self, peer: str) -> None:
         """A page set of it is being described."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 Context = AbstractContextManager[object, bool | None]
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class GpuEvent(Protocol):
@@ -60,7 +60,7 @@ class MemoryInfo:
 
 def gib(num_bytes: int) -> str:
     """As a person reads it."""
-    return f"{num_bytes / GIB:.2f} GiB"
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / MIB:.2f} MiB"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from shared.kernel.quantized import dequantize, quantize
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos, sin
 PADDED_MAX_Q = 16  # up to here rows are padded to one batch; above, each row runs alone
-MOST_PADDING = 4  # and so they do where a padded batch would read so many times the keys that there are
+MOST_PADDING = 4  # rows also run alone where padding would read more than this many times the real keys
 MOST_NUMBERS = 1 << 27  # scores, or widened keys, at a time: what a step needs then does not grow with its rows
 
 
@@ -225,15 +225,17 @@ class TorchAttention:
 
 def rows_alone(inputs: AttentionInputs) -> int:
     """How many rows, the first ones, are computed each for itself: chunks, and all rows where most of a padded batch
-    would be padding."""
+    would be padding. On a CPU a step with a chunk has all its rows alone: a launch costs nothing there, and padding
+    does."""
     host, num_rows = inputs.host, len(inputs.page_table)
-    if host is None:
-        return num_rows if inputs.max_q_len > PADDED_MAX_Q else 0
+    has_chunk = inputs.max_q_len > PADDED_MAX_Q
+    if host is None or (has_chunk and inputs.positions.device.type == "cpu"):
+        return num_rows if has_chunk else 0
     if host.seq_lens_sum is not None:
         keys = host.seq_lens_sum + len(inputs.positions)
         if num_rows * inputs.max_seq_len > MOST_PADDING * keys:
             return num_rows
-    return num_rows - host.num_running if inputs.max_q_len > PADDED_MAX_Q else 0
+    return num_rows - host.num_running if has_chunk else 0
 
 
 def _host_bounds(inputs: AttentionInputs) -> list[int]:

@@ -47,7 +47,7 @@ from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
-from shared.node.gpu_memory import TOO_LARGE, explained, measure_use
+from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
 from shared.node.routers import Routers
@@ -160,7 +160,9 @@ def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None
 
     least = partial(assemble, least_plan(loaded.model.spec.max_context))
     plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
-    core = assemble(plan, make_grammars(parts, loaded.model.spec, log, notify))
+    grammars = make_grammars(parts, loaded.model.spec, log, notify)
+    with explained(gpu, device, KV_POOL):
+        core = assemble(plan, grammars)
     others.share(core.pool)
     return core
 
@@ -174,7 +176,8 @@ def measured_plan(
     make_least: Callable[[], NodeCore],
     log: Logger,
 ) -> MemoryPlan:
-    """Plan the node's memory by what is free. `make_least`: a core with hardly a page, to measure steps on a GPU."""
+    """Plan the node's memory by what is free. `make_least`: a core with a pool of two pages, to measure
+    steps on a GPU."""
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)

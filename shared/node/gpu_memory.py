@@ -1,6 +1,6 @@
 """Measure what a node needs of a GPU's memory before it has a KV pool: weights are there, the largest step is run.
 
-    total    |<-- gpu_mem_fraction -------------------------------------->|   the rest is nobody's of Baton
+    total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
 Never run on a GPU: the tests run it on a virtual one.
@@ -25,6 +25,7 @@ from shared.sched.largest import LargestSteps
 
 TOO_LARGE = "the weights: take a smaller model, --dtype bfloat16, or --weight-dtype int8 or fp8"
 LARGEST_STEP = "the largest step: lower --chunk-size, --max-running or --max-context"
+KV_POOL = "the KV pool: end what else uses the GPU, or lower --gpu-mem-fraction or --kv-bytes"
 RESERVED_SHARE = 0.02  # of a GPU's memory: the driver's context, libraries' workspaces, gaps between blocks
 
 
@@ -60,8 +61,8 @@ class GpuUse:
 def measure_use(
     gpu: Gpu, device: torch.device, make_core: Callable[[], NodeCore], memory: MemoryConfig, page_bytes: int
 ) -> GpuUse:
-    """Run the largest steps on a core with hardly a page, and let go of it. The model is loaded. Raises ConfigError
-    where memory runs out."""
+    """Run the largest steps on a core with a pool of two pages, and let go of it. The model is loaded. Raises
+    ConfigError where memory runs out."""
     gpu.release_cached(device)
     info, weights = gpu.memory_info(device), gpu.memory_use(device).allocated_bytes
     before = GpuUse(info.total_bytes, info.free_bytes, weights, 0)

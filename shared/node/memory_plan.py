@@ -51,8 +51,9 @@ def plan_memory(
         share = "--mem-fraction" if gpu is None else "--gpu-mem-fraction, a smaller --chunk-size or --max-running"
         raise ConfigError(
             f"KV of one request of {wanted} tokens needs {gib(need)}, and the KV pool has {gib(room)}, for "
-            f"{max(0, fits)} tokens: give it more with --kv-bytes or {share}, or take a shorter --max-context, a "
-            f"narrower --kv-dtype or a smaller model" + ("" if gpu is None else f"; {gpu.told()}")
+            f"{max(0, fits)} tokens: give it more with --kv-bytes (a page of {memory.page_size} tokens takes "
+            f"{page_bytes} bytes) or {share}, or take a shorter --max-context, a narrower --kv-dtype or a smaller model"
+            + ("" if gpu is None else f"; {gpu.told()}")
         )
     check_offload(memory, page_bytes, device, available)
     return MemoryPlan(

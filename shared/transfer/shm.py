@@ -5,8 +5,9 @@
 The sender can't be harmed, and a frozen or dead one can't harm: a mapping outlives its process. That is also why the
 memory of dead senders has to be let go of on purpose (`forget_dead`).
 
-A receiver's pool may be on a GPU: the copy goes through pinned memory then (host_bytes.py). A sender's can't: a file
-beside it would have to hold whole prompts until their receivers have all of them, where zmq's frames leave one by one.
+A receiver's pool may be on a GPU: the copy goes through pinned memory then (host_bytes.py). A sender's pool on a GPU
+can't use shm: a file beside it would have to hold whole prompts until their receivers have all of them, where zmq's
+frames leave one by one.
 """
 
 from __future__ import annotations

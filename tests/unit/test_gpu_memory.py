@@ -18,7 +18,7 @@ from shared.config.device_defaults import CPU, GPU, with_device_defaults
 from shared.config.processes import NodeParts
 from shared.config.settings import MemoryConfig, ModelConfig, SchedConfig
 from shared.core.errors import ConfigError
-from shared.device.gpu import GIB, Gpu
+from shared.device.gpu import GIB, MIB, Gpu, gib
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
@@ -34,7 +34,6 @@ from tests.support.cuda_node import on_virtual_gpu, parts_of
 from tests.support.tiny_adapters import adapter
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
 
-MIB = 1 << 20
 WHOLE = 24 * MIB
 ROWS = {"max_running": 10}
 SPECS = ("none", "ngram", "eagle")
@@ -90,9 +89,11 @@ def test_what_is_measured_is_what_is_there(gpu: VirtualGpu, monkeypatch: pytest.
         return uses[-1]
 
     monkeypatch.setattr(build, "measure_use", measured)
-    gc.disable()
-    core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
-    gc.enable()
+    gc.disable()  # what goes is let go of on purpose
+    try:
+        core = on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
+    finally:
+        gc.enable()
     (found,), (relay,) = uses, relays
     assert relay() is None
     slots = WHOLE - found.free - found.weights
@@ -175,11 +176,33 @@ def test_memory_that_runs_out_is_a_fault_of_the_settings(
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
 
 
+def test_a_pool_that_finds_less_memory_than_was_measured_is_a_fault_of_the_settings(
+    gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have come meanwhile."""
+
+    def too_much(*args: Any) -> MemoryPlan:
+        plan = plan_memory(*args)
+        return replace(plan, num_pages=2 * WHOLE // args[2])
+
+    monkeypatch.setattr(build, "plan_memory", too_much)
+    told = r"free on .* too little for the KV pool.*--gpu-mem-fraction or --kv-bytes"
+    with pytest.raises((ConfigError, torch.OutOfMemoryError), match=told):
+        on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
+
+
 def test_weights_that_can_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = make_device("eager", memory_bytes=MIB // 4)
-    with pytest.raises(ConfigError, match=r"weights need 0.\d\d GiB, and 0.00 GiB of 0.00 GiB are free"):
+    with pytest.raises(ConfigError, match=r"weights need 0.\d\d MiB, and 0.25 MiB of 0.25 MiB are free"):
         on_virtual_gpu(gpu, monkeypatch).core(parts_of(memory=ROWS))
     assert not gpu.memory_use(gpu.device).peak_bytes
+
+
+def test_small_sizes_are_told_in_mib() -> None:
+    assert gib(3 * GIB // 2) == "1.50 GiB" and gib(GIB // 10) == "0.10 GiB"
+    assert gib(GIB // 10 - MIB) == "101.40 MiB" and gib(MIB // 4) == "0.25 MiB"
+    with pytest.raises(ConfigError, match=r"pool has 0.50 MiB, .* \(a page of 16 tokens takes 1048576 bytes\)"):
+        planned(None, kv_bytes=MIB // 2)
 
 
 def test_what_is_left_open_goes_by_the_device() -> None:

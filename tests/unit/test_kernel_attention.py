@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from shared.kernel.attention import AttentionBackend, AttentionInputs, Attention
 from shared.kernel.attention_numba import FETCH_AHEAD, NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
+from tests.support.virtual_gpu.device import make_device
 
 MAX_LEN = 200
+CPU = torch.device("cpu")
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_dim=32, eps=1e-5)
 SHAPES = {
     "gqa": SHAPE,
@@ -29,8 +32,9 @@ SHAPES = {
 }
 
 
-def tables(shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-    return rope_tables(inverse_frequencies(shape.head_dim, 10000.0), MAX_LEN)
+def tables(shape: AttentionShape, device: torch.device = CPU) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = rope_tables(inverse_frequencies(shape.head_dim, 10000.0), MAX_LEN)
+    return cos.to(device), sin.to(device)
 
 
 def numba_backend(shape: AttentionShape, dtype: torch.dtype = torch.float32, threads: int = 1) -> NumbaAttention:
@@ -48,6 +52,7 @@ class Paged:
     dtype: torch.dtype = torch.float32
     layer: int = 1
     host: HostLengths | None = None
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         per_row = -(-MAX_LEN // self.page_size)
@@ -59,13 +64,14 @@ class Paged:
         generator = torch.Generator().manual_seed(4)
         data = torch.randn(self.num_rows, MAX_LEN, heads * self.shape.head_dim, generator=generator)
         self.qkv = data.to(self.dtype)
+        self.kv, self.table, self.qkv = (of.to(self.device) for of in (self.kv, self.table, self.qkv))
 
     def step(self, spans: dict[int, tuple[int, int]], norms: bool = False) -> torch.Tensor:
         """Tokens [from, to) of each row."""
         q_lens = torch.tensor([stop - start for start, stop in spans.values()])
         inputs = AttentionInputs(
-            positions=torch.cat([torch.arange(*span) for span in spans.values()]),
-            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(torch.int32),
+            positions=torch.cat([torch.arange(*span) for span in spans.values()]).to(self.device),
+            cu_q_lens=torch.cat((torch.zeros(1, dtype=torch.long), q_lens.cumsum(0))).to(self.device, torch.int32),
             page_table=self.table[list(spans)],
             max_q_len=int(q_lens.max()),
             max_seq_len=max(stop for _, stop in spans.values()),
@@ -170,30 +176,39 @@ def test_a_wrong_plan_fails_before_anything_is_written(wrong: str) -> None:
         paged.backend.begin(inputs, paged.kv)
 
 
+RAGGED = {"cpu": 5, "virtual GPU": 5}
+
+
 def host_lengths(spans: dict[int, tuple[int, int]], num_running: int, exact: bool) -> HostLengths:
     starts = np.asarray([start for start, _ in spans.values()], np.int64)
     bounds = np.cumsum([0, *(stop - start for start, stop in spans.values())], dtype=np.int32)
     return HostLengths(bounds, starts if exact else None, int(starts.sum()) if exact else None, num_running)
 
 
+@pytest.mark.parametrize("device", ["cpu", "virtual GPU"])
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
     ("spans", "num_running", "num_alone"),
     [
-        ({0: (10, 40), 1: (3, 9), 2: (50, 52), 3: (47, 49)}, 2, 2),
-        ({0: (10, 12), 1: (3, 5), 2: (50, 52)}, 3, 0),
-        ({0: (10, 40), 1: (3, 9)}, 0, 2),
-        ({0: (1, 2), 1: (3, 4), 2: (2, 3), 3: (4, 5), 4: (119, 120)}, 5, 5),  # hardly a key but the last row's
+        ({0: (10, 40), 1: (3, 9), 2: (50, 52), 3: (47, 49)}, 2, {"cpu": 4, "virtual GPU": 2}),  # with a chunk
+        ({0: (10, 12), 1: (3, 5), 2: (50, 52)}, 3, {}),
+        ({0: (10, 40), 1: (3, 9)}, 0, {"cpu": 2, "virtual GPU": 2}),
+        ({0: (1, 2), 1: (3, 4), 2: (2, 3), 3: (4, 5), 4: (119, 120)}, 5, RAGGED),  # hardly a key but the last row's
     ],
 )
 def test_rows_alone_and_padded_give_what_rows_give_for_themselves(
-    name: str, spans: dict[int, tuple[int, int]], num_running: int, num_alone: int, exact: bool
+    name: str,
+    spans: dict[int, tuple[int, int]],
+    num_running: int,
+    num_alone: dict[str, int],
+    exact: bool,
+    device: str,
 ) -> None:
-    """Chunks run each for itself and the decode tail as one batch; where the host knows the lengths, so do rows of very
-    different ones, and each looks at its own pages only. Bounds of rows are the host's: no device is asked."""
-    shape = SHAPES[name]
-    paged = Paged(TorchAttention(shape, tables(shape)), shape, num_rows=5)
+    """Chunks run each for itself, and the decode tail as one batch, but on a CPU. Where the host knows the lengths,
+    rows of very different ones run alone too. Bounds of rows are the host's: no device is asked."""
+    shape, where = SHAPES[name], CPU if device == "cpu" else make_device().device
+    paged = Paged(TorchAttention(shape, tables(shape, where)), shape, num_rows=5, device=where)
     for row, (start, _) in spans.items():
         paged.step({row: (0, start)})
     before = paged.kv.clone()
@@ -202,8 +217,32 @@ def test_rows_alone_and_padded_give_what_rows_give_for_themselves(
     paged.host = host_lengths(spans, num_running, exact)
     got = paged.step(spans)
     torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-5)
-    is_ragged = exact or num_alone < len(spans) or num_running == 0
-    assert not is_ragged or paged.backend._num_alone == num_alone
+    is_known = exact or num_alone is not RAGGED
+    assert paged.backend._num_alone == (num_alone.get(device, 0) if is_known else 0)
+
+
+class Gathering(TorchAttention):
+    """Notes how many pages of how many rows it gathers at a time."""
+
+    def begin(self, *args: Any) -> None:
+        super().begin(*args)
+        self.tables: list[tuple[int, ...]] = []
+
+    def _gather(self, layer: int, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.tables.append(tuple(table.shape))
+        return super()._gather(layer, table)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_row_alone_gathers_its_own_pages_only(exact: bool) -> None:
+    """The step's longest row has nothing to do with it, where the host knows the lengths."""
+    spans = {0: (90, 120), 1: (3, 9), 2: (16, 32), 3: (32, 33)}
+    paged = Paged(Gathering(SHAPE, tables(SHAPE)), SHAPE, num_rows=4)
+    for row, (start, _) in spans.items():
+        paged.step({row: (0, start)})
+    paged.host = host_lengths(spans, 1, exact)
+    paged.step(spans)
+    assert paged.backend.tables == [(1, width) for width in ((8, 1, 2, 3) if exact else (8, 8, 8, 8))]
 
 
 class Masked(TorchDispatchMode):

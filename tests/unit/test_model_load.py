@@ -60,7 +60,7 @@ def test_context_beyond_the_models_is_refused() -> None:
 
 
 def test_small_machine_is_told_before_loading() -> None:
-    with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GiB, and 0\.09 GiB of 1\.00 GiB are free"):
+    with pytest.raises(ConfigError, match=r"weights need 0\.\d+ GiB, and 95\.37 MiB of 1\.00 GiB are free"):
         load_model("smollm2", LoadOptions(memory=MemoryInfo(100_000_000, 1 << 30)))
     LoadOptions(memory=MemoryInfo(5, 8)).check_memory(5)
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from prefill_node.side import PrefillSide
 from prefill_node.unread import SHARES
 from shared.core.sampling_params import SamplingParams
+from shared.device.cpu import do_nothing
 from shared.node.node import Node
 from shared.transfer.frames import FrameSender
 from shared.transfer.host_bytes import PinnedReader
 from shared.transfer.interface import READY_BYTES
 from shared.wire.messages import Ready
 from tests.support.core_rig import CoreKnobs, Job
-from tests.support.node_pair import Net, assert_clean, expected, make_node, name_of
+from tests.support.node_pair import LEASE_S, Net, assert_clean, expected, make_node, name_of
 from tests.support.virtual_gpu.device import make_device
 
 SHORT = SamplingParams(max_tokens=4, temperature=0.0)
@@ -27,15 +29,21 @@ def job(rid: int, length: int = 150) -> Job:
     return Job(rid, tuple(rng.randrange(95) for _ in range(length)), SHORT, rid + 7)
 
 
-def lending_node(num_blocks: int) -> Node:
+def lending_node(num_blocks: int, wake: Callable[[], None] = do_nothing) -> Node:
     """Its pages are on a CPU and travel in blocks all the same. A block too many is an error at once."""
     node = make_node("prefill", "p0", KNOBS)
     sender = FrameSender(node.ctx.core.pool)
     reader = PinnedReader(node.ctx.core.pool, make_device(), most_bytes=num_blocks * READY_BYTES, patience_s=0.0)
     sender._reader, sender.num_blocks = reader, reader.num_blocks
-    node.ctx.wake = lambda: None
+    node.ctx.wake = wake
     node.side = PrefillSide(node.ctx, {"zmq": sender})
     return node
+
+
+def hold_pages(net: Net, *nodes: Node) -> None:
+    """They read nothing more of pages."""
+    names = {name_of(node) for node in nodes}
+    net.hold = lambda src, dst, message: isinstance(message, Ready) and bool(message.pages) and dst in names
 
 
 @pytest.mark.parametrize("per_peer", [1, 2])
@@ -46,7 +54,7 @@ def test_a_peer_that_reads_nothing_leaves_the_others_their_blocks(per_peer: int)
         make_node("decode", "d1", KNOBS, 2),
     )
     net = Net([p, slow, good])
-    net.hold = lambda src, dst, message: isinstance(message, Ready) and bool(message.pages) and dst == name_of(slow)
+    hold_pages(net, slow)
     first = [net.generate(p, job(rid), slow) for rid in (0, 1)]
     net.run()
     assert len(net.kept) == per_peer, "the others wait for these to be read"
@@ -65,14 +73,87 @@ def test_a_peer_that_reads_nothing_leaves_the_others_their_blocks(per_peer: int)
 def test_what_waits_for_a_request_that_has_ended_is_forgotten() -> None:
     p, slow = lending_node(SHARES), make_node("decode", "d0", KNOBS)
     net = Net([p, slow])
-    net.hold = lambda src, dst, message: isinstance(message, Ready) and bool(message.pages)
+    hold_pages(net, slow)
     key = net.generate(p, job(0), slow)
     net.run()
-    assert len(net.kept) == 1 and p.side.inflight._final
+    assert len(net.kept) == 1 and p.side.inflight._waiting
     net.abort(p, key)
     net.run()
-    assert not p.side.inflight._final
+    assert not p.side.inflight._waiting
     net.kept.clear()
     net.run()
     assert not p.side.inflight._unread._num, "its connection was closed, and the frames are gone with it"
+    assert_clean(p, slow)
+
+
+def test_peers_that_read_nothing_hold_all_blocks_and_nobody_waits_on_the_transfer_thread() -> None:
+    """One more than there are shares: what is described for it would block the thread, or be an error as here."""
+    p = lending_node(SHARES)
+    slow = [make_node("decode", f"d{index}", KNOBS, index) for index in range(1, SHARES + 1)]
+    good = make_node("decode", "d9", KNOBS, 9)
+    net = Net([p, *slow, good])
+    hold_pages(net, *slow)
+    keys = [net.generate(p, job(rid), peer) for rid, peer in enumerate(slow)]
+    net.run()
+    assert len(net.kept) == SHARES
+    keys.append(net.generate(p, job(SHARES), good))
+    net.run()
+    assert p.side.inflight._waiting and not any(net.router.ends[key] for key in keys)
+    net.hold = lambda src, dst, message: False
+    net.release_held()
+    net.run()
+    assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(len(keys))]
+    assert_clean(p, *slow, good)
+
+
+def test_a_peer_that_reads_wakes_the_loop() -> None:
+    """Nothing else may happen on the node for long."""
+    wakes: list[None] = []
+    p, slow = lending_node(SHARES, lambda: wakes.append(None)), make_node("decode", "d0", KNOBS)
+    net = Net([p, slow])
+    hold_pages(net, slow)
+    net.generate(p, job(0), slow)
+    net.run()
+    num_wakes = len(wakes)
+    assert len(net.kept) == 1
+    net.kept.clear()
+    assert len(wakes) == num_wakes + 1
+    net.run()
+    assert len(net.kept) == 1, "what waited was sent"
+
+
+@pytest.mark.parametrize("is_lending", [True, False])
+def test_a_peer_that_reads_nothing_for_a_lease_is_given_up(is_lending: bool) -> None:
+    """Page sets may wait for it, or all have been sent."""
+    p = lending_node(SHARES) if is_lending else make_node("prefill", "p0", KNOBS)
+    slow = make_node("decode", "d0", KNOBS)
+    net = Net([p, slow])
+    hold_pages(net, slow)
+    keys = [net.generate(p, job(rid), slow) for rid in (0, 1)]
+    net.run()
+    assert bool(p.side.inflight._waiting) is is_lending
+    net.at(LEASE_S * 0.9)
+    net.run()
+    assert len(p.side.inflight.granted) == 2, "it has a lease"
+    net.at(LEASE_S * 0.2)
+    net.run()
+    assert not p.side.inflight.granted and not p.side.inflight._waiting
+    assert all(net.router.ends[key] for key in keys)
+
+
+def test_a_peer_that_reads_slowly_is_not_given_up() -> None:
+    """Each block that it reads makes room for a set, which is a sign of life."""
+    p, slow = lending_node(SHARES), make_node("decode", "d0", KNOBS)
+    net = Net([p, slow])
+    hold_pages(net, slow)
+    key = net.generate(p, job(0), slow)
+    net.run()
+    num_turns = 0
+    while net.kept:
+        net.at(LEASE_S * 0.7)
+        net.release_held()
+        net.run()
+        num_turns += 1
+    assert num_turns > 1 and net.router.streams[key] == expected(job(0))
+    assert all(message.pages for message in net.messages(Ready)), "no need to say that the prefill node lives"
     assert_clean(p, slow)
