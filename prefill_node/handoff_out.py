@@ -32,7 +32,7 @@ class HandoffOut:
     layers_end: int = 0
     launched: list[ChunkLaunched] = field(default_factory=list)  # until granted: what may be computed still by then
     num_final_tokens: int = 0
-    num_describing: int = 0  # page sets, on the transfer stream; not those that wait for room
+    num_describing: int = 0  # page sets that the transfer stream describes; those that wait for room don't count
     record: PrefillDone | None = None
     record_sent: bool = False
     done_at: float = 0.0

@@ -46,7 +46,7 @@ class InputItem(Body, frozen=True, kw_only=True):
 
 
 def turns_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Turn]:
-    """Return the turns for the template. Raise InvalidRequest for the first item that is no turn, by name."""
+    """Return the turns for the template. Raises InvalidRequest that names the first item that is not a turn."""
     turns = Turns()
     if instructions:
         turns.add("system", instructions)

@@ -218,9 +218,8 @@ class Engine:
         if idle:
             found += [f"lease of step {lease.step} ({_owners(lease)}) is still open" for lease in self.leases]
             num_taken = self.worker.boundary.num_taken
-            found += (
-                [f"{num_taken} pinned slots are held, and no step is open"] if num_taken and not self.leases else []
-            )
+            if num_taken and not self.leases:
+                found.append(f"{num_taken} pinned slots are held, and no step is open")
         raise_problems("engine", found)
 
 

@@ -225,7 +225,7 @@ class CompiledLlama:
             for layer in layers
         ]
         take = [blocks.make_take(config.hidden_size * 4), blocks.make_take(config.q_size * self._dtype.itemsize)]
-        inner = [task for front, back in zip(fronts[:-1], backs, strict=False) for task in front + back]
+        inner = [task for front, back in zip(fronts[:-1], backs[:-1], strict=True) for task in front + back]
         end = [norm, as_task(self._weights.head).task]
         embed = blocks.make_embed(config.hidden_size, is_half, embed_scale(config, self._dtype))
         last = [*fronts[-1], *take, *backs[-1], *end] if self._span.is_last else [*fronts[-1], *backs[-1]]

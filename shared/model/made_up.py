@@ -1,4 +1,4 @@
-"""A network that is no file: a shape, and weights drawn when they are asked for. For trials of a device."""
+"""A network without files, for trials of a device: it has a shape, and draws its weights when they are read."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def decode_handle(handle: bytes) -> IpcHandle:
 
 
 def started_at(pid: int) -> int | None:
-    """Ticks since the machine's start; None: there is no such process."""
+    """Return when the process started, in clock ticks since boot; None where there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[START_FIELD])

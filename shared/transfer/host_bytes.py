@@ -32,18 +32,19 @@ NUM_SLOTS = 4
 
 
 class PageReader(Protocol):
-    """The sender's. `num_blocks`: it lends so many at a time; 0: none."""
+    """Reads pages for a sender. `num_blocks`: the most blocks that it lends at a time; 0: it lends none."""
 
     num_blocks: int
 
     def read(self, pages: Sequence[int], where: slice) -> tuple[list[ByteArray], ByteArray | None]:
-        """Return bytes `where` of each page, (n,) uint8 each, and the block that was lent for them, if any: it is
-        theirs alone as long as anything refers to one of these arrays. HandoffFailed where there is no memory."""
+        """Return bytes `where` of each page, (n,) uint8 each, and the block that they lie in, None where they lie in
+        the pool. Nobody else writes the block while anything refers to one of these arrays. Raises HandoffFailed where
+        no block comes free."""
         ...
 
 
 class PageWriter(Protocol):
-    """The receiver's."""
+    """Writes pages for a receiver."""
 
     def write(self, page: int, part: Part, source: ByteArray) -> ByteArray:
         """Copy what came into a part of an own page, and zero what did not. Return the bytes that the page gets, for
@@ -62,7 +63,7 @@ def writer_of(pool: KVPool, gpu: Gpu | None = None) -> PageWriter:
 
 
 class HostReader:
-    """Views of the pool: whoever reads them later reads what is in the pages then."""
+    """Gives views of the pool. A later read sees what the pages hold then."""
 
     num_blocks = 0
 

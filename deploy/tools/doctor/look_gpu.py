@@ -62,7 +62,7 @@ def driver_version() -> str:
 
 
 def problem_of(ask: Callable[[], object]) -> str:
-    """What is wrong, in the words of whoever is asked; "" where nothing is."""
+    """Return the first line of the error that `ask` raises; "" where it raises none."""
     try:
         ask()
     except Exception as error:  # a driver's or a library's, of any type: its words are what the user gets
