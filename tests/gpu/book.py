@@ -5,7 +5,7 @@
     {"event": "end", "name": "races", "state": "passed", "seconds": 41.2, "figures": {...}, "told": ""}
 
 A run that is cut off leaves a beginning without an end: the check is tried once more, then it counts as cut off. A line
-that was cut off itself is skipped.
+that was cut off itself is skipped. A run of other sources begins anew: the file alone keeps what older ones did.
 """
 
 from __future__ import annotations
@@ -104,7 +104,11 @@ class Book:
         fields = dict(entry)
         event = fields.pop("event")
         if event == "run":
-            self.runs.append(Run(fields["machine"], fields["code"]))
+            run = Run(fields["machine"], fields["code"])
+            if self.runs and run.code != self.runs[-1].code:
+                self.ended.clear()
+                self.tries.clear()
+            self.runs.append(run)
         elif event == "begin":
             self.tries[fields["name"]] = self.tries.get(fields["name"], 0) + 1
         elif event == "end":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -57,14 +58,16 @@ class CudaPlace:
         _sanitizer.enable_cuda_sanitizer()
         return self, found
 
-    def kernel_seconds(self, work: Callable[[], None]) -> float | None:
-        """How long the device computed while `work` ran."""
+    def busy_share(self, work: Callable[[], None]) -> float | None:
+        """Of the time that `work` took until the device was done with it, the share in which a kernel ran."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            began = time.perf_counter()  # not before: the profiler takes seconds to start
             work()
             self.gpu.synchronize(self.gpu.device)
-        return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6
+            spent = time.perf_counter() - began
+        return sum(event.self_device_time_total for event in profiled.key_averages()) / 1e6 / spent
 
 
 class VirtualPlace:
@@ -83,7 +86,8 @@ class VirtualPlace:
         gpu = make_device("deferring", seed=1)
         return VirtualPlace(gpu), gpu.races
 
-    def kernel_seconds(self, work: Callable[[], None]) -> float | None:
+    def busy_share(self, work: Callable[[], None]) -> float | None:
+        """None: the virtual device's kernels run on the host, and take no time of their own."""
         work()
         return None
 

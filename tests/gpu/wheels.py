@@ -39,6 +39,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for old in args.out.glob("*.whl"):
         old.unlink()
+    shutil.rmtree(args.out / "site", ignore_errors=True)  # what older ones were installed into
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", args.python, "--implementation", "cp", "--dest", str(args.out)]
     command += [word for tag in platforms() for word in ("--platform", tag)]

@@ -99,3 +99,14 @@ def test_a_drained_step_holds_no_logits(monkeypatch: pytest.MonkeyPatch) -> None
     script.world.run_until_idle()
     assert script.core.engine.leases[-1].carry is not None
     assert [lease.carry for lease in script.core.engine.recover()] == [None]
+
+
+def test_drained_steps_have_ended() -> None:
+    """Before their pinned slots are another step's: what they have still to read would be that step's words."""
+    script = Script()
+    (req,) = script.submit(job(1, 12, 9))
+    script.run_until_running(req)
+    assert any(not lease.done.query() for lease in script.core.engine.leases)
+    drained = script.core.engine.recover()
+    assert drained and all(lease.done.query() for lease in drained)
+    assert script.core.engine.worker.boundary.num_taken == 0

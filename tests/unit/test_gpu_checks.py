@@ -195,6 +195,14 @@ def test_a_line_that_was_cut_off_is_no_result(tmp_path: Path) -> None:
     assert again.outcome("b") == passing(some("b")[0]) and again.tries["b"] == 2
 
 
+def test_what_other_sources_were_found_to_do_says_nothing_of_these(tmp_path: Path) -> None:
+    book, checks = Book(tmp_path), some("a")
+    for code, is_left in ("first", True), ("first", False), ("second", True), ("second", False):
+        book.begin_run({}, code)
+        assert book.is_left("a") == Book(tmp_path).is_left("a") == is_left
+        run.run(book, checks, passing, 1e9, lambda: None)
+
+
 def test_a_run_stops_before_what_does_not_fit_and_the_next_begins_there(tmp_path: Path, capsys) -> None:
     book, checks = Book(tmp_path), some("a", "b", "c", seconds=1e6)
     for done in ("a", "b", "c"):

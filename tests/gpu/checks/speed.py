@@ -97,19 +97,17 @@ def idle_share(place: Place, core: NodeCore) -> float | None:
     submit(core, most, out, prompt)
     while any(not request.output_ids for request in core.requests.values()):
         core.step(block=True)
-    began = time.perf_counter()
 
     def some_steps() -> None:
         wanted = core.loop.num_steps + IDLE_STEPS
         while core.loop.num_steps < wanted and core.requests:
             core.step(block=True)
 
-    busy = place.kernel_seconds(some_steps)
-    spent = time.perf_counter() - began
+    busy = place.busy_share(some_steps)
     while not core.idle:
         core.step(block=True)
     core.take_events()
-    return None if busy is None else max(0.0, 1 - busy / spent)
+    return None if busy is None else max(0.0, 1 - busy)
 
 
 def transformers(place: Place, name: str) -> dict[str, object]:
