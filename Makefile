@@ -9,6 +9,8 @@ SECONDS ?= 600
 BODIES ?= 1000000
 SEED ?=
 NAMES ?=
+PEERS ?=
+ROWS ?=
 GPU_OUT ?= build/gpu
 GPU_FLAGS ?=
 
@@ -22,7 +24,7 @@ help:
 	@echo "make test-long  hours: more seeds, all ranks, fuzzing, mutated bodies, soaking, mutants"
 	@echo "make setup      the environment in $(VENV) only"
 	@echo "make lint       style, types, layers"
-	@echo "make bench      measure, beside transformers"
+	@echo "make bench      measure, beside transformers; PEERS=1: beside llama.cpp and vLLM, built into build/peers; ROWS=decode,server"
 	@echo "make mutants    take safety away piece by piece; a named test must fail each time"
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
@@ -56,7 +58,7 @@ lint: setup
 	@$(BIN)/python tests/tiers.py lint
 
 bench: setup
-	@$(BIN)/python -m tests.bench.run
+	@$(BIN)/python -m $(if $(PEERS),tests.bench.peers.run --rows '$(ROWS)',tests.bench.run)
 
 mutants: setup
 	@$(BIN)/python tests/mutants/run.py

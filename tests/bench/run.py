@@ -21,8 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shared.config.core_plan import environment
-from shared.config.settings import CorePlan
+from shared.config.core_plan import CorePlan, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("bench-out")  # in the checkout that is measured

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Stream:
     token_times: list[float] = field(default_factory=list)
     status: int = 0
     error: str = ""  # the stream's own word that it failed
+    num_tokens: int = 0  # as the server counts them, where it was asked to (stream_options)
 
     @property
     def ttft(self) -> float:
@@ -35,8 +37,15 @@ class Stream:
         return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
 
 
-async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
-    """POST /v1/completions with stream on; one entry per token id that arrives (return_token_ids)."""
+def num_ids(event: dict[str, Any]) -> int:
+    """Token ids in an event of a stream."""
+    return sum(len(choice.get("token_ids") or ()) for choice in event.get("choices", ()))
+
+
+async def stream_completion(
+    port: int, body: dict[str, Any], num_tokens_of: Callable[[dict[str, Any]], int] = num_ids
+) -> Stream:
+    """POST /v1/completions with stream on; one entry per token that arrives, by default per id (return_token_ids)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     payload = json.dumps({**body, "stream": True, "return_token_ids": True}).encode()
     head = (
@@ -52,8 +61,8 @@ async def stream_completion(port: int, body: dict[str, Any]) -> Stream:
             if line.startswith(b"data: {"):
                 event = json.loads(line[6:])
                 stream.error = str(event["error"]["message"]) if "error" in event else ""
-                for choice in event.get("choices", ()):
-                    stream.token_times.extend([now] * len(choice.get("token_ids") or ()))
+                stream.num_tokens = (event.get("usage") or {}).get("completion_tokens", stream.num_tokens)
+                stream.token_times.extend([now] * num_tokens_of(event))
     finally:
         writer.close()
     if stream.status != 200:
