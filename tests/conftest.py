@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from shared.config import core_plan
-from shared.config.settings import CorePlan
+from shared.config.core_plan import CorePlan
 
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards

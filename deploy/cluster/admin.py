@@ -193,7 +193,9 @@ def table(status: dict[str, Any]) -> str:
         rows.append([node["node"], *map(str, cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"open requests: {status['open_requests']}", *lines, *hand_overs(status), *unreachable(status)])
+    return "\n".join(
+        [f"open requests: {status['open_requests']}", *lines, *hand_overs(status), *cores(status), *unreachable(status)]
+    )
 
 
 def unreachable(status: dict[str, Any]) -> list[str]:
@@ -202,6 +204,11 @@ def unreachable(status: dict[str, Any]) -> list[str]:
         f"{pair['prefill']} -> {pair['decode']}  can't connect to {pair['endpoint']}, for {pair['since_s']:.0f} s"
         for pair in status.get("unreachable", [])
     ]
+
+
+def cores(status: dict[str, Any]) -> list[str]:
+    """What nodes compute on; an older router does not say."""
+    return [f"{node['node']} on cores {node['cores']}" for node in status["nodes"] if node.get("cores")]
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:

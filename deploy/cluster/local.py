@@ -17,13 +17,12 @@ from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.child import ChildSpec
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
-from shared.config.core_plan import ClusterCores, plan_cores, usable_cores
+from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
 from shared.config.json_file import read_json_if_there
 from shared.config.model_path import resolve_model
 from shared.config.processes import ClusterConfig, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 from shared.observe.log import Logger
 
@@ -127,7 +126,7 @@ def require_free(host: str, port: int) -> None:
 def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) -> list[ChildSpec]:
     """Router first, so that nodes find it when they dial; each as the command a person would type."""
     local = config.local
-    plan = plan_cores(tuple(cores), local.prefill, local.decode)
+    plan = plan_cores(tuple(cores), local.prefill, local.decode, share=local.share_cores)
     router = RouterProcessConfig(
         model=config.nodes.model,
         router=config.router,

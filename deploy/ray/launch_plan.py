@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from deploy.ray.report import DECODE, PREFILL, ROLES, ROUTER, Place, index_of, role_of
+from shared.config.core_plan import CorePlan
 from shared.config.processes import NodeProcessConfig, RayClusterConfig, RouterProcessConfig
-from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"

@@ -158,6 +158,7 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "pages": load.pages if load else {},
         "waiting": load.waiting if load else 0,
         "hands_over": load.hands_over if load else {},
+        "cores": load.cores if load else "",
     }
 
 

@@ -12,10 +12,35 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.config.settings import CorePlan, ParallelConfig
+from shared.config.options import check_fields, option
+from shared.config.settings import ParallelConfig
 from shared.core.errors import ConfigError
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True, slots=True)
+class CorePlan:
+    """Which cores a process runs on, with how many threads. Applied before torch loads (`apply`)."""
+
+    threads: int = option(0, "compute threads; 0: one per core the process may use", low=0, high=1024)
+    cpus: tuple[int, ...] = option((), "cores to stay on, as 0,1; none: wherever the system likes", metavar="LIST")
+    borrow: tuple[int, ...] = option(
+        (), "cores to compute on besides --cpus, while no other node of this user on this machine needs them",
+        metavar="LIST",
+    )  # fmt: skip
+    wait_policy: str = option(
+        "passive", "idle compute threads sleep (passive) or spin (active: only with cores to spare)",
+        choices=("passive", "active"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for flag, cores in (("--cpus", self.cpus), ("--borrow", self.borrow)):
+            if any(core < 0 for core in cores):
+                raise ConfigError(f"{flag} is {','.join(map(str, cores))}; core numbers start at 0")
+        if self.borrow and not self.cpus:
+            raise ConfigError("--borrow adds to --cpus: say which cores are the node's own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +52,23 @@ class ClusterCores:
     decode: tuple[CorePlan, ...]
 
 
-def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int) -> ClusterCores:
+def plan_cores(cores: tuple[int, ...], num_prefill: int, num_decode: int, *, share: bool = False) -> ClusterCores:
     """Router on the first core: alone where there are more than two per node, else beside the first node.
 
         2 cores, 1 + 1:  | router, prefill 0 | decode 0 |
         4 cores, 1 + 1:  | router, prefill 0 | prefill 0 | decode 0 | decode 0 |
         5 cores, 1 + 1:  | router | prefill 0 | prefill 0 | decode 0 | decode 0 |
 
-    With more nodes than cores, nodes take turns on cores, one thread each.
+    With more nodes than cores, nodes take turns on cores, one thread each. `share`: each node may borrow those of
+    the others.
     """
     num_nodes = num_prefill + num_decode
     if not cores or num_nodes == 0:
         raise ValueError("a core plan needs at least one core and one node")
     alone = len(cores) > 2 * num_nodes
     shares = deal(cores[1:] if alone else cores, num_nodes)
-    plans = tuple(CorePlan(threads=len(share), cpus=share) for share in shares)
+    lent = (cores[1:] if alone else cores) if share else ()
+    plans = tuple(CorePlan(threads=len(own), cpus=own, borrow=lent) for own in shares)
     router = CorePlan(threads=1, cpus=cores[:1])
     return ClusterCores(router=router, prefill=plans[:num_prefill], decode=plans[num_prefill:])
 
@@ -104,7 +131,7 @@ def visible_gpus() -> str | None:
 def environment(plan: CorePlan) -> dict[str, str]:
     """What the compute libraries read when they load."""
     threads = str(num_threads(plan))
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     spins = plan.wait_policy == "active"
     return dict.fromkeys(names, threads) | {
         "OMP_WAIT_POLICY": plan.wait_policy.upper(),

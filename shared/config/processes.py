@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.config.core_plan import CorePlan
 from shared.config.frozen import PIPELINE
 from shared.config.hub_settings import HubConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.settings import (
-    CorePlan,
     LimitsConfig,
     LocalConfig,
     LogConfig,

@@ -354,23 +354,6 @@ class TimeoutsConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CorePlan:
-    """Which cores a process runs on, with how many threads. Applied before torch loads (core_plan.apply)."""
-
-    threads: int = option(0, "compute threads; 0: one per core the process may use", low=0, high=1024)
-    cpus: tuple[int, ...] = option((), "cores to stay on, as 0,1; none: wherever the system likes", metavar="LIST")
-    wait_policy: str = option(
-        "passive", "idle compute threads sleep (passive) or spin (active: only with cores to spare)",
-        choices=("passive", "active"),
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if any(cpu < 0 for cpu in self.cpus):
-            raise ConfigError(f"--cpus is {','.join(map(str, self.cpus))}; core numbers start at 0")
-
-
-@dataclass(frozen=True, slots=True)
 class LogConfig:
     """Where records go is fixed (stderr, one line each); how many is not. Prompts and answers are never logged."""
 
@@ -391,6 +374,7 @@ class LocalConfig:
     decode_pp: int = option(0, "--pp of the decode nodes, where it is another than the prefill nodes'", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
     stop_timeout_s: float = option(15.0, "seconds processes get to stop before they are killed", low=0.5, high=3600.0)
+    share_cores: bool = option(False, "nodes compute on each other's cores while these have no work")
     max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)
 
     def __post_init__(self) -> None:

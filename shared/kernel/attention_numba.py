@@ -1,10 +1,9 @@
 """Attention over paged KV on the CPU, without gathering: numba kernels behind the AttentionBackend interface.
 
-A step runs in two passes: every token is rotated and its key and value written to the row's pages, then every token
-attends on its own, one kv head and its group of queries at a time, block of keys by block. A token's sums always run
-in the same order, so its result depends neither on its batch mates, nor on how its prompt was cut, nor on the size of
-pages, nor on the threads; nor on the siblings in a window of alternatives, whose keys are left out before the blocks
-are formed.
+A step runs in two passes: every token is rotated and its key and value written to the row's pages, then all attend,
+neighbouring tokens of a row together; see attend_numba.py. A token's sums always run in the same order, so its result
+depends neither on its batch mates, nor on how its prompt was cut, nor on the size of pages, nor on the threads; nor on
+the siblings in a window of alternatives, whose keys are left out before the blocks are formed.
 """
 
 from __future__ import annotations
@@ -16,37 +15,56 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.kernel.attend_numba import make_attend, most_run_tokens, run_bytes, score_row
 from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
+from shared.kernel.attention_words import (
+    COS,
+    K_NORM,
+    KEYS,
+    NUM_RUNS,
+    NUM_STEP_WORDS,
+    NUM_WORDS,
+    OUT,
+    PAGE_BYTES,
+    PAGE_SIZE,
+    POSITIONS,
+    Q_NORM,
+    QKV,
+    QUERIES,
+    ROWS,
+    RUN_TOKENS,
+    RUNS,
+    SCORE_BYTES,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SIN,
+    SLOTS,
+    STEP,
+    TABLE,
+    TABLE_STRIDE,
+    VALUES,
+    VISIBLE,
+    WINDOW,
+)
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
     compile_task,
-    exp32,
     floats_at,
     halves_at,
     inlined,
     ints_at,
     load,
     longs_at,
-    prefetch,
     store,
 )
 from shared.kernel.program import Program
-from shared.kernel.simd import block_lanes, score_block, weigh_block
+from shared.kernel.scratch import Scratch
+from shared.kernel.shares import MOST_COST, shares_of
+from shared.kernel.simd import block_lanes
 from shared.kernel.team import Team
 
-CACHE_LINE = 64
-SHORT_ROW = 4  # queries
-FETCH_AHEAD = 64  # keys
 _f32 = np.float32
-
-# The words of a task's arguments; NUM_ROWS counts tokens.
-STEP, QKV, Q_NORM, K_NORM, KEYS, VALUES, OUT, COS, SIN, WINDOW = range(2, 12)
-NUM_WORDS = 12
-# The words that all layers of a step share, at the address STEP.
-ROWS, POSITIONS, TABLE, TABLE_STRIDE, PAGE_BYTES, PAGE_SIZE = range(6)
-QUERIES, SCRATCH, SCRATCH_BYTES, SCORE_BYTES, ROW_MAJOR, SLOTS, VISIBLE = range(6, 13)
-NUM_STEP_WORDS = 13
 
 
 def supports(shape: AttentionShape) -> bool:
@@ -57,42 +75,62 @@ class AttentionStep:
     """What all layers of one step share, as addresses. Buffers grow to the largest step seen, and belong to it."""
 
     def __init__(
-        self, shape: AttentionShape, tables: RopeTables, num_shares: int, local_tables: RopeTables | None = None
+        self, shape: AttentionShape, tables: RopeTables, num_threads: int, local_tables: RopeTables | None = None
     ) -> None:
         """`local_tables` are of the layers with a window, where theirs are others."""
-        self._shape, self._num_shares = shape, num_shares
+        self._shape, self._num_threads = shape, num_threads
+        self.num_shares = num_threads  # of the task that attends
         self._tables = [table.contiguous() for pair in (tables, local_tables or tables) for table in pair]
         self._windows = np.array(shape.windows, np.int64)
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
-        self._queries, self._scratch = torch.empty(0), torch.empty(0)
+        self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
         """Holds on to the inputs until the next step."""
         shape, num_tokens = self._shape, len(inputs.positions)
-        bounds = inputs.cu_q_lens.to(torch.int64)
+        bounds = inputs.cu_q_lens.numpy()
         # Which page table row each token reads through.
-        self._rows = torch.repeat_interleave(torch.arange(len(bounds) - 1), bounds.diff(), output_size=num_tokens)
+        self._rows = np.repeat(np.arange(len(bounds) - 1), bounds[1:] - bounds[:-1])
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
         self._visible = None if inputs.visible is None else inputs.visible.contiguous()
         self._table = inputs.page_table.contiguous()
         self._kv = kv
         self._check(inputs)
         self._queries = _at_least(self._queries, num_tokens * shape.num_heads * shape.head_dim)
-        group, lanes = shape.num_heads // shape.num_kv_heads, block_lanes(shape.head_dim)
-        # Per share: block addresses (int64), sums, maxima, scores; see make_attend.
-        row = -(-inputs.max_seq_len // lanes) * lanes
-        per_share = -(-(2 * lanes + group * (shape.head_dim + lanes + row)) // 16) * 16
-        self._scratch = _at_least(self._scratch, self._num_shares * per_share)
+        row = score_row(inputs.max_seq_len, shape.head_dim)
+        sizes = row, shape.num_heads // shape.num_kv_heads, shape.head_dim
+        run_tokens = min(most_run_tokens(*sizes), inputs.max_q_len)
+        self._runs = self._find_runs(run_tokens)
+        self._scratch.reserve(run_bytes(run_tokens, *sizes))
+        cost = num_tokens * inputs.max_seq_len * shape.num_heads * shape.head_dim * 2
+        self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
         words = self.words
-        words[ROWS], words[POSITIONS] = self._rows.data_ptr(), self._positions.data_ptr()
-        words[TABLE], words[TABLE_STRIDE] = self._table.data_ptr(), self._table.shape[1]
-        words[SLOTS] = self._slots.data_ptr()
+        words[[ROWS, POSITIONS, SLOTS]] = self._rows.ctypes.data, self._positions.data_ptr(), self._slots.data_ptr()
+        words[[TABLE, TABLE_STRIDE]] = self._table.data_ptr(), self._table.shape[1]
         words[VISIBLE] = 0 if self._visible is None else self._visible.data_ptr()
-        words[PAGE_BYTES], words[PAGE_SIZE] = kv.stride(0) * kv.element_size(), kv.shape[4]
-        words[QUERIES], words[SCRATCH] = self._queries.data_ptr(), self._scratch.data_ptr()
-        words[SCRATCH_BYTES], words[SCORE_BYTES] = per_share * 4, row * 4
-        # Heads of a page lie side by side: short rows take one after the other. A chunk's tokens read the same keys.
-        words[ROW_MAJOR] = inputs.max_q_len <= SHORT_ROW
+        words[[PAGE_BYTES, PAGE_SIZE]] = kv.stride(0) * kv.element_size(), kv.shape[4]
+        words[[QUERIES, SCORE_BYTES]] = self._queries.data_ptr(), row * 4
+        words[[RUNS, NUM_RUNS, RUN_TOKENS]] = self._runs.ctypes.data, len(self._runs) - 1, run_tokens
+        words[[SCRATCH, SCRATCH_BYTES]] = self._scratch.words
+
+    def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
+        """Where each run begins, and the number of tokens. A run ends with a token whose slot a whole block would end
+        with: then all of its tokens have one block to themselves."""
+        rows = self._rows
+        if run_tokens == 1:
+            return np.arange(len(rows) + 1)
+        slots = self._slots.numpy()
+        begins = np.ones(len(rows) + 1, bool)
+        begins[1:-1] = (rows[1:] != rows[:-1]) | (slots[1:] != slots[:-1] + 1) | (slots[1:] % run_tokens == 0)
+        if self._visible is not None:
+            in_tree = self._visible.numpy() >= 0
+            begins[1:-1] |= in_tree[1:] | in_tree[:-1]
+        return np.flatnonzero(begins)
+
+    @property
+    def pool(self) -> tuple[int, int, int]:
+        """What `fill` looks at."""
+        return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
         """Sets what depends on the pool in the words of some tasks (n,) that work on the given layers (n,)."""
@@ -133,6 +171,7 @@ class NumbaAttention:
     ) -> None:
         self._shape, self._dtype = shape, dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
+        self._tasks = np.arange(2)
         self._program = Program(team, make_tasks(shape, dtype), np.zeros((2, NUM_WORDS), np.int64))
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
@@ -145,8 +184,9 @@ class NumbaAttention:
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
         qkv, words = qkv.contiguous(), self._program.words
-        self._step.fill(words, np.arange(2), np.full(2, layer))
+        self._step.fill(words, self._tasks, np.full(2, layer))
         words[:, NUM_ROWS], words[:, QKV], words[:, OUT] = len(qkv), qkv.data_ptr(), self._out.data_ptr()
+        words[1, NUM_SHARES] = self._step.num_shares
         words[:, Q_NORM] = 0 if q_norm is None else q_norm.data_ptr()
         words[:, K_NORM] = 0 if k_norm is None else k_norm.data_ptr()
         self._program.run()
@@ -169,7 +209,7 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
     item = 2 if is_half else 4
     head_bytes = head_dim * item
 
-    def write(words: Any, share: int) -> None:
+    def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
         page_size = step[PAGE_SIZE]
         block = page_size * head_bytes  # one head's slots of one page
@@ -193,168 +233,6 @@ def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, 
                 source += head_bytes
 
     return compile_task(write)
-
-
-@functools.cache
-def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, scale: float) -> Any:
-    """softmax(scale q k) v of every token, (token, kv_head) pairs dealt out to the shares. Keys before a layer's window
-    are not looked at: their pages may have other owners."""
-    lanes, group, head_bytes = block_lanes(head_dim), num_heads // num_kv_heads, head_dim * (2 if is_half else 4)
-
-    def attend(words: Any, share: int) -> None:
-        step, num_tokens = longs_at(words[STEP]), words[NUM_ROWS]
-        page_size, row_major = step[PAGE_SIZE], step[ROW_MAJOR]
-        score_bytes, page_bytes = step[SCORE_BYTES], step[PAGE_BYTES]
-        addresses = step[SCRATCH] + share * step[SCRATCH_BYTES]
-        sums = addresses + lanes * 8
-        tops = sums + group * head_dim * 4
-        scores = tops + group * lanes * 4
-        for index in range(share, num_tokens * num_kv_heads, words[NUM_SHARES]):
-            if row_major:
-                token, head = index // num_kv_heads, index % num_kv_heads
-            else:
-                head, token = index // num_tokens, index % num_tokens
-            first = token * num_heads + head * group
-            table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
-            num_keys = longs_at(step[SLOTS])[token] + 1
-            window, seen = num_keys, 0  # where the row's window begins, and which of its slots are read
-            if step[VISIBLE] != 0 and longs_at(step[VISIBLE])[token] >= 0:
-                seen = longs_at(step[VISIBLE])[token]
-                window, num_keys = _window_of(seen, num_keys)
-            oldest = max(0, num_keys - words[WINDOW]) if words[WINDOW] != 0 else 0  # keys are counted as positions are
-            keys = words[KEYS] + head * page_size * head_bytes
-            values = words[VALUES] + head * page_size * head_bytes
-            _fill(tops, group * lanes, _f32(-np.inf))
-            _fill(sums, group * head_dim, _f32(0.0))
-            queries = step[QUERIES] + first * head_dim * 4
-            # A chunk's next token finds the row's pages in the cache; a new row's have to be asked for early.
-            is_new = row_major or token == 0 or longs_at(step[ROWS])[token - 1] != longs_at(step[ROWS])[token]
-            if is_new:
-                for start in range(oldest, oldest + FETCH_AHEAD, lanes):
-                    _fetch(keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
-            for start in range(oldest, num_keys, lanes):
-                if is_new:
-                    _fetch(keys, table, start + FETCH_AHEAD, num_keys, page_size, page_bytes, head_bytes, lanes)
-                    _fetch(values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
-                _locate(addresses, keys, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
-                if seen != 0 and start + lanes > window:
-                    _locate_seen(addresses, keys, table, start, window, seen, page_size, page_bytes, head_bytes, lanes)
-                found = scores + (start - oldest) * 4
-                score_block(group, head_dim, is_half, queries, addresses, found, score_bytes, tops)
-            _soften(scores, score_bytes // 4, tops, num_keys - oldest, group, lanes, scale)
-            for start in range(oldest, num_keys, lanes):
-                _locate(addresses, values, table, start, num_keys, page_size, page_bytes, head_bytes, lanes)
-                if seen != 0 and start + lanes > window:
-                    _locate_seen(
-                        addresses, values, table, start, window, seen, page_size, page_bytes, head_bytes, lanes
-                    )
-                weigh_block(group, head_dim, is_half, scores + (start - oldest) * 4, score_bytes, addresses, sums)
-            for g in range(group):
-                share = floats_at(tops)[g * lanes]
-                for d in range(head_dim):
-                    at = g * head_dim + d
-                    store(words[OUT] + first * head_bytes, at, floats_at(sums)[at] * share, is_half)
-
-    return compile_task(attend)
-
-
-@inlined
-def _locate(
-    addresses: int,
-    base: np.int64,
-    table: int,
-    start: int,
-    num_keys: int,
-    page_size: int,
-    page_bytes: int,
-    head_bytes: int,
-    lanes: int,
-) -> None:
-    """Where the keys start .. start + lanes lie; behind the last one it is repeated (its weight is 0)."""
-    pages, out = ints_at(table), longs_at(addresses)
-    page, slot = start // page_size, start % page_size
-    at = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
-    for lane in range(lanes):
-        if lane > 0 and start + lane < num_keys:
-            slot += 1
-            at += head_bytes
-            if slot == page_size:
-                page, slot = page + 1, 0
-                at = base + np.int64(pages[page]) * page_bytes
-        out[lane] = at
-
-
-@inlined
-def _window_of(seen: int, end: int) -> tuple[int, int]:
-    """Bits of a window whose last slot is end - 1 -> (its first slot, how many keys are read in all)."""
-    width, count = 0, 0
-    while seen >> width != 0:
-        count += (seen >> width) & 1
-        width += 1
-    return end - width, end - width + count
-
-
-@inlined
-def _locate_seen(
-    addresses: int,
-    base: np.int64,
-    table: int,
-    start: int,
-    window: int,
-    seen: int,
-    page_size: int,
-    page_bytes: int,
-    head_bytes: int,
-    lanes: int,
-) -> None:
-    """Corrects a block's addresses from the window on: its n-th key is the n-th slot that is seen. Behind the last one
-    it is repeated, as it is where there is no window."""
-    pages, out = ints_at(table), longs_at(addresses)
-    key, slot, at = window, window, base
-    while seen != 0:
-        if seen & 1:
-            at = base + np.int64(pages[slot // page_size]) * page_bytes + slot % page_size * head_bytes
-            if start <= key < start + lanes:
-                out[key - start] = at
-            key += 1
-        seen >>= 1
-        slot += 1
-    for lane in range(key - start, lanes):
-        out[lane] = at
-
-
-@inlined
-def _fetch(
-    base: np.int64, table: int, start: int, num_keys: int, page_size: int, page_bytes: int, head_bytes: int, lanes: int
-) -> None:
-    """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
-    would not look before it needs them."""
-    if start >= num_keys:
-        return
-    pages, page, slot = ints_at(table), start // page_size, start % page_size
-    for _ in range(min(lanes, num_keys - start)):
-        if slot == page_size:
-            page, slot = page + 1, 0
-        key = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
-        for line in range(0, head_bytes, CACHE_LINE):
-            prefetch(key + line)
-        slot += 1
-
-
-@inlined
-def _soften(scores: int, row: int, tops: int, num_keys: int, group: int, lanes: int, scale: float) -> None:
-    """Scores -> exp(scale (score - top)), 0 behind the last key; 1 / their sum goes to the first top of each query."""
-    for g in range(group):
-        x, top, total = floats_at(scores + g * row * 4), floats_at(tops)[g * lanes], _f32(0.0)
-        for lane in range(1, lanes):
-            top = max(top, floats_at(tops)[g * lanes + lane])
-        for s in range(num_keys):
-            weight = exp32((x[s] - top) * _f32(scale))
-            x[s] = weight
-            total += weight
-        for s in range(num_keys, (num_keys + lanes - 1) // lanes * lanes):
-            x[s] = _f32(0.0)
-        floats_at(tops)[g * lanes] = _f32(1.0) / total
 
 
 @inlined
@@ -387,9 +265,3 @@ def _copy(source: int, target: int, length: int, is_half: bool) -> None:
             halves_at(target)[d] = halves_at(source)[d]
         else:
             floats_at(target)[d] = floats_at(source)[d]
-
-
-@inlined
-def _fill(address: int, length: int, value: np.float32) -> None:
-    for d in range(length):
-        floats_at(address)[d] = value

@@ -4,7 +4,7 @@
     numbers:          [16 columns][quad of k][column][4 bytes], of 4 bits two quads in a byte: [q] and [q + quads / 2]
     tile:             up to 5 rows x 4 vectors of 16 sums, in registers
 
-Each share rounds the rows of x to bytes for itself: of 64 rows that costs as much as one tile, and a task more would
+Each share rounds its rows of x to bytes for itself: of 64 rows that costs as much as one tile, and a task more would
 make all threads wait for each other.
 """
 
@@ -25,9 +25,8 @@ from numba.core import cgutils
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
 from shared.kernel.jit import (
-    NUM_ROWS,
-    NUM_SHARES,
     compile_exact_task,
+    emit_call,
     emit_prefetch,
     emitted_for_constants,
 )
@@ -35,6 +34,7 @@ from shared.kernel.product import (
     BIAS,
     BLOCKS,
     COLUMNS,
+    DEALT,
     DEPTH,
     FETCH_AHEAD,
     LONG,
@@ -42,20 +42,22 @@ from shared.kernel.product import (
     OUT,
     STEPS,
     SUMS,
-    TILE_COLUMNS,
     WEIGHT,
     WORD,
     X,
     read_at,
     round_to_half,
+    share_of,
     spread,
 )
 from shared.kernel.program import Program
+from shared.kernel.scratch import Scratch
+from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
 MOST_ROWS = 5
-SCRATCH, SCRATCH_BYTES = 8, 9  # of all shares, and of one
-NUM_WORDS = 10
+SCRATCH, SCRATCH_BYTES = 9, 10  # of all threads, and of one
+NUM_WORDS = 11
 BYTES = ir.VectorType(ir.IntType(8), 4 * COLUMNS)
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
 
@@ -94,11 +96,14 @@ class BlockTileLinear:
         self.out_dtype = out_dtype or dtype
         halves = dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
         self.task = make_task(self.format, *halves, has_dot_product() if with_dot is None else with_dot)
+        row_bytes = row_bytes_of(self.in_features, self.format.block)
+        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=True)
+        self._scratch = Scratch(team.size)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """Fill the words that never change: all but NUM_ROWS, X, OUT and the scratch."""
+        """Fill the words that never change: all but X, OUT, the scratch and how it is cut."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
@@ -109,7 +114,7 @@ class BlockTileLinear:
 
     def scratch_bytes(self, num_rows: int) -> int:
         """What one share needs."""
-        return num_rows * row_bytes_of(self.in_features, self.format.block)
+        return min(num_rows, self.work.most_rows) * self.work.row_bytes
 
     def empty(self, num_rows: int) -> torch.Tensor:
         """What a task of this product writes to."""
@@ -120,9 +125,10 @@ class BlockTileLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, out, words = x.contiguous(), self.empty(len(x)), self._program.words[0]
-        scratch = torch.empty(self._team.size, self.scratch_bytes(len(x)), dtype=torch.uint8)
-        words[NUM_ROWS], words[X], words[OUT] = len(x), x.data_ptr(), out.data_ptr()
-        words[SCRATCH], words[SCRATCH_BYTES] = scratch.data_ptr(), scratch.shape[1]
+        self._scratch.reserve(self.scratch_bytes(len(x)))
+        words[X], words[OUT] = x.data_ptr(), out.data_ptr()
+        words[DEALT] = len(x), *cut(self.work, len(x), self._team.size)
+        words[[SCRATCH, SCRATCH_BYTES]] = self._scratch.words
         self._program.run()
         return self.cut(out)
 
@@ -183,22 +189,19 @@ class Kind(NamedTuple):
 
 @functools.cache
 def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) -> Any:
-    """A share is a run of tiles. x and the results are bfloat16 if so said, else float32."""
+    """A share is a run of tiles and a group of rows. x and the results are bfloat16 if so said, else float32."""
     whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, with_dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
 
-    def block_product(words: Any, share: int) -> None:
-        num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
-        per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
-        first, end = share * per_share, min((share + 1) * per_share, num_tiles)
-        if first >= end:
-            return
+    def block_product(words: Any, share: int, worker: int) -> None:
+        num_tiles, depth = words[NUM_TILES], words[DEPTH]
         num_inputs, out_bytes, tile_bytes = depth * block, num_tiles * TILE_COLUMNS * item, depth * step_bytes
         row_bytes = num_inputs + depth * EXTRA_BYTES
-        rounded = words[SCRATCH] + share * words[SCRATCH_BYTES]
+        first, end, first_row, num_rows = share_of(words, share)
+        rounded = words[SCRATCH] + worker * words[SCRATCH_BYTES]
         for row in range(num_rows):
-            x, data = words[X] + row * num_inputs * in_item, rounded + row * row_bytes
+            x, data = words[X] + (first_row + row) * num_inputs * in_item, rounded + row * row_bytes
             extra = data + num_inputs
             for g in range(depth):
                 start = extra + g * 4
@@ -207,24 +210,25 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
         for tile in range(first, end):
             weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
-            out = words[OUT] + tile * TILE_COLUMNS * item
-            x, left = rounded, num_rows
+            out = words[OUT] + first_row * out_bytes + tile * TILE_COLUMNS * item
+            x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
                 rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of five
                 if rows == 5:
-                    multiply_blocks(5, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_blocks(5, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 4:
-                    multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 3:
-                    multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 2:
-                    multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_blocks(2, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 else:
-                    multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_blocks(1, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
+                fetch = 0  # by now the tile is in the cache
 
     return compile_exact_task(block_product)
 
@@ -232,15 +236,16 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
 @emitted_for_constants
 def multiply_blocks(
     typing_context: Any, rows: Any, kind: Any, x: Any, x_stride: Any, weight: Any, depth: Any, bias: Any, out: Any,
-    out_stride: Any,
+    out_stride: Any, fetch: Any,
 ) -> Any:  # fmt: skip
     """bias + the products of `rows` rows and BLOCKS column blocks over all k. `rows` and `kind` are constants; depth
-    counts blocks of k, all others are addresses and bytes."""
+    counts blocks of k; `fetch` is 0 where the weights are in the cache already; all others are addresses and bytes."""
     if not (isinstance(rows, types.Literal) and isinstance(kind, types.Literal)):
         raise TypeError("rows and kind must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args
+        _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
+        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         code = _Block(builder, Kind.unpacked(kind.literal_value))
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         tile = [(r, b) for r in range(rows.literal_value) for b in range(BLOCKS)]
@@ -250,8 +255,9 @@ def multiply_blocks(
             builder.store(read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS), sums[r, b])
         with cgutils.for_range(builder, steps) as loop:
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(code.kind.step_bytes)))
-            for line in range(0, code.kind.step_bytes, 64):
-                emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + line)))
+            with builder.if_then(is_far):
+                for line in range(0, code.kind.step_bytes, 64):
+                    emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + line)))
             block_of = [code.row_block(at, loop.index, steps) for at in row_at]
             for b in range(BLOCKS):
                 quads, scale, low = code.quads(step_at, b), code.scale(step_at, b), code.low(step_at, b)
@@ -266,7 +272,7 @@ def multiply_blocks(
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
-    return types.void(rows, kind, *(types.int64,) * 7), codegen
+    return types.void(rows, kind, *(types.int64,) * 8), codegen
 
 
 class _RowBlock(NamedTuple):
@@ -336,14 +342,14 @@ class _Block:
         return self._builder.bitcast(spread(self._builder, read_at(self._builder, address, LONG(0), WORD)), SUMS)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self._call(f"llvm.fma.v{COLUMNS}f32", SUMS, [a, b, c])
+        return emit_call(self._builder, f"llvm.fma.v{COLUMNS}f32", SUMS, [a, b, c])
 
     def add_dot(self, sums: Any, quad: Any, byte: Any) -> Any:
         """sums[n] += the four products of column n's numbers, unsigned, and a row's bytes, signed."""
         build = self._builder
         if self.kind.with_dot:
             operands = [sums, build.bitcast(quad, BYTES), build.bitcast(byte, BYTES)]
-            return self._call("llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
+            return emit_call(build, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
         for place in range(4):
             shift = ir.Constant(STEPS, [8 * place] * COLUMNS)
             number = build.and_(build.lshr(quad, shift), ir.Constant(STEPS, [0xFF] * COLUMNS))
@@ -351,8 +357,3 @@ class _Block:
             signed = build.ashr(build.shl(byte, left), ir.Constant(STEPS, [24] * COLUMNS))
             sums = build.add(sums, build.mul(number, signed))
         return sums
-
-    def _call(self, name: str, result: Any, operands: list[Any]) -> Any:
-        kind = ir.FunctionType(result, [operand.type for operand in operands])
-        function = self._builder.module.globals.get(name) or ir.Function(self._builder.module, kind, name)
-        return self._builder.call(function, operands)

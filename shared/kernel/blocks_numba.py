@@ -77,7 +77,7 @@ def make_norm(hidden_size: int, eps: float, is_half: bool, out_width: int = 0) -
     item = 2 if is_half else 4
     out_bytes = (out_width or hidden_size) * item
 
-    def norm(words: Any, share: int) -> None:
+    def norm(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             at = words[SOURCE] + row * hidden_size * 4
             if words[DELTA] != 0:
@@ -92,7 +92,7 @@ def make_rows_norm(hidden_size: int, eps: float, is_half: bool) -> Any:
     """out = RMS norm of the rows of SOURCE times weight, all in the dtype; out may be SOURCE."""
     row_bytes = hidden_size * (2 if is_half else 4)
 
-    def rows_norm(words: Any, share: int) -> None:
+    def rows_norm(words: Any, share: int, worker: int) -> None:
         weight = floats_at(words[WEIGHT])
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source, out, total = words[SOURCE] + row * row_bytes, words[OUT] + row * row_bytes, _f32(0.0)
@@ -110,7 +110,7 @@ def make_gate(inner_size: int, is_half: bool, is_gelu: bool = False) -> Any:
     """out = silu(first half) * second half, or gelu of it."""
     item = 2 if is_half else 4
 
-    def gate(words: Any, share: int) -> None:
+    def gate(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[SOURCE] + row * 2 * inner_size * item
             up, out = source + inner_size * item, words[OUT] + row * inner_size * item
@@ -127,7 +127,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
     """out (NUM_ROWS, H) float32 = the rows of the table (WEIGHT) that the int64 ids (SOURCE) name, times scale."""
     item = 2 if is_half else 4
 
-    def embed(words: Any, share: int) -> None:
+    def embed(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[WEIGHT] + longs_at(words[SOURCE])[row] * hidden_size * item
             for d in range(hidden_size):
@@ -140,7 +140,7 @@ def make_embed(hidden_size: int, is_half: bool, scale: float = 1.0) -> Any:
 def make_take(row_bytes: int) -> Any:
     """out (NUM_ROWS, row) = the rows of SOURCE that the int64 indices (WEIGHT) name; rows of whole 2-byte items."""
 
-    def take(words: Any, share: int) -> None:
+    def take(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = words[SOURCE] + longs_at(words[WEIGHT])[row] * row_bytes
             for d in range(row_bytes // 2):
@@ -154,7 +154,7 @@ def make_store(hidden_size: int, is_half: bool, out_width: int) -> Any:
     """out, in rows of `out_width`, = SOURCE (NUM_ROWS, H) float32 in the dtype."""
     item = 2 if is_half else 4
 
-    def store_rows(words: Any, share: int) -> None:
+    def store_rows(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             source = floats_at(words[SOURCE] + row * hidden_size * 4)
             for d in range(hidden_size):
@@ -168,7 +168,7 @@ def make_add(hidden_size: int, is_half: bool) -> Any:
     """SOURCE (NUM_ROWS, H) float32 += DELTA."""
     item = 2 if is_half else 4
 
-    def add(words: Any, share: int) -> None:
+    def add(words: Any, share: int, worker: int) -> None:
         for row in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             _add(words[SOURCE] + row * hidden_size * 4, words[DELTA] + row * hidden_size * item, hidden_size, is_half)
 

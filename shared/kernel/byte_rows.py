@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from shared.kernel.block_weights import LARGEST, SMALLEST
-from shared.kernel.jit import emitted_for_constants
+from shared.kernel.jit import emit_call, emitted_for_constants
 from shared.kernel.product import COLUMNS, FLOAT, LONG, STEPS, SUMS, WORD, read_at, spread
 
 EXTRA_BYTES = 12  # of a block, besides its bytes
@@ -47,7 +47,7 @@ def round_block(
             whole = code.rounded(number, inverse)
             total = builder.add(total, whole)
             code.store(builder.trunc(whole, BYTES), builder.add(data_at, LONG(COLUMNS * n)), 4)
-        added = code.call("llvm.vector.reduce.add.v16i32", WORD, [total])
+        added = emit_call(builder, "llvm.vector.reduce.add.v16i32", WORD, [total])
         scale = builder.fdiv(peak, FLOAT(LARGEST))
         code.store(builder.mul(added, WORD(-zero.literal_value)), start_at, 4)
         code.store(scale, unit_at, 4)
@@ -82,7 +82,7 @@ class _Rounding:
         top = magnitudes[0]
         for other in magnitudes[1:]:
             top = build.select(build.icmp_unsigned(">", other, top), other, top)
-        bits = self.call("llvm.vector.reduce.umax.v16i32", WORD, [top])
+        bits = emit_call(build, "llvm.vector.reduce.umax.v16i32", WORD, [top])
         is_seen = build.icmp_unsigned(">", bits, WORD(SMALLEST_BITS))
         peak = build.select(is_seen, build.bitcast(bits, FLOAT), FLOAT(0.0))
         inverse = build.select(is_seen, build.fdiv(FLOAT(LARGEST), peak), FLOAT(0.0))
@@ -95,8 +95,3 @@ class _Rounding:
 
     def store(self, value: Any, address: Any, align: int) -> None:
         self._builder.store(value, self._builder.inttoptr(address, value.type.as_pointer()), align=align)
-
-    def call(self, name: str, result: Any, operands: list[Any]) -> Any:
-        kind = ir.FunctionType(result, [operand.type for operand in operands])
-        function = self._builder.module.globals.get(name) or ir.Function(self._builder.module, kind, name)
-        return self._builder.call(function, operands)

@@ -28,6 +28,7 @@ FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 LOG2E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 EXP_TERMS = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
 WORDS = types.CPointer(types.int64)
+TASK = types.void(WORDS, types.int64, types.int64)
 NUM_ROWS, NUM_SHARES = 0, 1  # the first words of every task
 
 _f32, _i32, _u16, _u32 = np.float32, np.int32, np.uint16, np.uint32
@@ -49,18 +50,19 @@ def kernel(**options: Any) -> Callable[[F], F]:
     return decorate
 
 
-def compile_task(function: Callable[[Any, int], None]) -> Any:
+def compile_task(function: Callable[[Any, int, int], None]) -> Any:
     """A C function for a Program: keep the result as long as its `address` is used.
 
-    Arguments: the task's int64 words, of which the first two are NUM_ROWS and NUM_SHARES, and which of the shares of
-    the work to do. Shares may run at the same time, in any order, on any thread.
+    Arguments: the task's int64 words, of which the first two are NUM_ROWS and NUM_SHARES; which of the shares of the
+    work to do; and which of the team's threads does it, so that no other uses its scratch memory meanwhile. Shares may
+    run at the same time, in any order, on any thread.
     """
-    return compile_c(function, types.void(WORDS, types.int64))
+    return compile_c(function, TASK)
 
 
-def compile_exact_task(function: Callable[[Any, int], None]) -> Any:
+def compile_exact_task(function: Callable[[Any, int, int], None]) -> Any:
     """The same, but every float operation is done and rounded as it is written."""
-    return compile_c(function, types.void(WORDS, types.int64), exact=True)
+    return compile_c(function, TASK, exact=True)
 
 
 def compile_c(function: Callable[..., None], signature: Any, exact: bool = False) -> Any:
@@ -98,6 +100,14 @@ def inlined(function: F) -> F:
     return compiled  # type: ignore[return-value]  # numba's Dispatcher is called as the function is
 
 
+def copied(function: F) -> F:
+    """A kernel's part that is copied into its caller before types are found, so that what is constant there is constant
+    for the emitted code in it."""
+    settings: Any = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy", "inline": "always"}
+    made: F = njit(**settings)(function)
+    return made
+
+
 def emitted(function: Callable[Concatenate[C, P], R]) -> Callable[P, R]:
     """A kernel's part that is written in LLVM. Callers leave the typing context out: numba adds it."""
     return intrinsic(function)  # type: ignore[return-value]  # the stubs ask callers for the context
@@ -107,54 +117,6 @@ def emitted_for_constants(function: Callable[Concatenate[C, P], R]) -> Callable[
     """The same, with other code for other constants."""
     made = intrinsic(prefer_literal=True)(function)
     return made  # type: ignore[return-value]  # the stubs ask callers for the context
-
-
-@emitted
-def take_one(typing_context: Any, address: Any) -> Any:
-    """The int64 at an address, which is one more afterwards; a single operation for all threads."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", counter, ir.IntType(64)(1), "acq_rel")
-
-    return types.int64(types.int64), codegen
-
-
-@emitted
-def look_at(typing_context: Any, address: Any) -> Any:
-    """The int64 at an address, read anew, and with it all that was written before it was raised."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        counter = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.load_atomic(counter, "acquire", 8)
-
-    return types.int64(types.int64), codegen
-
-
-@emitted
-def call_task(typing_context: Any, task: Any, words: Any, share: Any) -> Any:
-    """Calls the compiled task at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        long = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [long.as_pointer(), long])
-        function = builder.inttoptr(args[0], kind.as_pointer())
-        builder.call(function, [builder.inttoptr(args[1], long.as_pointer()), args[2]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@emitted
-def call_plain(typing_context: Any, function: Any) -> Any:
-    """Calls the C function `int f(void)` at an address."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [])
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
 
 
 def _pointer(address: Any, item: types.Type) -> Any:
@@ -219,14 +181,19 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
+def emit_call(builder: Any, name: str, result: ir.Type, operands: list[Any]) -> Any:
+    """For code generated elsewhere: a call of one of LLVM's own functions."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(function, operands)
+
+
 def emit_prefetch(builder: Any, address: Any) -> None:
     """For code generated elsewhere: asks for the cache line at an int64 address; never faults."""
     byte_pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte_pointer, word, word, word])
-    name = "llvm.prefetch.p0"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     read, keep, data = word(0), word(3), word(1)
-    builder.call(function, [builder.inttoptr(address, byte_pointer), read, keep, data])
+    operands = [builder.inttoptr(address, byte_pointer), read, keep, data]
+    emit_call(builder, "llvm.prefetch.p0", ir.VoidType(), operands)
 
 
 @inlined

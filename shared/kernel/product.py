@@ -24,20 +24,29 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
+from shared.kernel.jit import (
+    NUM_ROWS,
+    NUM_SHARES,
+    compile_task,
+    emit_call,
+    emit_prefetch,
+    emitted_for_constants,
+    inlined,
+)
 from shared.kernel.program import Program
+from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
-COLUMNS, BLOCKS, MOST_ROWS = 16, 4, 6
-TILE_COLUMNS = COLUMNS * BLOCKS
+COLUMNS, BLOCKS, MOST_ROWS = 16, TILE_COLUMNS // 16, 6
 STEP_BYTES = TILE_COLUMNS * 4
 FETCH_AHEAD = 16 * STEP_BYTES  # far enough for memory to answer, near enough to be still there
 FLOAT, LONG, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 SUMS, STEPS = ir.VectorType(FLOAT, COLUMNS), ir.VectorType(WORD, COLUMNS)
 
 # The words of a task's arguments.
-NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT = range(2, 8)
-NUM_WORDS = 8
+NUM_TILES, DEPTH, X, WEIGHT, BIAS, OUT, SHARE_ROWS = range(2, 9)
+NUM_WORDS = 9
+DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]  # a step's rows, and their cut
 
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
@@ -62,11 +71,14 @@ class TileLinear:
             self._bias[: self.out_features] = bias
         self.out_dtype = out_dtype or weight.dtype
         self.task = make_task(weight.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
+        row_bytes = self.in_features * weight.itemsize
+        self._team = team
+        self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=False)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
         self.fill(self._program.words[0])
 
     def fill(self, words: npt.NDArray[np.int64]) -> None:
-        """What of a task's words stays: all but NUM_ROWS, X and OUT."""
+        """What of a task's words stays: all but X, OUT and how it is cut."""
         words[NUM_TILES], words[DEPTH] = self._packed.shape[0], self._packed.shape[1]
         words[WEIGHT], words[BIAS] = self._packed.data_ptr(), self._bias.data_ptr()
 
@@ -88,7 +100,8 @@ class TileLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x, out, words = x.contiguous(), self.empty(len(x)), self._program.words[0]
-        words[NUM_ROWS], words[X], words[OUT] = len(x), x.data_ptr(), out.data_ptr()
+        words[X], words[OUT] = x.data_ptr(), out.data_ptr()
+        words[DEALT] = len(x), *cut(self.work, len(x), self._team.size)
         self._program.run()
         return self.cut(out)
 
@@ -106,38 +119,49 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def make_task(is_half: bool, out_half: bool) -> Any:
-    """A share is a run of tiles, so that a thread reads the weights once and in order."""
+    """A share is a run of tiles and a group of rows: a thread reads weights in order, and once for all of the rows."""
     item = 2 if out_half else 4
 
-    def product(words: Any, share: int) -> None:
-        num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
-        per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
+    def product(words: Any, share: int, worker: int) -> None:
+        num_tiles, depth = words[NUM_TILES], words[DEPTH]
         row_bytes, out_bytes, tile_bytes = depth * 4, num_tiles * TILE_COLUMNS * item, depth * STEP_BYTES
-        for tile in range(share * per_share, min((share + 1) * per_share, num_tiles)):
+        first, end, first_row, num_rows = share_of(words, share)
+        for tile in range(first, end):
             weight = words[WEIGHT] + tile * tile_bytes
             bias = words[BIAS] + tile * TILE_COLUMNS * 4
-            out = words[OUT] + tile * TILE_COLUMNS * item
-            x, left = words[X], num_rows
+            out = words[OUT] + first_row * out_bytes + tile * TILE_COLUMNS * item
+            x, left, fetch = words[X] + first_row * row_bytes, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
                 rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of six
                 if rows == 6:
-                    multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(6, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 5:
-                    multiply_tile(5, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(5, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 4:
-                    multiply_tile(4, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(4, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 3:
-                    multiply_tile(3, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(3, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 2:
-                    multiply_tile(2, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(2, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 else:
-                    multiply_tile(1, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes)
+                    multiply_tile(1, is_half, out_half, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 left -= rows
                 x += rows * row_bytes
                 out += rows * out_bytes
+                fetch = 0  # by now the tile is in the cache
 
     return compile_task(product)
+
+
+@inlined
+def share_of(words: Any, share: int) -> tuple[int, int, int, int]:
+    """First tile, the one behind the last; first row, number of rows."""
+    num_tiles, num_rows, share_rows = words[NUM_TILES], words[NUM_ROWS], words[SHARE_ROWS]
+    groups = max(1, (num_rows + share_rows - 1) // share_rows)
+    runs = words[NUM_SHARES] // groups
+    run, first_row = share // groups, share % groups * share_rows
+    return num_tiles * run // runs, num_tiles * (run + 1) // runs, first_row, min(share_rows, num_rows - first_row)
 
 
 class _Half(ir.Type):  # type: ignore[misc]  # llvmlite has no types
@@ -166,14 +190,16 @@ def multiply_tile(
     bias: Any,
     out: Any,
     out_stride: Any,
+    fetch: Any,
 ) -> Any:
     """bias + sums of `rows` rows and BLOCKS column blocks over all k. The first three are constants, depth counts
-    steps of k, all others are addresses and bytes."""
+    steps of k, all others are addresses and bytes; but `fetch`: 0 where the weights are in the cache already."""
     if not all(isinstance(constant, types.Literal) for constant in (rows, is_half, out_half)):
         raise TypeError("rows, is_half and out_half must be constants")
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes = args
+        _, _, _, x_at, row_bytes, weight_at, steps, bias_at, out_at, out_bytes, fetch_it = args
+        is_far = builder.icmp_signed("!=", fetch_it, LONG(0))
         multiply = _multiply_pairs if is_half.literal_value else multiply_floats
         row_at = [builder.add(x_at, builder.mul(row_bytes, LONG(r))) for r in range(rows.literal_value)]
         start = [read_at(builder, bias_at, LONG(4 * COLUMNS * b), SUMS) for b in range(BLOCKS)]
@@ -185,8 +211,9 @@ def multiply_tile(
         with cgutils.for_range(builder, steps) as loop:
             step_at = builder.add(weight_at, builder.mul(loop.index, LONG(STEP_BYTES)))
             columns = [read_at(builder, step_at, LONG(4 * COLUMNS * b), STEPS) for b in range(BLOCKS)]
-            for b in range(BLOCKS):
-                emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
+            with builder.if_then(is_far):
+                for b in range(BLOCKS):
+                    emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + 4 * COLUMNS * b)))
             for r, at in enumerate(row_at):
                 step = spread(builder, read_at(builder, at, builder.mul(loop.index, LONG(4)), WORD))
                 for b, column in enumerate(columns):
@@ -199,7 +226,7 @@ def multiply_tile(
             builder.store(value, builder.inttoptr(target, value.type.as_pointer()), align=item)
         return context.get_dummy_value()
 
-    return types.void(rows, is_half, out_half, *(types.int64,) * 7), codegen
+    return types.void(rows, is_half, out_half, *(types.int64,) * 8), codegen
 
 
 def read_at(builder: Any, address: Any, num_bytes: Any, kind: Any) -> Any:
@@ -215,17 +242,14 @@ def spread(builder: Any, word: Any) -> Any:
 def _multiply_pairs(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """sums[n] += column[n][0] * step[0] + column[n][1] * step[1]"""
     halves = ir.VectorType(_Half(), 2 * COLUMNS)
-    name = "llvm.x86.avx512bf16.dpbf16ps.512"
-    kind = ir.FunctionType(SUMS, [SUMS, halves, halves])
-    function = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    return builder.call(function, [sums, builder.bitcast(column, halves), builder.bitcast(step, halves)])
+    operands = [sums, builder.bitcast(column, halves), builder.bitcast(step, halves)]
+    return emit_call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, operands)
 
 
 def multiply_floats(builder: Any, sums: Any, column: Any, step: Any) -> Any:
     """sums[n] += column[n] * step"""
-    name = f"llvm.fmuladd.v{COLUMNS}f32"
-    function = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(SUMS, [SUMS] * 3), name)
-    return builder.call(function, [builder.bitcast(column, SUMS), builder.bitcast(step, SUMS), sums])
+    operands = [builder.bitcast(column, SUMS), builder.bitcast(step, SUMS), sums]
+    return emit_call(builder, f"llvm.fmuladd.v{COLUMNS}f32", SUMS, operands)
 
 
 def round_to_half(builder: Any, sums: Any) -> Any:

@@ -30,7 +30,6 @@ from shared.kernel.product import (
     OUT,
     STEPS,
     SUMS,
-    TILE_COLUMNS,
     WEIGHT,
     WORD,
     X,
@@ -41,6 +40,7 @@ from shared.kernel.product import (
 )
 from shared.kernel.program import Program
 from shared.kernel.quantized import quantize
+from shared.kernel.shares import TILE_COLUMNS
 from shared.kernel.team import Team
 
 SCALE = 8
@@ -90,7 +90,7 @@ def make_byte_task(is_half: bool) -> Any:
     """A share is a run of tiles. x and the results are bfloat16 if `is_half`, else float32."""
     item = 2 if is_half else 4
 
-    def quantized_product(words: Any, share: int) -> None:
+    def quantized_product(words: Any, share: int, worker: int) -> None:
         num_tiles, num_rows, depth = words[NUM_TILES], words[NUM_ROWS], words[DEPTH]
         per_share = (num_tiles + words[NUM_SHARES] - 1) // words[NUM_SHARES]
         row_bytes, out_bytes = depth * item, num_tiles * TILE_COLUMNS * item

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import prange
 
-from shared.kernel.jit import bits_of, kernel
+from shared.kernel.jit import bits_of
 from shared.kernel.noise import WEIGHT_BITS
 from shared.kernel.noise_numba import exact, nb_gumbel, nb_log, nb_noise_bits, nb_row_keys, nb_weight
 from shared.kernel.sample_edits import (
@@ -211,7 +210,8 @@ def _narrow(
 
 
 @exact
-def _output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
+def draw_output(logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, e: int) -> np.int64:
+    """The id of output e, from its (V,) logits."""
     row, position = outputs.rows[e], outputs.positions[e]
     keys = nb_row_keys(np.uint64(params.counts[row, SEED]), position + 1)
     final = edited(logits, params, outputs, e)
@@ -246,24 +246,6 @@ def rank_candidates(
         for rank in range(ids.shape[1]):
             score = best if rank == 0 else scores[ranking[rank]]
             ids[e, rank], log_probs[e, rank] = ranking[rank], _f32(_f32(score - best) - log_total)
-
-
-@exact
-def sample_serial(
-    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
-) -> None:
-    """(E, V) logits, left as they are -> (E,) ids."""
-    for e in range(logits.shape[0]):
-        ids[e] = _output(logits[e], params, outputs, e)
-
-
-@kernel(fastmath=False, parallel=True)
-def sample_parallel(
-    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64]
-) -> None:
-    """The same with numba's threads, an output each."""
-    for e in prange(logits.shape[0]):
-        ids[e] = _output(logits[e], params, outputs, e)
 
 
 @exact

@@ -1,10 +1,13 @@
-"""Two inner loops of attention as vector code, written for LLVM by hand; numba inlines them where they are called.
+"""The inner loops of attention as vector code, written for LLVM by hand; numba inlines them where they are called.
 
-Left to itself the compiler keeps sums in memory and adds up each product's lanes on its own, twice the work. Both work
+Left to itself the compiler keeps sums in memory and adds up each product's lanes on its own, twice the work. All work
 on a block of `lanes` keys or values, each at an address of its own, so pages of any size look the same.
 
     lanes: 16 where head_dim is a multiple of it, else 8 or 4; D / lanes vectors hold one head
     dot(q, k): lane l sums q[l + lanes * j] k[l + lanes * j] over j, then halves are added until one lane is left
+
+A block that many queries share is prepared first: keys are turned, so that a lane is a key and a vector has the same
+number of all. What was a lane of dot(q, k) is then a vector, and halves of lanes are whole vectors.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from shared.kernel.jit import emitted_for_constants
+from shared.kernel.jit import emit_call, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # of 32 vector registers: what may hold queries, and what sums
+TREE_QUERIES = 4  # each has up to 5 vectors of parts
 
 
 def block_lanes(head_dim: int) -> int:
@@ -58,9 +62,7 @@ def score_block(
             for g in heads:
                 scores = trees[g][0][1]
                 code.write(code.offset(out_at, builder.mul(stride_bytes, LONG(g))), 0, scores)
-                top = code.read(tops_at, g * code.lanes)
-                larger = builder.fcmp_ordered(">", scores, top)
-                code.write(tops_at, g * code.lanes, builder.select(larger, scores, top))
+                code.raise_top(tops_at, g, scores)
         return context.get_dummy_value()
 
     return _block_signature(group, head_dim, is_half, queries, keys, out, stride, tops), codegen
@@ -97,10 +99,71 @@ def weigh_block(
     return _block_signature(group, head_dim, is_half, weights, stride, values, sums), codegen
 
 
+@emitted_for_constants
+def turn_block(typing_context: Any, head_dim: Any, is_half: Any, keys: Any, out: Any) -> Any:
+    """Keys of a block, widened: number d of all lanes is vector d. Constants: head_dim, is_half. keys (lanes,) int64
+    addresses; out: address of (D, lanes) float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
+        rows = [code.read_items(code.read_long(args[2], lane)) for lane in range(code.lanes)]
+        for j in range(code.per_head):
+            for n, vector in enumerate(code.turned([row[j] for row in rows])):
+                code.write(args[3], (j * code.lanes + n) * code.lanes, vector)
+        return context.get_dummy_value()
+
+    return _block_signature(None, head_dim, is_half, keys, out), codegen
+
+
+@emitted_for_constants
+def widen_block(typing_context: Any, head_dim: Any, is_half: Any, values: Any, out: Any) -> Any:
+    """Values of a block. Constants: head_dim, is_half. values (lanes,) int64 addresses; out: address of (lanes, D)
+    float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
+        for lane in range(code.lanes):
+            for j, vector in enumerate(code.read_items(code.read_long(args[2], lane))):
+                code.write(args[3], lane * code.head_dim + j * code.lanes, vector)
+        return context.get_dummy_value()
+
+    return _block_signature(None, head_dim, is_half, values, out), codegen
+
+
+@emitted_for_constants
+def score_turned(
+    typing_context: Any, group: Any, head_dim: Any, queries: Any, keys: Any, out: Any, stride: Any, tops: Any
+) -> Any:
+    """score_block for the keys that turn_block has left at the address `keys`: the same bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Vectors(builder, head_dim.literal_value, is_half=False)
+        _, _, queries_at, keys_at, out_at, stride_bytes, tops_at = args
+        chunks = -(-group.literal_value // TREE_QUERIES)
+        size = -(-group.literal_value // chunks)
+        for first in range(0, group.literal_value, size):
+            heads = range(first, min(first + size, group.literal_value))
+            trees: dict[int, list[tuple[int, Any]]] = {g: [] for g in heads}
+            for lane in code.halving_order():
+                numbers = range(lane, code.head_dim, code.lanes)
+                key = [code.read(keys_at, d * code.lanes) for d in numbers]
+                for g in heads:
+                    query = [code.splat(queries_at, g * code.head_dim + d) for d in numbers]
+                    code.push_whole(trees[g], code.dot(query, key))
+            for g in heads:
+                code.raise_top(tops_at, g, trees[g][0][1])
+                code.write(code.offset(out_at, builder.mul(stride_bytes, LONG(g))), 0, trees[g][0][1])
+        return context.get_dummy_value()
+
+    return _block_signature(group, head_dim, None, queries, keys, out, stride, tops), codegen
+
+
 def _block_signature(group: Any, head_dim: Any, is_half: Any, *addresses: Any) -> Any:
-    if not all(isinstance(constant, types.Literal) for constant in (group, head_dim, is_half)):
+    """None: a constant that the block does not have."""
+    constants = [constant for constant in (group, head_dim, is_half) if constant is not None]
+    if not all(isinstance(constant, types.Literal) for constant in constants):
         raise TypeError("group, head_dim and is_half must be constants where a block is used")
-    return types.void(group, head_dim, is_half, *(types.int64 for _ in addresses))
+    return types.void(*constants, *(types.int64 for _ in addresses))
 
 
 class _Vectors:
@@ -160,10 +223,44 @@ class _Vectors:
 
     def add_product(self, x: Any, y: Any, z: Any) -> Any:
         """x * y + z, fused where the processor can."""
-        name = f"llvm.fmuladd.v{self.lanes}f32"
-        kind = ir.FunctionType(self._type, [self._type] * 3)
-        function = self._builder.module.globals.get(name) or ir.Function(self._builder.module, kind, name)
-        return self._builder.call(function, [x, y, z])
+        return emit_call(self._builder, f"llvm.fmuladd.v{self.lanes}f32", self._type, [x, y, z])
+
+    def raise_top(self, tops: Any, query: int, scores: Any) -> None:
+        top = self.read(tops, query * self.lanes)
+        larger = self._builder.fcmp_ordered(">", scores, top)
+        self.write(tops, query * self.lanes, self._builder.select(larger, scores, top))
+
+    def turned(self, rows: list[Any]) -> list[Any]:
+        """Vector n has number n of all rows: as often as `lanes` can be halved, each row of the upper half is dealt
+        into one of the lower half, like cards.
+
+            a0 a1 | b0 b1 | c0 c1 ...   ->   a0 n0 a1 n1 ... | ... | b0 o0 b1 o1 ...
+        """
+        half = self.lanes // 2
+        dealt = [lane // 2 + lane % 2 * self.lanes for lane in range(self.lanes)]
+        for _ in range(self.lanes.bit_length() - 1):
+            pairs = list(zip(rows[:half], rows[half:], strict=True))
+            rows = [self._shuffle(x, y, [lane + skip for lane in dealt]) for x, y in pairs for skip in (0, half)]
+        return rows
+
+    def halving_order(self) -> list[int]:
+        """Lanes so that those which are added up first follow one another."""
+        order = [0]
+        while len(order) < self.lanes:
+            order = [2 * place for place in order] + [2 * place + 1 for place in order]
+        return order
+
+    def push_whole(self, tree: list[tuple[int, Any]], vector: Any) -> None:
+        """What `push` does, where a lane is a vector of its own."""
+        part, vector = self.lanes, self._fenced(vector)
+        while tree and tree[-1][0] == part:
+            vector = self._fenced(self._builder.fadd(tree.pop()[1], vector))
+            part //= 2
+        tree.append((part, vector))
+
+    def _fenced(self, vector: Any) -> Any:
+        """The compiler may take sums apart and put them together in another order, but not across this."""
+        return emit_call(self._builder, f"llvm.arithmetic.fence.v{self.lanes}f32", self._type, [vector])
 
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:
         """Adds up the lanes of `lanes` vectors at once: two vectors of n-lane parts become one of n/2-lane parts, whose

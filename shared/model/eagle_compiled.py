@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from shared.kernel import attention_numba as attention
+from shared.kernel import attention_words, product
 from shared.kernel import blocks_numba as blocks
-from shared.kernel import product
 from shared.kernel.attention import AttentionInputs
-from shared.kernel.jit import NUM_ROWS
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES
 from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
+from shared.kernel.shares import cut
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.eagle_head import EagleWeights
@@ -42,7 +43,7 @@ class CompiledMidlayer:
     """Implements Midlayer. One call at a time: all use the same buffers, which grow to the largest one."""
 
     def __init__(self, config: LlamaConfig, weights: EagleWeights, team: Team) -> None:
-        self._config, self._weights = config, weights
+        self._config, self._weights, self._team = config, weights, team
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size)
         tasks = self._make_tasks()
         self._words = np.zeros((len(tasks), NUM_WORDS), np.int64)
@@ -58,6 +59,9 @@ class CompiledMidlayer:
         self._step.begin(view, plane)
         self._reserve(len(ids))
         words[:, NUM_ROWS] = len(ids)
+        words[ATTEND, NUM_SHARES] = self._step.num_shares
+        for task, linear in self._products:
+            words[task, product.DEALT] = len(ids), *cut(linear.work, len(ids), self._team.size)
         words[EMBED, blocks.SOURCE] = ids.data_ptr()
         words[[FEATURE_NORM, MLP_NORM, ADD], blocks.SOURCE] = residual.data_ptr()
         self._step.fill(words, ATTENTION, np.zeros(2, np.int64))
@@ -79,9 +83,11 @@ class CompiledMidlayer:
         norms = (weights.embed_norm, weights.feature_norm, weights.mlp_norm)
         words[[EMBED_NORM, FEATURE_NORM, MLP_NORM], blocks.WEIGHT] = [norm.data_ptr() for norm in norms]
         linears = (weights.qkv, weights.out, weights.gate_up, weights.down)
+        self._products: list[tuple[int, TileLinear]] = []
         for task, linear in zip((QKV, OUT, GATE_UP, DOWN), linears, strict=True):
             assert isinstance(linear, TileLinear)
             linear.fill(words[task])
+            self._products.append((task, linear))
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for that many slots, and their addresses in all tasks."""
@@ -105,8 +111,8 @@ class CompiledMidlayer:
         words[EMBED, blocks.OUT] = words[EMBED_NORM, blocks.SOURCE] = self._embedded.data_ptr()
         words[EMBED_NORM, blocks.OUT] = words[QKV, product.X] = x
         words[FEATURE_NORM, blocks.OUT] = x + self._config.hidden_size * self._x.itemsize
-        words[QKV, product.OUT] = words[ATTENTION, attention.QKV] = self._qkv.data_ptr()
-        words[ATTENTION, attention.OUT] = words[OUT, product.X] = self._attended.data_ptr()
+        words[QKV, product.OUT] = words[ATTENTION, attention_words.QKV] = self._qkv.data_ptr()
+        words[ATTENTION, attention_words.OUT] = words[OUT, product.X] = self._attended.data_ptr()
         change = self._change.data_ptr()
         words[[OUT, DOWN], product.OUT] = words[[MLP_NORM, ADD], blocks.DELTA] = change
         words[MLP_NORM, blocks.OUT] = words[GATE_UP, product.X] = self._normed.data_ptr()

@@ -55,7 +55,7 @@ def pick_kernels(
     config: LlamaConfig,
     dtype: torch.dtype,
     device: torch.device,
-    threads: int,
+    team: Team,
     plain: bool,
     formats: Formats = AS_DTYPE,
 ) -> Kernels:
@@ -64,7 +64,7 @@ def pick_kernels(
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
     if device.type != "cpu" or plain or not has_numba():
         return library_kernels(config, dtype, device, formats)
-    return compiled_kernels(config, dtype, Team(threads), formats)
+    return compiled_kernels(config, dtype, team, formats)
 
 
 def has_numba() -> bool:

@@ -23,12 +23,14 @@ import numpy.typing as npt
 import torch
 
 from shared.kernel import attention_numba as attention
-from shared.kernel import block_product, product
+from shared.kernel import attention_words, block_product, product
 from shared.kernel import blocks_numba as blocks
 from shared.kernel.block_product import BlockTileLinear
-from shared.kernel.jit import NUM_ROWS
-from shared.kernel.product import TILE_COLUMNS, TileLinear
+from shared.kernel.jit import NUM_ROWS, NUM_SHARES
+from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
+from shared.kernel.scratch import Scratch
+from shared.kernel.shares import MOST_ROWS, TILE_COLUMNS, Work, cut, shares_of
 from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
@@ -39,10 +41,12 @@ from shared.model.llama import KV_PLANE, capped, check_layers, embed_scale, kv_p
 from shared.model.span import Span, all_layers
 from shared.model.weights import LayerWeights, LlamaWeights
 
+NO_POOL = (0, 0, 0)
+SCRATCH_WORDS = [block_product.SCRATCH, block_product.SCRATCH_BYTES]
 BEFORE, TAKEN = 4, 2  # a layer's tasks up to its attention, and what takes the wanted rows
 BACK = ("out", "mlp_norm", "gate_up", "gate", "down")  # from there on
 GEMMA_BACK = ("out", "out_post", "mlp_norm", "gate_up", "gate", "down", "down_post")
-NUM_WORDS = max(attention.NUM_WORDS, blocks.NUM_WORDS, product.NUM_WORDS, block_product.NUM_WORDS)
+NUM_WORDS = max(words.NUM_WORDS for words in (attention_words, blocks, product, block_product))
 TaskLinear = TileLinear | BlockTileLinear  # a product that is a task
 Index = npt.NDArray[np.int64]
 
@@ -120,6 +124,8 @@ class CompiledLlama:
     """Implements Model; with a `span`, one stage of a pipeline. One forward at a time: all steps use the same buffers,
     which grow to the largest one."""
 
+    is_program = True
+
     def __init__(
         self, config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights, team: Team, span: Span | None = None
     ) -> None:
@@ -129,6 +135,7 @@ class CompiledLlama:
         self._weights = weights
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._team = team
+        self._scratch = Scratch(team.size)  # the products', one after another
         self._step = attention.AttentionStep(attention_shape(config), weights.rope, team.size, weights.local_rope)
         self.embed = weights.embed  # (vocab, H) in the dtype; a draft head reads it too
         self.capture_aux(())
@@ -143,6 +150,7 @@ class CompiledLlama:
         self._program = Program(self._team, tasks, self._words)
         self._fill_weights()
         self._capacity = 0
+        self._rows_filled, self._pool_filled = (-1, -1), NO_POOL
 
     def kv_planes(self, page_size: int) -> tuple[PlaneSpec, ...]:
         return kv_planes(self.config, self.spec, page_size)
@@ -206,11 +214,24 @@ class CompiledLlama:
         return aux
 
     def _fill_step(self, num_tokens: int, num_last: int) -> None:
+        """What the step before left is right where it had as many rows, or the same pool."""
         at, words = self._at, self._words
-        words[: at.take_residual, NUM_ROWS] = num_tokens
-        words[at.take_residual :, NUM_ROWS] = num_last
-        for tasks in (at.write, at.attend):
-            self._step.fill(words, tasks, self._layers)
+        if self._rows_filled != (num_tokens, num_last):
+            self._rows_filled = num_tokens, num_last
+            self._fill_rows(num_tokens, num_last)
+        words[at.attend, NUM_SHARES] = self._step.num_shares
+        if self._pool_filled != self._step.pool:
+            self._pool_filled = self._step.pool
+            for tasks in (at.write, at.attend):
+                self._step.fill(words, tasks, self._layers)
+
+    def _fill_rows(self, num_tokens: int, num_last: int) -> None:
+        words, split, threads = self._words, self._at.take_residual, self._team.size
+        for part, num_rows in ((slice(split), num_tokens), (slice(split, None), num_last)):
+            words[part, NUM_ROWS], words[part, NUM_SHARES] = num_rows, shares_of(num_rows, MOST_ROWS, threads)
+        for (work, is_last), tasks in self._alike.items():
+            num_rows = num_last if is_last else num_tokens
+            words[np.ix_(tasks, product.DEALT)] = num_rows, *cut(work, num_rows, threads)
 
     def _make_tasks(self) -> list[Any]:
         config, is_half = self.config, self._dtype == torch.bfloat16
@@ -243,8 +264,10 @@ class CompiledLlama:
             words[0, blocks.WEIGHT] = weights.embed.data_ptr()
         for index, layer in enumerate(self._layers):
             self._fill_layer(index, weights.layers[layer])
+        self._alike: dict[tuple[Work, bool], list[int]] = {}  # products by what they do, and on which rows
         for task, linear in self._products():
             linear.fill(words[task])
+            self._alike.setdefault((linear.work, task >= at.take_residual), []).append(task)
         if not self._span.is_last:
             return
         words[at.last_norm, blocks.WEIGHT] = weights.norm.data_ptr()
@@ -269,8 +292,8 @@ class CompiledLlama:
             if tasks is not None and weight is not None:
                 words[tasks[index], blocks.WEIGHT] = weight.data_ptr()
         for task in (at.write[index], at.attend[index]):
-            words[task, attention.Q_NORM] = 0 if layer.q_norm is None else layer.q_norm.data_ptr()
-            words[task, attention.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
+            words[task, attention_words.Q_NORM] = 0 if layer.q_norm is None else layer.q_norm.data_ptr()
+            words[task, attention_words.K_NORM] = 0 if layer.k_norm is None else layer.k_norm.data_ptr()
 
     def _reserve(self, num_rows: int) -> None:
         """Buffers for that many rows, and their addresses in all tasks. Two layers' buffers are never alive at once."""
@@ -286,8 +309,7 @@ class CompiledLlama:
         self._qkv = torch.empty(num_rows, config.q_size + 2 * config.kv_size, dtype=dtype)
         self._gate_up = torch.empty(num_rows, 2 * inner, dtype=dtype)
         self._inner = torch.empty(num_rows, inner, dtype=dtype)
-        own_bytes = max(linear.scratch_bytes(num_rows) for _, linear in self._products())
-        self._scratch = torch.empty(self._team.size, own_bytes, dtype=torch.uint8)  # the products', one after another
+        self._scratch.reserve(max(linear.scratch_bytes(num_rows) for _, linear in self._products()))
         self._connect()
 
     def _connect(self) -> None:
@@ -302,7 +324,7 @@ class CompiledLlama:
         words[at.aux, blocks.SOURCE] = residual
         words[at.qkv, product.X], words[at.qkv, product.OUT] = normed, self._qkv.data_ptr()
         for task in (at.write, at.attend):
-            words[task, attention.QKV], words[task, attention.OUT] = self._qkv.data_ptr(), attended
+            words[task, attention_words.QKV], words[task, attention_words.OUT] = self._qkv.data_ptr(), attended
         words[at.out, product.X], words[at.out, product.OUT] = attended, change
         words[at.mlp_norm, blocks.SOURCE], words[at.mlp_norm, blocks.OUT] = residual, normed
         words[at.mlp_norm, blocks.DELTA] = change
@@ -313,8 +335,7 @@ class CompiledLlama:
         words[at.gate, blocks.SOURCE], words[at.gate, blocks.OUT] = self._gate_up.data_ptr(), self._inner.data_ptr()
         for place, linear in self._products():
             if isinstance(linear, BlockTileLinear):
-                words[place, block_product.SCRATCH] = self._scratch.data_ptr()
-                words[place, block_product.SCRATCH_BYTES] = self._scratch.shape[1]
+                words[place, SCRATCH_WORDS] = self._scratch.words
         words[at.down, product.X], words[at.down, product.OUT] = self._inner.data_ptr(), change
         if not self._span.is_last:
             return

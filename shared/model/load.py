@@ -11,6 +11,7 @@ from shared.config.frozen import ENCODER
 from shared.config.model_path import resolve_head
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.eagle_file import HeadFolder
@@ -144,14 +145,14 @@ def warm_up(model: Model) -> None:
 
 
 def load_eagle_head(
-    name: str, model: str, target: DraftTarget, *, threads: int = 1, kernels: str = "auto"
+    name: str, model: str, target: DraftTarget, *, team: Team | None = None, kernels: str = "auto"
 ) -> EagleHead:
     """`name`: a folder in the public format, or auto: the head shipped for `model`, the name the target was loaded by.
     Device, dtype, embedding and context are the target's; ConfigError names a tensor or field that does not fit it.
-    `threads` and `kernels` as in LoadOptions."""
+    `team` (one thread if not given) and `kernels` as in LoadOptions."""
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed
-    picked = pick_kernels(layer, embed.dtype, embed.device, threads, plain=kernels == "torch")
+    picked = pick_kernels(layer, embed.dtype, embed.device, team or Team(), plain=kernels == "torch")
     context = target.spec.max_context + WINDOW_SLACK
     weights = load_eagle_weights(source, embed, context, picked.make_linear, picked.make_head)
     midlayer = _midlayer(layer, weights, picked, as_program=kernels == "auto")

@@ -22,6 +22,7 @@ from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth, overshoot
 from shared.device.gpu import MemoryInfo, gib
 from shared.kernel.block_weights import INT8
+from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
@@ -43,7 +44,8 @@ class LoadOptions:
 
     dtype: str = "bfloat16"
     max_context: int = 0  # 0: what the model can
-    threads: int = 1  # what the core plan gives this process; of a pipeline: gives each stage
+    threads: int = 1  # of each stage, where the model is a pipeline, and of the model where there is no team
+    team: Team | None = None  # whose threads compute
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
     formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
@@ -57,6 +59,9 @@ class LoadOptions:
                 f"the weights need {gib(need)}, and {gib(memory.free_bytes)} of {gib(memory.total_bytes)} are free: "
                 "take a smaller model, --dtype bfloat16, --weight-dtype int8 or fp8, or close other programs"
             )
+
+    def own_team(self) -> Team:
+        return self.team or Team(self.threads)
 
     def path_adapters(self) -> tuple[AdapterSpec, ...]:
         """HashLM's: nothing is read, so the path tells them apart."""
@@ -115,7 +120,7 @@ class OpenedModel:
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
         asked = self.options
-        return pick_kernels(config, self.dtype, device, asked.threads, asked.kernels == "torch", asked.formats)
+        return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels == "torch", asked.formats)
 
     def spec(self) -> ModelSpec:
         """Return what is said of the model. Read all files, for their hash."""

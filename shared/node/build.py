@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -43,8 +43,10 @@ from shared.model.kernels import Formats
 from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core, boundary_of, pool_planes
+from shared.node.compiling import KernelLog, tell_of_kernels
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
+from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
@@ -90,14 +92,19 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     keep_freed_memory()
     links = open_links(parts, node_id, time.time_ns() // 1000, ring)
     core: NodeCore | None = None
+    cores = NodeCores(config.cores, parts.parallel, node_id)
     others = RankProcesses(config, node_id)
     node: Node | None = None
+    kernels = KernelLog(log)
+    forget_kernels = tell_of_kernels(kernels, parts.sched.device)
     try:
         others.start()
-        core = build_core(config, log, links.wakeup.set, others)
+        core = build_core(config, log, links.wakeup.set, others, cores)
         warm_up(core, log)
-        node = build_node(parts, core, links, log, make_side)
-        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check)
+        cores.settle(core.model, log)
+        node = build_node(parts, core, links, log, make_side, cores)
+        daemon = Daemon(node, links, log, parts.node.drain_s, check=others.check, cores=cores)
+        kernels.serving()
         log.info("ready", endpoint=links.endpoint, pid=os.getpid())
         code = daemon.run()
         check_at_exit(core, log)
@@ -108,11 +115,13 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
         return EXIT_FAILED
     finally:
         with ExitStack() as ends:  # last one first, and each whatever the others raise
+            ends.callback(cores.close)
             ends.callback(core.close if core is not None else do_nothing)
             ends.callback(links.close)
             ends.callback(core.streams.stop if core is not None else do_nothing)
             ends.callback(others.close)
             ends.callback(node.side.close if node is not None else do_nothing)
+            ends.callback(forget_kernels)
     log.info("stopped")
     return code
 
@@ -125,22 +134,23 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 
 
-def build_core(config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses) -> NodeCore:
+def build_core(
+    config: NodeProcessConfig, log: Logger, notify: Callable[[], None], others: RankProcesses, cores: NodeCores
+) -> NodeCore:
     size, num_stages = config.parts.parallel.num_ranks, config.parts.parallel.pp
-    threads = core_plan.num_threads(core_plan.of_node(config.cores, config.parts.parallel))
-    torch.set_num_threads(threads)
+    torch.set_num_threads(cores.threads)
     device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
     started = time.monotonic()
-    loaded = load(parts, device, threads, others.model_group, gpu)
+    cores.take(device, log)
+    loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
-    made = make_streams(
-        streams, on_thread_start=lambda: torch.set_num_threads(threads), notify=notify, gpu=gpu, num_stages=num_stages
-    )
+    on_start = partial(torch.set_num_threads, cores.threads)
+    made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)
     boundary = boundary_of(device, gpu)
 
     def assemble(plan: MemoryPlan, grammars: Grammars | None = None) -> NodeCore:
@@ -223,25 +233,28 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
         )
     if device == "auto":
         device = "cuda" if num_parts == 1 and gpu.is_available() else "cpu"
-        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts, 1))):
+        if device == "cuda" and (why := why_on_cpu(parts.model.model, load_options(parts))):
             log.info("the GPU is not used", why=why)
             device = "cpu"
     return device, device
 
 
-def load_options(parts: NodeParts, threads: int, memory: MemoryInfo | None = None) -> LoadOptions:
+def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
     """`memory`: of the GPU that the model goes to."""
     wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    return LoadOptions(
-        wanted.dtype, wanted.max_context, threads, adapters=wanted.adapters, formats=formats, memory=memory
-    )
+    options = LoadOptions(wanted.dtype, wanted.max_context, adapters=wanted.adapters, formats=formats, memory=memory)
+    if cores is None:
+        return options
+    if parts.parallel.pp > 1:  # stages compute at the same time: each gets a team of its own
+        return replace(options, threads=cores.threads)
+    return replace(options, team=cores.team)
 
 
-def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
+def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:
     """Drafts are rank 0's alone, and the first stage's stream's."""
     memory = gpu.memory_info(torch.device(device)) if gpu is not None else None
-    name, options = parts.model.model, load_options(parts, threads, memory)
+    name, options = parts.model.model, load_options(parts, cores, memory)
     model: Model
     stages: tuple[Stage, ...] = ()
     if group is not None:
@@ -256,7 +269,7 @@ def load(parts: NodeParts, device: str, threads: int, group: RankGroup | None, g
         with explained(gpu, device, TOO_LARGE):
             model = load_model(name, options, device)
     with explained(gpu, device, TOO_LARGE):
-        return Loaded(model, make_drafter(parts.spec, name, model, threads), stages)
+        return Loaded(model, make_drafter(parts.spec, name, model, cores.team), stages)
 
 
 def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
@@ -290,7 +303,9 @@ def transports(parts: NodeParts, device: str) -> tuple[str, ...]:
     return available_transports(parts.node.transport, device, receives=receives, trusts_network=trusts_network)
 
 
-def build_node(parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf) -> Node:
+def build_node(
+    parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, make_side: SideOf, cores: NodeCores
+) -> Node:
     facts = node_facts(parts, core, links)
     ctx = NodeContext(
         core=core,
@@ -302,6 +317,7 @@ def build_node(parts: NodeParts, core: NodeCore, links: NodeLinks, log: Logger, 
         clock=time.monotonic,
         wire_counts=links.counts,
         wake=links.wakeup.set,
+        cores=cores.told,
         make_group=partial(open_group, host=parts.node.bind_host, device=core.pool.device, wake=links.wakeup.set),
     )
     return Node(ctx, make_side(ctx))

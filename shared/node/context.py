@@ -60,6 +60,7 @@ class NodeContext:
     wake: Callable[[], None] = do_nothing  # any thread: there is something for the loop to do
     make_group: Callable[[str, int], Group] = no_group  # by transport and rank
     wire_counts: Counter[str] = field(default_factory=Counter)  # the links' own count of what they dropped
+    cores: Callable[[], str] = str  # what it computes on, for people
     outbox: Outbox = field(default_factory=Outbox)
     ends: list[Ended] = field(default_factory=list)  # of requests that the scheduler does not know
     draining: bool = False

@@ -14,6 +14,7 @@ from typing import Protocol
 from shared.core.errors import ConfigError
 from shared.core.exit_codes import exit_code_after
 from shared.device.cpu import do_nothing
+from shared.node.cores import NodeCores
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.node import Node
 from shared.observe.log import Logger
@@ -59,14 +60,17 @@ class Daemon:
         clock: Callable[[], float] = time.monotonic,
         *,
         check: Callable[[], None] = do_nothing,
+        cores: NodeCores | None = None,
     ) -> None:
-        """`check` is called every round, and raises when the node can't go on."""
+        """`check` is called every round, and raises when the node can't go on. `cores` rest while nothing is to be
+        computed."""
         self._node = node
         self._links = links
         self._log = log
         self._drain_s = drain_s
         self._clock = clock
         self._check = check
+        self._cores = cores
         self._signals = 0
         self._drain_until = float("inf")
         self._unreachable: list[str] = []
@@ -100,6 +104,10 @@ class Daemon:
     def _wait(self) -> Sequence[Inbound]:
         """Sleeps for a message, a completion or the next heartbeat; not at all while there is work to do."""
         busy = self._node.busy or bool(self._unreachable)
+        if self._cores is not None:
+            self._cores.clear_up()
+            if not busy and self._node.ctx.core.loop.idle:
+                self._cores.rest()
         timeout_s = 0.0 if busy else max(SHORTEST_WAIT_S, self._node.next_heartbeat - self._clock())
         inbox = self._links.poll(min(timeout_s, self._node.ctx.facts.heartbeat_s))
         closed, self._unreachable = self._unreachable, []

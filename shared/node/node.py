@@ -372,7 +372,7 @@ class Node:
             return
         self._watch.count()
         self._count_wire()
-        load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over())
+        load = node_load(self.ctx.core, self.ctx.metrics, self.side.outside(), self.side.hands_over(), self.ctx.cores())
         facts, move_at = self.ctx.facts, self.ctx.move_at
         move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
         for peer in peers:

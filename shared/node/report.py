@@ -13,7 +13,9 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.wire.messages import MAX_NAMES, NodeLoad
 
 
-def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str]) -> NodeLoad:
+def node_load(
+    core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], hands_over: dict[str, str], cores: str = ""
+) -> NodeLoad:
     """`offers`: requests that wait for memory outside the scheduler. Takes the samples since the last call."""
     kv, scheduler = core.kv, core.scheduler
     waiting = [*scheduler.waiting, *offers]
@@ -28,6 +30,7 @@ def node_load(core: NodeCore, metrics: NodeMetrics, offers: Sequence[Request], h
         counters=metrics.counters(),
         observations=metrics.take_observations(),
         hands_over=dict(list(hands_over.items())[:MAX_NAMES]),
+        cores=cores,
     )
 
 

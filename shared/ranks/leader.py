@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import core_plan
+from shared.config.core_plan import CorePlan
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import CorePlan
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup, file_store
 from shared.kv.pool import KVPool

@@ -11,8 +11,8 @@ import socket
 import sys
 
 from shared.config import core_plan
+from shared.config.core_plan import CorePlan
 from shared.config.flags import parse_int_list
-from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError, RankLost
 from shared.core.orphan_guard import die_with_parent
 from shared.observe.log import Logger

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from shared.kernel import sample_cpu as kernels
-from shared.kernel.sample_cpu import logprobs, sample_parallel, sample_serial
+from shared.kernel.sample_cpu import logprobs
 from shared.kernel.sample_edits import Outputs, RowParams
+from shared.kernel.sample_team import sample_outputs
+from shared.kernel.team import Team
 from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler import needs_history
 
@@ -29,9 +31,18 @@ def sample_cpu(
 ) -> SampleOutput:
     values, params, outputs = kernel_inputs(logits, batch, row_of, positions, history, masks)
     ids = np.zeros(len(values), dtype=np.int64)
-    parallel = values.size >= PARALLEL_FROM and numba.get_num_threads() > 1
-    (sample_parallel if parallel else sample_serial)(values, params, outputs, ids)
+    sample_outputs(values, params, outputs, ids, team_for(values.size))
     return with_logprobs(values, batch.num_logprobs[outputs.rows], ids)
+
+
+def team_for(num_logits: int) -> Team:
+    """As many threads as torch uses on this one, where that is worth waking them."""
+    return team_of(torch.get_num_threads() if num_logits >= PARALLEL_FROM else 1)
+
+
+@functools.cache
+def team_of(size: int) -> Team:
+    return Team(size)
 
 
 def kernel_inputs(
@@ -55,7 +66,7 @@ def outputs_of(
 ) -> Outputs:
     """In the layout of the numba kernels."""
     where = positions.contiguous().numpy()
-    rows, tokens = history.rows.numpy(), history.tokens.numpy()
+    rows, tokens = history.rows.contiguous().numpy(), history.tokens.contiguous().numpy()
     common, drafted = where + 1, np.zeros((len(where), 0), np.int32)
     if history.common is not None and history.drafted is not None:
         common, drafted = history.common.contiguous().numpy(), history.drafted.contiguous().numpy()

@@ -7,6 +7,7 @@ from typing import cast
 from shared.config.frozen import ENCODER
 from shared.config.settings import SpecConfig
 from shared.engine.drafter import Drafter
+from shared.kernel.team import Team
 from shared.model.eagle_head import DraftTarget
 from shared.model.interface import Model
 from shared.model.load import load_eagle_head
@@ -16,24 +17,24 @@ from shared.speculation.multi_layer_eagle import MultiLayerEagleWorkerV2
 from shared.speculation.ngram import NgramWorkerV2
 
 
-def make_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter | None:
+def make_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Drafter | None:
     """`name` is what the model was loaded by: a shipped head is found under it. ConfigError names what does not fit."""
     if config.spec == "none":
         return None
     if config.spec == "ngram":
         return NgramWorkerV2()
     ENCODER.refuse({f"--spec {config.spec}": model.spec.has_encoder}, of=model.spec.name)
-    head = _head_drafter(config, name, model, threads)
+    head = _head_drafter(config, name, model, team)
     return CopyingDrafter(head, config.spec_copies) if config.spec_copies else head
 
 
-def _head_drafter(config: SpecConfig, name: str, model: Model, threads: int) -> Drafter:
+def _head_drafter(config: SpecConfig, name: str, model: Model, team: Team) -> Drafter:
     hashed = _hash_drafter(config, model) if model.spec.dtype == "int" else None
     if hashed is not None:
         return hashed
     vocab_size = model.spec.vocab_size
     target = cast(DraftTarget, model)  # what is loaded from files and has no encoder is a Llama
-    head = load_eagle_head(config.spec_head, name, target, threads=threads)
+    head = load_eagle_head(config.spec_head, name, target, team=team)
     target.capture_aux(head.aux_layers)
     return EagleWorkerV2(head, vocab_size, config.spec_topk, config.spec_steps)
 

@@ -28,7 +28,7 @@ from shared.core.sampling_params import (
 )
 from shared.observe.node_metrics import MAX_SAMPLES
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_SEQUENCES = 128
 
 MAX_TEXT = 16384
@@ -131,6 +131,7 @@ class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     observations: Annotated[dict[Name, Annotated[list[Real], Meta(max_length=MAX_SAMPLES)]], Meta(max_length=MAX_NAMES)]
     # a prefill node's: by decode node, the transport and why it is that one
     hands_over: Annotated[dict[Name, Text], Meta(max_length=MAX_NAMES)]
+    cores: Text  # those it computes on, and whom it lends them to; empty on a GPU
 
 
 class Hello(Message, frozen=True):

@@ -98,7 +98,7 @@ def load(rng: random.Random) -> NodeLoad:
     running, waiting = rng.randrange(ROWS), rng.randrange(4)
     rows = {"free": ROWS - running, "running": running, "prefilling": 0, "granted": 0, "held": 0}
     pages = dict.fromkeys(("free", "cached", "active", "granted", "held"), 100)
-    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, {}, {}, {})
+    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, {}, {}, {}, "")
 
 
 def cpu_s(work: Callable[[], object]) -> float:

@@ -20,6 +20,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.kernel.noise import noise_bits, row_keys, torch_gumbel
+from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs
 from shared.model.load import load_model
@@ -50,7 +51,7 @@ def prompts() -> list[tuple[int, ...]]:
 def streams_with(spec: SpecConfig) -> tuple[Streams, float]:
     """By (prompt, temperature); the prompt's number is its seed. And the tokens per verify."""
     model = load_model(MODEL, LoadOptions("float32", max_context=CONTEXT))
-    drafter = make_drafter(spec, MODEL, model, threads=1)
+    drafter = make_drafter(spec, MODEL, model, Team())
     settings = SchedSettings(page_size=PAGE_SIZE, max_context=CONTEXT, width=spec.width)
     sizes = CoreSizes(ROWS * (CONTEXT // PAGE_SIZE + 2), ROWS)
     core = assemble_core(model, make_streams("inline"), settings, sizes, drafter=drafter)

@@ -16,6 +16,7 @@ from shared.config.settings import MemoryConfig, ModelConfig, NodeConfig, SchedC
 from shared.device.cpu import do_nothing
 from shared.node import build
 from shared.node.core import NodeCore
+from shared.node.cores import NodeCores
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 from tests.support.cuda_core import folder_of
@@ -59,7 +60,8 @@ class Built:
         config = NodeProcessConfig(parts)
         before = torch.get_num_threads()
         try:
-            return build.build_core(config, Logger("n", self.said), do_nothing, RankProcesses(config, "n"))
+            cores = NodeCores(config.cores, config.parts.parallel, "n")
+            return build.build_core(config, Logger("n", self.said), do_nothing, RankProcesses(config, "n"), cores)
         finally:
             torch.set_num_threads(before)
 

@@ -22,7 +22,7 @@ from tests.support.fuzz_messages import MessageSource
 
 BURST = 20
 HANG_UP = 0.002  # per burst: connections that come and go
-LOAD = NodeLoad(100, {"free": 100}, 8, {"free": 8}, 0, 0, 1, {"steps": 1.0}, {}, {})
+LOAD = NodeLoad(100, {"free": 100}, 8, {"free": 8}, 0, 0, 1, {"steps": 1.0}, {}, {}, "")
 
 
 class FuzzNode:

@@ -19,6 +19,7 @@ from shared.config.settings import SpecConfig
 from shared.core.sampling_params import SamplingParams
 from shared.device.group import RankGroup
 from shared.engine.drafter import Drafter
+from shared.kernel.team import Team as Threads
 from shared.model.hashlm.model import HashLM
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
@@ -164,7 +165,7 @@ class LlamaKind:
         tree = {"spec_topk": knobs["topk"], "spec_steps": knobs["steps"]} if "topk" in knobs else {}
         head = {"spec_head": self._head} if knobs["spec"] == "eagle" else {}
         spec = SpecConfig(spec=knobs["spec"], spec_width=knobs["width"], spec_copies=0, **tree, **head)
-        return make_drafter(spec, self._model, model, 1)
+        return make_drafter(spec, self._model, model, Threads())
 
     def jobs(self, temperature: float) -> list[Job]:
         """Short answers: each step is dozens of meetings."""

@@ -151,7 +151,7 @@ class FakeNode:
     def _load(self) -> NodeLoad:
         rows = {"free": 8 - len(self._running), "running": len(self._running)}
         pages = {"free": 60, "cached": 20, "active": 20, "granted": 0, "held": 0}
-        return NodeLoad(100, pages, 8, rows, 0, 0, 1, {"steps": 7.0}, {"step_seconds": [0.002]}, {})
+        return NodeLoad(100, pages, 8, rows, 0, 0, 1, {"steps": 7.0}, {"step_seconds": [0.002]}, {}, "")
 
     def _handle(self, links: NodeLinks, message: Message) -> None:
         if isinstance(message, Welcome):

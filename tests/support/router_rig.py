@@ -40,7 +40,7 @@ def hello(
 
 
 def load(**rows: int) -> NodeLoad:
-    return NodeLoad(10, {"free": 10}, 8, rows, 0, 0, 1, {}, {}, {})
+    return NodeLoad(10, {"free": 10}, 8, rows, 0, 0, 1, {}, {}, {}, "")
 
 
 class RouterRig:

@@ -65,7 +65,7 @@ FINGERPRINT = Fingerprint(
     grammar="g",
 )
 LOAD = NodeLoad(
-    10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}
+    10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}, "1"
 )
 LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
 GENERATE = Generate(

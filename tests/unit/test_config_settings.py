@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
+from shared.config.core_plan import CorePlan
 from shared.config.endpoints import check_endpoint, is_loopback
 from shared.config.flags import concerns_of, fields_of, sections_of
 from shared.config.load import all_concerns, replaced
 from shared.config.options import option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
 from shared.config.settings import (
-    CorePlan,
     LocalConfig,
     MemoryConfig,
     ModelConfig,

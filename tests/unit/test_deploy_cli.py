@@ -15,10 +15,11 @@ import pytest
 from deploy import cli
 from deploy.cluster import local
 from shared.config import core_plan
+from shared.config.core_plan import CorePlan
 from shared.config.flags import given_values, sections_of
 from shared.config.load import load, replaced
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import CorePlan, LocalConfig, ModelConfig, NodeConfig, RouterConfig
+from shared.config.settings import LocalConfig, ModelConfig, NodeConfig, RouterConfig
 
 ROUTER = "tcp://127.0.0.1:7001"
 

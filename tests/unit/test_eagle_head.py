@@ -11,6 +11,7 @@ import transformers
 from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionInputs
 from shared.kernel.product import supports
+from shared.kernel.team import Team
 from shared.kv.pool import KVPool
 from shared.model.eagle_compiled import CompiledMidlayer
 from shared.model.eagle_head import DraftTarget, EagleHead
@@ -60,7 +61,7 @@ class Case:
         key = (kernels, dtype, threads)
         if key not in self._heads:
             folder, target = str(self.folder / "head"), self.target("torch", dtype)
-            self._heads[key] = load_eagle_head(folder, "tiny", target, threads=threads, kernels=kernels)
+            self._heads[key] = load_eagle_head(folder, "tiny", target, team=Team(threads), kernels=kernels)
         return self._heads[key]
 
 

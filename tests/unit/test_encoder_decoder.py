@@ -28,6 +28,7 @@ from shared.config.settings import LimitsConfig, SpecConfig
 from shared.config.text_settings import TextConfig
 from shared.core.errors import ConfigError, InvalidRequest
 from shared.device.gpu import MemoryInfo
+from shared.kernel.team import Team
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -199,7 +200,7 @@ def test_ranks_stages_and_draft_heads_are_refused_by_name(folder: Path) -> None:
     model = load_model(str(folder), LoadOptions("float32"))
     for spec in ("eagle", "mtp"):
         with pytest.raises(ConfigError, match=f"--spec {spec}"):
-            make_drafter(SpecConfig(spec=spec), str(folder), model, threads=1)
+            make_drafter(SpecConfig(spec=spec), str(folder), model, Team())
 
 
 def test_the_fixture_s_answers_differ_by_their_prompts(tmp_path: Path) -> None:

@@ -67,9 +67,20 @@ def test_the_distribution_under_its_old_name_goes_before_the_new_one_comes(monke
     monkeypatch.setattr(setup_env, "install_torch", lambda python: None)
     monkeypatch.setattr(setup_env, "installed", lambda python, name: "0.1.0" if was_there else "")
     monkeypatch.setattr(setup_env, "pip", lambda python, *args: calls.append(args))
+    monkeypatch.setattr(setup_env, "compile_kernels", lambda python: None)
     setup_env.install(tmp_path)
     assert (("uninstall", "--yes", "baton") in calls) == was_there
     assert calls[-1][-2:] == ("--editable", str(setup_env.ROOT))
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, "compiled in"), (1, "the first node that starts tries again")])
+def test_kernels_are_compiled_and_a_failure_is_told(tmp_path, capsys, status, said):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {status}\n')
+    python.chmod(0o755)
+    setup_env.compile_kernels(python)
+    assert (tmp_path / "asked").read_text().split() == ["-m", "deploy.ready_kernels"]
+    assert said in capsys.readouterr().out
 
 
 def test_what_is_installed_is_asked_of_that_python():

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.kernel import attention
+from shared.kernel import attend_numba, attention
+from shared.kernel.attend_numba import FETCH_AHEAD, MOST_SCRATCH, most_run_tokens, run_bytes, score_row
 from shared.kernel.attention import AttentionBackend, AttentionInputs, AttentionShape, HostLengths, TorchAttention
-from shared.kernel.attention_numba import FETCH_AHEAD, NumbaAttention
+from shared.kernel.attention_numba import NumbaAttention
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
 from tests.support.virtual_gpu.device import make_device
@@ -130,6 +131,57 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(dtype: torch.dtype) -> N
         parts += [paged.step({1: (at - 32, at - 31), 0: (at, at + 1)})[1:] for at in range(37, 60)]
         parts.append(paged.step({0: (60, 100), 1: (28, 30)})[:40])
         assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_run_of_tokens_has_the_bits_of_each_alone(name: str) -> None:
+    shape = SHAPES[name]
+    whole = Paged(numba_backend(shape), shape).step({0: (0, 120)})
+    paged = Paged(numba_backend(shape), shape)
+    assert torch.equal(torch.cat([paged.step({0: (at, at + 1)}) for at in range(120)]), whole)
+
+
+@pytest.mark.parametrize("name", ["gqa", "sliding window"])
+def test_same_bits_however_many_tokens_a_run_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, found = SHAPES[name], []
+    for most in (1, 2, 4, 8, 16):
+        monkeypatch.setattr(attend_numba, "MOST_RUN_TOKENS", most)
+        found.append(Paged(numba_backend(shape), shape).step({0: (0, 75), 1: (0, 20)}))
+    assert all(torch.equal(other, found[0]) for other in found[1:])
+
+
+@pytest.mark.parametrize("name", ["gqa", "sliding window"])
+def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str) -> None:
+    """Nor what lies before its window: 0 times infinity is no number, so no weight of 0 may hide it."""
+    shape = SHAPES[name]
+    whole = Paged(numba_backend(shape), shape).step({0: (0, 100)})
+    for lost in (37, 48, 63):
+        paged = Paged(numba_backend(shape), shape)
+        paged.qkv[0, lost] = float("inf")
+        got = paged.step({0: (0, 100)})
+        window = shape.windows[1] if shape.windows else 100
+        assert torch.equal(got[:lost], whole[:lost]) and torch.equal(got[lost + window :], whole[lost + window :])
+        assert not got[lost].isfinite().any()
+
+
+def test_tokens_of_two_rows_are_no_run() -> None:
+    """Not even where the slots of one follow those of the other."""
+    spans = {0: (3, 7), 1: (7, 9)}
+    paged = Paged(numba_backend(SHAPE), SHAPE)
+    for row, (start, _) in spans.items():
+        paged.step({row: (0, start)})
+    alone = torch.cat([paged.step({row: span}) for row, span in spans.items()])
+    assert torch.equal(paged.step(spans), alone)
+
+
+@pytest.mark.parametrize("num_keys", [1, 500, 1500, 8192, 100_000])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 20), (3, 64), (8, 128)])
+def test_the_scratch_of_a_run_is_bounded(num_keys: int, group: int, head_dim: int) -> None:
+    row = score_row(num_keys, head_dim)
+    tokens = most_run_tokens(row, group, head_dim)
+    assert tokens in (1, 2, 4, 8, 16) and row >= num_keys + 4
+    assert tokens == 1 or run_bytes(tokens, row, group, head_dim) <= MOST_SCRATCH
+    assert tokens == 16 or run_bytes(2 * tokens, row, group, head_dim) > MOST_SCRATCH
 
 
 def test_long_context_passes_the_prefetch_distance() -> None:

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from shared.kernel import jit
+from shared.kernel.atomics import exchange, look_at
 from shared.kernel.blocks import BlockKernels, TorchBlocks
 from shared.kernel.blocks_numba import NumbaBlocks
+from shared.kernel.core_words import HOLDER
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, exp32, floats_at, longs_at, store
 from shared.kernel.linear import PackedFactory, PackedLinear, PlainLinear, pick_linear
 from shared.kernel.program import Program
 from shared.kernel.rope import inverse_frequencies
-from shared.kernel.team import Team
+from shared.kernel.scratch import LINE_BYTES, Scratch
+from shared.kernel.team import LINE_WORDS, Place, Team
 
 HIDDEN, INNER, EPS = 72, 40, 1e-5
 
@@ -95,7 +98,7 @@ def test_llama3_rope_stretches_slow_waves_only() -> None:
 
 
 def test_exp32_and_bfloat16_rounding() -> None:
-    def task(words: Any, share: int) -> None:
+    def task(words: Any, share: int, worker: int) -> None:
         for i in range(words[NUM_ROWS]):
             floats_at(words[3])[i] = exp32(floats_at(words[2])[i])
             store(words[4], i, floats_at(words[2])[i], True)
@@ -113,7 +116,7 @@ def test_a_program_runs_every_share_once_and_tasks_in_order(size: int) -> None:
     """Task i copies what task i - 1 wrote, from the other end, so a share that starts early reads an old value."""
     length, num_tasks = 64, 20
 
-    def task(words: Any, share: int) -> None:
+    def task(words: Any, share: int, worker: int) -> None:
         source, target = longs_at(words[2]), longs_at(words[3])
         for i in range(share, words[NUM_ROWS], words[NUM_SHARES]):
             target[i] = source[words[NUM_ROWS] - 1 - i] + 1
@@ -134,21 +137,65 @@ def test_a_program_runs_every_share_once_and_tasks_in_order(size: int) -> None:
     assert (values[3] == 3).all() and (values[4] == 0).all()
 
 
-def test_a_team_of_fewer_threads_does_all_the_work() -> None:
-    """An OpenMP runtime may give less than was asked for; no share may be left out, and nobody wait for one."""
-
-    class Alone(Team):
-        def enter(self, function: int, arguments: int) -> None:
-            Team.enter(Team(1), function, arguments)
-
-    def task(words: Any, share: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_each_task_has_as_many_shares_as_its_words_say(size: int) -> None:
+    def task(words: Any, share: int, worker: int) -> None:
         longs_at(words[2])[share] += 1
 
-    counts = np.zeros(4, np.int64)
-    team = Alone(4)
+    wanted = (1, 2, 40, 5, 0)
+    counts = np.zeros((len(wanted), 50), np.int64)
+    words = np.array([[0, 0, row.ctypes.data] for row in counts], np.int64)
+    program = Program(Team(size), [compile_task(task)] * len(wanted), words)
+    words[:, NUM_SHARES] = wanted
+    program.run()
+    assert (counts == (np.arange(50) < np.array(wanted)[:, None])).all()
+
+
+def test_each_thread_has_scratch_of_its_own() -> None:
+    """Each share writes its number to its part again and again, and looks whether another one's stands there."""
+    scratch, num_shares = Scratch(3), 3000
+    scratch.reserve(100)
+    clashes = np.zeros(num_shares, np.int64)
+
+    def task(words: Any, share: int, worker: int) -> None:
+        place = words[2] + worker * words[3]
+        for _ in range(200):
+            exchange(place, share)
+            longs_at(words[4])[share] += look_at(place) != share
+
+    words = np.array([[0, 0, *scratch.words, clashes.ctypes.data]], np.int64)
+    program = Program(Team(3), [compile_task(task)], words)
+    words[0, NUM_SHARES] = num_shares
+    program.run()
+    assert not clashes.any()
+
+
+def test_scratch_grows_and_is_kept() -> None:
+    scratch = Scratch(2)
+    scratch.reserve(100)
+    small = scratch.words
+    scratch.reserve(80)
+    assert scratch.words == small and small[1] == 2 * LINE_BYTES
+    scratch.reserve(1000)
+    assert scratch.words[1] >= 1000
+
+
+def test_a_team_whose_helpers_never_come_does_all_the_work() -> None:
+    """No share may be left out, and nobody wait for one."""
+
+    def task(words: Any, share: int, worker: int) -> None:
+        longs_at(words[2])[share] += 1 + 10 * worker
+
+    lines = np.zeros((4, LINE_WORDS), np.int64)
+    lines[1:, 0] = 1 << HOLDER + 1  # of somebody else
+    places = [Place(line.ctypes.data, is_own=place == 0) for place, line in enumerate(lines)]
+    team = Team(places=places)
+    assert team.size == 4
+    counts = np.zeros(team.size, np.int64)
     words = np.array([[4, 0, counts.ctypes.data]] * 2, np.int64)
     Program(team, [compile_task(task)] * 2, words).run()
-    assert counts.tolist() == [2] * team.size + [0] * (4 - team.size)
+    team.close()
+    assert counts.tolist() == [2] * team.size
 
 
 def test_where_nothing_can_be_kept_on_disk_kernels_still_compile(
@@ -161,7 +208,7 @@ def test_where_nothing_can_be_kept_on_disk_kernels_still_compile(
             raise RuntimeError("no locator available")
         return real(signature, **options)
 
-    def task(words: Any, share: int) -> None:
+    def task(words: Any, share: int, worker: int) -> None:
         words[2] += share + 5
 
     monkeypatch.setattr(jit, "cfunc", no_disk)

@@ -27,13 +27,14 @@ CFUNC = """
 from part import twice
 from shared.kernel.jit import compile_task
 
-def task(words, share):
+def task(words, share, worker):
     words[2] = twice(words[2])
 
 import ctypes
 words = (ctypes.c_int64 * 3)(0, 0, 3)
 compiled = compile_task(task)
-ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(compiled.address)(ctypes.addressof(words), 0)
+kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *[ctypes.c_int64] * 2)
+kind(compiled.address)(ctypes.addressof(words), 0, 0)
 print(words[2] + 1.0)
 """
 PART = """

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shared.kernel import shares
 from shared.kernel.linear import FloatHead, PlainLinear
 from shared.kernel.product import TileLinear, pack, supports
+from shared.kernel.shares import Work, cut
 from shared.kernel.team import Team
 
 DTYPES = [
@@ -42,6 +44,44 @@ def test_rounds_as_torch_does(dtype: torch.dtype) -> None:
     weight, x = torch.randn(64, 48).bfloat16(), torch.randn(9, 48).bfloat16()
     exact = TileLinear(weight, None, Team(1), torch.float32)(x)
     assert torch.equal(TileLinear(weight, None, Team(1))(x), exact.bfloat16())
+
+
+@pytest.mark.parametrize("most", [1 << 12, 1 << 17, 1 << 26])
+def test_same_bits_however_the_work_is_cut(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(2)
+    weight, x = torch.randn(320, 64, generator=draw), torch.randn(70, 64, generator=draw)
+    want = torch.cat([TileLinear(weight, None, Team(1))(row) for row in x.split(1)])
+    monkeypatch.setattr(shares, "MOST_COST", most)
+    shares.cut_passes.cache_clear()
+    linears = [TileLinear(weight, None, Team(threads)) for threads in (1, 2, 3)]
+    found = [linear(x) for linear in linears]
+    num_shares = [cut(linear.work, len(x), 2).num_shares for linear in linears]
+    shares.cut_passes.cache_clear()
+    assert all(torch.equal(one, want) for one in found)
+    assert num_shares == [{1 << 12: 60, 1 << 17: 20, 1 << 26: 2}[most]] * 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("is_rounded", [False, True])
+@pytest.mark.parametrize(("num_tiles", "num_inputs"), [(9, 576), (15, 576), (48, 576), (9, 1536), (768, 576), (1, 64)])
+def test_threads_finish_together_and_shares_are_short(
+    num_tiles: int, num_inputs: int, is_rounded: bool, threads: int
+) -> None:
+    for num_rows in (1, 8, 32, 96, 512, 1500, 8192):
+        work = Work(num_tiles, num_inputs, 2 * num_inputs, 6, is_rounded)
+        num_shares, rows = cut(work, num_rows, threads)
+        groups = -(-num_rows // rows)
+        assert num_shares % groups == 0 and rows <= work.most_rows
+        runs = num_shares // groups
+        tiles = [num_tiles * (run + 1) // runs - num_tiles * run // runs for run in range(runs)]
+        assert min(tiles) >= 1 and max(tiles) * rows * num_inputs * 64 <= max(shares.MOST_COST, 6 * num_inputs * 64)
+        if threads == 2 and num_rows >= 512 and num_tiles > 1:
+            free = [0, 0]
+            for tile_count in tiles:  # shares are taken in turn, all groups of a run after one another
+                for first in range(0, num_rows, rows):
+                    free.sort()
+                    free[0] += tile_count * min(rows, num_rows - first)
+            assert 2 * max(free) <= 1.06 * num_tiles * num_rows
 
 
 def test_packing_puts_the_pairs_of_a_tile_together() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
-from shared.kernel import sample_cpu as kernels
 from shared.kernel.noise import noise_bits, row_keys
+from shared.kernel.sample_team import sample_outputs
+from shared.kernel.team import Team
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import sample
@@ -136,12 +137,26 @@ def test_a_row_does_not_depend_on_its_batch_mates(sampler: Sampler) -> None:
         assert alone.logprobs[0] == together.logprobs[e]
 
 
-def test_threads_do_not_show() -> None:
+@pytest.mark.parametrize("num_threads", [2, 5])
+def test_threads_do_not_show(num_threads: int) -> None:
     case = Case(5)
     outputs = outputs_of(case.rows, case.positions, case.history)
-    ids = np.zeros(len(case.rows), np.int64)
-    kernels.sample_parallel(case.logits.numpy(), row_params(case.batch), outputs, ids)
+    ids = np.full(len(case.rows), -1, np.int64)
+    sample_outputs(case.logits.numpy(), row_params(case.batch), outputs, ids, Team(num_threads))
     assert torch.equal(torch.from_numpy(ids), case.run(sample_cpu).ids)
+
+
+def test_an_array_of_another_layout_is_refused() -> None:
+    """Code for one layout reads every array as that."""
+    case = Case(5)
+    outputs, ids = outputs_of(case.rows, case.positions, case.history), np.zeros(len(case.rows), np.int64)
+    params, logits = row_params(case.batch), case.logits.numpy()
+    for wrong in (
+        outputs._replace(common=outputs.common.astype(np.int32)),
+        outputs._replace(history=np.asfortranarray(outputs.history)),
+    ):
+        with pytest.raises(TypeError, match="contiguous"):
+            sample_outputs(logits, params, wrong, ids, Team(1))
 
 
 @BOTH

@@ -18,6 +18,7 @@ from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
 from shared.engine.plan import StepResult
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.team import Team
 from shared.kv.layout import PlaneSpec
 from shared.kv.pool import KVPool
 from shared.model.eagle_head import EagleHead
@@ -84,7 +85,7 @@ def drafter_of(kind: str, folders: tuple[Path, Path], model: Model) -> Drafter |
     target, head = map(str, folders)
     if kind != "mtp":
         spec, copies = ("eagle", 1) if kind == "copies" else (kind, 0)
-        return make_drafter(SpecConfig(spec=spec, spec_head=head, spec_copies=copies), target, model, threads=1)
+        return make_drafter(SpecConfig(spec=spec, spec_head=head, spec_copies=copies), target, model, Team())
     one = load_eagle_head(head, target, model)  # type: ignore[arg-type]
     model.capture_aux(one.aux_layers)  # type: ignore[attr-defined]
     layers = [Stacked(one, 0), Stacked(load_eagle_head(head, target, model), 1)]  # type: ignore[arg-type]

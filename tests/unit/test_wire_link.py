@@ -36,7 +36,7 @@ from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 
 KEY = to_wire(RequestKey("r", 1, "rid", 0, 0))
-LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {})
+LOAD = NodeLoad(0, {}, 0, {}, 0, 0, 1, {}, {}, {}, "")
 Kind = TypeVar("Kind", Received, PeerUp, PeerClosed)
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import psutil
 
 from deploy.tools.doctor.facts import DaemonFacts
+from shared.config.core_plan import CorePlan
 from shared.config.flags import Values, add_flags, given_values
 from shared.config.load import load
-from shared.config.settings import CorePlan, SecurityConfig
+from shared.config.settings import SecurityConfig
 from shared.core.errors import ConfigError
 
 WORDS = ("router", "prefill", "decode")

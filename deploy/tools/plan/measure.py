@@ -23,9 +23,9 @@ from deploy.tools.plan.fit import fit
 from deploy.tools.plan.measured_steps import MeasuredSteps
 from deploy.tools.plan.path import measure_path
 from deploy.tools.plan.profile import NodeProfile, Profile, ProfiledCosts
+from shared.config.core_plan import CorePlan
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 
 LARGEST_CHUNK = 1024  # of the measured node, so that the shapes are as different as the loads

@@ -24,6 +24,7 @@ from shared.engine.plan import RowId, StepResult
 from shared.kv.layout import page_bytes
 from shared.node.build import build_core, warm_up
 from shared.node.core import NodeCore
+from shared.node.cores import NodeCores
 from shared.observe.log import Logger
 from shared.ranks.leader import RankProcesses
 
@@ -153,7 +154,8 @@ class Bench:
 
 def serve(config: NodeProcessConfig, out: Path | None) -> int:
     log = Logger("plan", sys.stderr, level="warning", color=False)
-    core = build_core(config, log, lambda: None, RankProcesses(config, "plan"))
+    cores = NodeCores(config.cores, config.parts.parallel, "plan")
+    core = build_core(config, log, lambda: None, RankProcesses(config, "plan"), cores)
     warm_up(core, log)
     bench = Bench(core)
     bench.mixed()
@@ -177,4 +179,5 @@ def serve(config: NodeProcessConfig, out: Path | None) -> int:
     )
     out.write_bytes(msgspec.json.encode(steps))
     core.close()
+    cores.close()
     return 0

@@ -22,8 +22,8 @@ from deploy.tools.prove.cells import CELLS, Cell, chosen_cells
 from deploy.tools.prove.client import ProveClient
 from deploy.tools.prove.compare import Answers, ComparedRow, Difference, differences, table
 from shared.config import core_plan
+from shared.config.core_plan import CorePlan
 from shared.config.hub_settings import OFFLINE_HELP
-from shared.config.settings import CorePlan
 from shared.core.errors import ConfigError
 
 PASSES = ("fresh", "again", "together")

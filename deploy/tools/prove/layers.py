@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.config.core_plan import num_threads
+from shared.config.core_plan import CorePlan, num_threads
 from shared.config.device_defaults import CPU
-from shared.config.settings import CorePlan, MemoryConfig
+from shared.config.settings import MemoryConfig
 from shared.core.errors import ConfigError
 from shared.kv.pool import KVPool
 from shared.model.interface import ModelInputs

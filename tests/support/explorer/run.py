@@ -15,7 +15,7 @@ import time
 from collections import Counter
 
 from shared.config import core_plan  # noqa: E402
-from shared.config.settings import CorePlan  # noqa: E402
+from shared.config.core_plan import CorePlan
 
 core_plan.apply(CorePlan(threads=1))
 

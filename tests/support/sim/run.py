@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from shared.config import core_plan
-from shared.config.settings import CorePlan
+from shared.config.core_plan import CorePlan
 from tests.support.sim.report import SeedReport
 from tests.support.sim.summary import Summary
 from tests.support.sim.waiting import mended

@@ -1,0 +1,348 @@
+"""softmax(scale q k) v over paged KV, for tokens whose queries, keys and values are written: attention's second task.
+
+A token's scores run over its own keys, block by block, and so do its weighted values; its softmax needs all scores. So
+the sums of a token have one order. Neighbouring tokens of a row, a run, take what they all read together:
+
+    token 0 of the run    | early | shared, in whole blocks | its own |
+    token 1                 |early| shared                  | its own   |
+    last token                    | shared                  | its own     |
+
+"Early" is what only a sliding window has. A shared block is loaded once: its keys are turned, so that a vector holds
+one number of 16 keys and no lanes are left to add up, and its values are widened. A number of a key is multiplied and
+added in the same order either way, so a token's bits do not depend on its run. A token of a window of alternatives, or
+of a row that decodes, is a run of its own, where all is "its own".
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shared.kernel.attention_words import (
+    KEYS,
+    NUM_RUNS,
+    OUT,
+    PAGE_BYTES,
+    PAGE_SIZE,
+    QUERIES,
+    ROWS,
+    RUN_TOKENS,
+    RUNS,
+    SCORE_BYTES,
+    SCRATCH,
+    SCRATCH_BYTES,
+    SLOTS,
+    STEP,
+    TABLE,
+    TABLE_STRIDE,
+    VALUES,
+    VISIBLE,
+    WINDOW,
+)
+from shared.kernel.jit import (
+    NUM_SHARES,
+    compile_task,
+    copied,
+    exp32,
+    floats_at,
+    inlined,
+    ints_at,
+    longs_at,
+    prefetch,
+    store,
+)
+from shared.kernel.simd import block_lanes, score_block, score_turned, turn_block, weigh_block, widen_block
+
+CACHE_LINE = 64
+FETCH_AHEAD = 64  # keys
+MOST_RUN_TOKENS = 16
+MOST_SCRATCH = 1 << 19  # bytes of a run: they should stay in a core's own cache
+_f32 = np.float32
+
+
+def score_row(num_keys: int, head_dim: int) -> int:
+    """Float32 in a query's row of scores: room for one block more than its keys need. An odd number of vectors, so that
+    rows do not all begin in one set of the cache."""
+    lanes = block_lanes(head_dim)
+    return (-(-num_keys // lanes) + 1 | 1) * lanes
+
+
+def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
+    """Scratch of a run of so many tokens; see Room."""
+    lanes = block_lanes(head_dim)
+    return 4 * (4 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
+
+
+def most_run_tokens(row: int, group: int, head_dim: int) -> int:
+    """How many tokens a run may have: a power of two."""
+    lanes = block_lanes(head_dim)
+    fixed, per_token = 4 * (4 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
+    fitting = min(MOST_RUN_TOKENS, max(1, (MOST_SCRATCH - fixed) // per_token))
+    return 1 << fitting.bit_length() - 1
+
+
+class Run(NamedTuple):
+    """Tokens first .. first + length of one row. The first one reads num_keys keys, each other one more. Keys [shared,
+    end) are what all read in whole blocks; a run of one token has none."""
+
+    first: int
+    length: int
+    table: int  # address of the row's pages
+    num_keys: int
+    window: int  # 0: none
+    shared: int
+    end: int
+    tree_start: int  # a tree's tokens read the slots before this one, and from there those whose bits are in `seen`
+    seen: int
+
+
+class Room(NamedTuple):
+    """Addresses in a thread's scratch. R: most tokens of a run; G: queries of a kv head."""
+
+    addresses: int  # (lanes,) int64: of a block's keys or values
+    wide: int  # (lanes,) int64: of the rows of `block`
+    block: int  # float32: keys as (D, lanes), or values as (lanes, D)
+    edge: int  # (G, lanes) float32: weights of a block that is not full
+    sums: int  # (R, G, D) float32
+    tops: int  # (R, G, lanes) float32
+    scores: int  # (R, G, row) float32: a token's n-th key is the n-th that it reads
+
+
+@functools.cache
+def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, scale: float) -> Any:
+    """(run, kv head) pairs are dealt out to the shares. Keys before a layer's window are not looked at: their pages may
+    have other owners."""
+    lanes, group, item = block_lanes(head_dim), num_heads // num_kv_heads, 2 if is_half else 4
+    head_bytes, group_bytes, token_bytes = head_dim * item, group * head_dim * 4, num_heads * head_dim * 4
+
+    def attend(words: Any, share: int, worker: int) -> None:
+        step = longs_at(words[STEP])
+        stride = step[SCORE_BYTES]
+        memory = step[SCRATCH] + worker * step[SCRATCH_BYTES]
+        room = _room_at(memory, step[RUN_TOKENS], group, head_dim, lanes)
+        for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
+            run, head = _run_at(step, words[WINDOW], index // num_kv_heads, lanes), index % num_kv_heads
+            before = head * step[PAGE_SIZE] * head_bytes
+            keys, values = words[KEYS] + before, words[VALUES] + before
+            queries = step[QUERIES] + run.first * token_bytes + head * group_bytes
+            _fill(room.tops, run.length * group * lanes, _f32(-np.inf))
+            _score_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, keys, values, queries, token_bytes)
+            for start in range(run.shared, run.end, lanes):
+                _fetch(keys, run.table, start + lanes, run.end, step, head_bytes, lanes)
+                _locate(room.addresses, keys, run.table, start, run.end, step, head_bytes, lanes)
+                turn_block(head_dim, is_half, room.addresses, room.block)
+                for i in range(run.length):
+                    found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
+                    tops = room.tops + i * group * lanes * 4
+                    score_turned(group, head_dim, queries + i * token_bytes, room.block, found, stride, tops)
+            _soften_run(room, run, stride, group, lanes, scale)
+            _fill(room.sums, run.length * group * head_dim, _f32(0.0))
+            _weigh_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, values, True)
+            for start in range(run.shared, run.end, lanes):
+                _fetch(values, run.table, start + lanes, run.end, step, head_bytes, lanes)
+                _locate(room.addresses, values, run.table, start, run.end, step, head_bytes, lanes)
+                widen_block(head_dim, is_half, room.addresses, room.block)
+                for i in range(run.length):
+                    weights = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
+                    weigh_block(group, head_dim, False, weights, stride, room.wide, room.sums + i * group_bytes)
+            _weigh_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, values, False)
+            out = words[OUT] + (run.first * num_heads + head * group) * head_bytes
+            _store_run(room, run, out, num_heads * head_bytes, group, head_dim, lanes, is_half)
+
+    return compile_task(attend)
+
+
+@inlined
+def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int) -> Room:
+    wide = memory + lanes * 8
+    block = wide + lanes * 8
+    for lane in range(lanes):
+        longs_at(wide)[lane] = block + lane * head_dim * 4
+    edge = block + lanes * head_dim * 4
+    sums = edge + group * lanes * 4
+    tops = sums + run_tokens * group * head_dim * 4
+    return Room(memory, wide, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
+
+
+@inlined
+def _run_at(step: Any, window: int, index: int, lanes: int) -> Run:
+    bounds = longs_at(step[RUNS])
+    first, length = bounds[index], bounds[index + 1] - bounds[index]
+    table = step[TABLE] + longs_at(step[ROWS])[first] * step[TABLE_STRIDE] * 4
+    num_keys = longs_at(step[SLOTS])[first] + 1
+    tree_start, seen = num_keys, 0
+    if step[VISIBLE] != 0 and longs_at(step[VISIBLE])[first] >= 0:
+        seen = longs_at(step[VISIBLE])[first]
+        tree_start, num_keys = _window_of(seen, num_keys)
+    shared = _oldest(num_keys + length - 1, window)
+    whole = max(0, num_keys - shared) // lanes if length > 1 else 0
+    return Run(first, length, table, num_keys, window, shared, shared + whole * lanes, tree_start, seen)
+
+
+@inlined
+def _oldest(num_keys: int, window: int) -> int:
+    """Keys are counted as positions are."""
+    return max(0, num_keys - window) if window != 0 else 0
+
+
+@copied
+def _score_own(
+    group: int, head_dim: int, is_half: bool, lanes: int, head_bytes: int, step: Any, run: Run, room: Room, keys: int,
+    values: int, queries: int, token_bytes: int,
+) -> None:  # fmt: skip
+    """What each token reads by itself: early keys, and those behind the shared ones. A block that is not full spills
+    over what is written later."""
+    if run.length == 1:
+        for start in range(run.shared, run.shared + FETCH_AHEAD, lanes):
+            _fetch(keys, run.table, start, run.num_keys, step, head_bytes, lanes)
+    for i in range(run.length):
+        num_keys = run.num_keys + i
+        oldest, early = _oldest(num_keys, run.window), min(run.shared, num_keys)
+        rows, tops = room.scores + i * group * step[SCORE_BYTES], room.tops + i * group * lanes * 4
+        start = oldest if oldest < early else run.end
+        while start < num_keys:
+            if run.length == 1:
+                _fetch(keys, run.table, start + FETCH_AHEAD, num_keys, step, head_bytes, lanes)
+                _fetch(values, run.table, start, num_keys, step, head_bytes, lanes)
+            stop = early if start < early else num_keys
+            _locate(room.addresses, keys, run.table, start, stop, step, head_bytes, lanes)
+            if run.seen != 0 and start + lanes > run.tree_start:
+                _locate_seen(room.addresses, keys, run, start, step, head_bytes, lanes)
+            found = rows + (start - oldest) * 4
+            score_block(
+                group, head_dim, is_half, queries + i * token_bytes, room.addresses, found, step[SCORE_BYTES], tops
+            )
+            start = run.end if start < early <= start + lanes else start + lanes
+
+
+@copied
+def _weigh_own(
+    group: int, head_dim: int, is_half: bool, lanes: int, head_bytes: int, step: Any, run: Run, room: Room, values: int,
+    is_early: bool,
+) -> None:  # fmt: skip
+    """Early keys, or those behind the shared ones: values are added in their order."""
+    stride = step[SCORE_BYTES]
+    for i in range(run.length):
+        num_keys = run.num_keys + i
+        oldest = _oldest(num_keys, run.window)
+        first, stop = (oldest, min(run.shared, num_keys)) if is_early else (run.end, num_keys)
+        for start in range(first, stop, lanes):
+            _locate(room.addresses, values, run.table, start, stop, step, head_bytes, lanes)
+            if run.seen != 0 and start + lanes > run.tree_start:
+                _locate_seen(room.addresses, values, run, start, step, head_bytes, lanes)
+            weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
+            if is_early:  # behind them the row goes on with weights of others
+                _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
+                weights, row = room.edge, lanes * 4
+            weigh_block(group, head_dim, is_half, weights, row, room.addresses, room.sums + i * group * head_dim * 4)
+
+
+@inlined
+def _copy_edge(weights: int, stride: int, edge: int, count: int, group: int, lanes: int) -> None:
+    for g in range(group):
+        for lane in range(lanes):
+            weight = floats_at(weights + g * stride)[lane] if lane < count else _f32(0.0)
+            floats_at(edge)[g * lanes + lane] = weight
+
+
+@inlined
+def _soften_run(room: Room, run: Run, stride: int, group: int, lanes: int, scale: float) -> None:
+    """Scores -> exp(scale (score - top)), 0 behind the last key; 1 / their sum goes to the first top of each query."""
+    for i in range(run.length):
+        num_keys = run.num_keys + i - _oldest(run.num_keys + i, run.window)
+        for query in range(i * group, (i + 1) * group):
+            x, tops, total = floats_at(room.scores + query * stride), floats_at(room.tops + query * lanes * 4), _f32(0)
+            top = tops[0]
+            for lane in range(1, lanes):
+                top = max(top, tops[lane])
+            for s in range(num_keys):
+                weight = exp32((x[s] - top) * _f32(scale))
+                x[s] = weight
+                total += weight
+            for s in range(num_keys, num_keys + lanes):
+                x[s] = _f32(0.0)
+            tops[0] = _f32(1.0) / total
+
+
+@inlined
+def _store_run(
+    room: Room, run: Run, out: int, out_bytes: int, group: int, head_dim: int, lanes: int, is_half: bool
+) -> None:
+    for i in range(run.length):
+        for g in range(group):
+            query = i * group + g
+            share = floats_at(room.tops)[query * lanes]
+            for d in range(head_dim):
+                total = floats_at(room.sums)[query * head_dim + d]
+                store(out + i * out_bytes, g * head_dim + d, total * share, is_half)
+
+
+@inlined
+def _locate(
+    addresses: int, base: int, table: int, start: int, stop: int, step: Any, head_bytes: int, lanes: int
+) -> None:
+    """Where the keys start .. start + lanes lie; behind stop - 1 it is repeated (its weight is 0)."""
+    pages, out, page_size, page_bytes = ints_at(table), longs_at(addresses), step[PAGE_SIZE], step[PAGE_BYTES]
+    page, slot = start // page_size, start % page_size
+    at = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
+    for lane in range(lanes):
+        if lane > 0 and start + lane < stop:
+            slot += 1
+            at += head_bytes
+            if slot == page_size:
+                page, slot = page + 1, 0
+                at = base + np.int64(pages[page]) * page_bytes
+        out[lane] = at
+
+
+@inlined
+def _window_of(seen: int, end: int) -> tuple[int, int]:
+    """Bits of a window whose last slot is end - 1 -> (its first slot, how many keys are read in all)."""
+    width, count = 0, 0
+    while seen >> width != 0:
+        count += (seen >> width) & 1
+        width += 1
+    return end - width, end - width + count
+
+
+@inlined
+def _locate_seen(addresses: int, base: int, run: Run, start: int, step: Any, head_bytes: int, lanes: int) -> None:
+    """Corrects a block's addresses from a tree's first slot on: its n-th key is the n-th slot that is seen. Behind the
+    last one it is repeated, as it is where there is no tree."""
+    pages, out, page_size = ints_at(run.table), longs_at(addresses), step[PAGE_SIZE]
+    key, slot, at, seen = run.tree_start, run.tree_start, base, run.seen
+    while seen != 0:
+        if seen & 1:
+            at = base + np.int64(pages[slot // page_size]) * step[PAGE_BYTES] + slot % page_size * head_bytes
+            if start <= key < start + lanes:
+                out[key - start] = at
+            key += 1
+        seen >>= 1
+        slot += 1
+    for lane in range(key - start, lanes):
+        out[lane] = at
+
+
+@inlined
+def _fetch(base: int, table: int, start: int, stop: int, step: Any, head_bytes: int, lanes: int) -> None:
+    """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
+    would not look before it needs them."""
+    if start >= stop:
+        return
+    pages, page_size = ints_at(table), step[PAGE_SIZE]
+    page, slot = start // page_size, start % page_size
+    for _ in range(min(lanes, stop - start)):
+        if slot == page_size:
+            page, slot = page + 1, 0
+        key = base + np.int64(pages[page]) * step[PAGE_BYTES] + slot * head_bytes
+        for line in range(0, head_bytes, CACHE_LINE):
+            prefetch(key + line)
+        slot += 1
+
+
+@inlined
+def _fill(address: int, length: int, value: np.float32) -> None:
+    for d in range(length):
+        floats_at(address)[d] = value

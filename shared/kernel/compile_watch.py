@@ -1,0 +1,85 @@
+"""Says when numba makes code ready: while a node starts, that it lives; once it serves, that somebody waited for it.
+
+numba's own events are listened to. Its lock is held while a kernel is compiled, and while one is read from disk; inside
+it the compiler's passes name what they work on. Knows nothing of which kernels there are.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numba
+from numba.core import event
+
+LOCK, PASS = "numba:compiler_lock", "numba:run_pass"
+NUMBA, OURS = str(Path(numba.__file__).parent), str(Path(__file__).parents[2])
+STAMPS = re.compile(r"(_[0-9a-f]{8}){2}$")  # what jit.py adds to a kernel's name
+
+
+class CompileNews(Protocol):
+    """Who is told, on the thread that asked for the code."""
+
+    def compiling(self, kernel: str) -> None:
+        """The compiler has come further with it; many times for each."""
+
+    def made_ready(self, kernel: str, seconds: float) -> None:
+        """Compiled, or read from disk: then `kernel` is the line of ours that asked for it. The seconds hold those in
+        which another thread compiled."""
+
+
+class CompileWatch(event.Listener):
+    """Listens from `start` until `stop`."""
+
+    def __init__(self, news: CompileNews, clock: Callable[[], float] = time.monotonic) -> None:
+        self._news = news
+        self._clock = clock
+        self._here = threading.local()
+
+    def start(self) -> None:
+        for kind in (LOCK, PASS):
+            event.register(kind, self)
+
+    def stop(self) -> None:
+        for kind in (PASS, LOCK):
+            event.unregister(kind, self)
+
+    def on_start(self, event: event.Event) -> None:
+        here = self._here
+        if event.kind == LOCK:
+            here.depth = getattr(here, "depth", 0) + 1
+            if here.depth == 1:  # what a kernel calls is compiled inside it
+                here.kernel, here.begun = "", self._clock()
+        elif getattr(here, "depth", 0):
+            here.kernel = here.kernel or name_of(event.data["qualname"])
+            self._news.compiling(here.kernel)
+
+    def on_end(self, event: event.Event) -> None:
+        here = self._here
+        if event.kind != LOCK or not getattr(here, "depth", 0):  # begun before we listened
+            return
+        here.depth -= 1
+        if here.depth == 0:
+            self._news.made_ready(here.kernel or asked_from(), self._clock() - here.begun)
+
+
+def name_of(qualname: str) -> str:
+    """Of a kernel, as the source has it."""
+    return STAMPS.sub("", qualname.rpartition(".")[2])
+
+
+def asked_from() -> str:
+    """file:line of the innermost frame of ours."""
+    frame = sys._getframe()
+    while frame.f_back is not None and not is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def is_ours(path: str) -> bool:
+    return path.startswith(OURS) and not path.startswith((NUMBA, __file__))

@@ -1,0 +1,104 @@
+"""Sampling on a team: an output is a share, all of them one call that leaves the GIL.
+
+One C function, compiled for one layout, so a large batch needs no code that a small one has not had. Knows nothing of
+how an output is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba.np.numpy_support import carray
+
+from shared.kernel.jit import NUM_SHARES, compile_exact_task, floats_at, ints_at, longs_at
+from shared.kernel.noise_numba import exact
+from shared.kernel.program import Program
+from shared.kernel.sample_cpu import draw_output
+from shared.kernel.sample_edits import Outputs, RowParams
+from shared.kernel.team import Team
+
+# The words behind a task's first two: of each array its address, rows and columns.
+ARRAYS, WORDS_EACH = 2, 3
+
+_I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
+PARAMS_DTYPES = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
+OUTPUTS_DTYPES = (_I64, _I64, _I64, np.dtype(np.int32), _I64, np.dtype(np.int32), _I64, np.dtype(np.uint32))
+DTYPES = (_F32, _I64, *PARAMS_DTYPES, *OUTPUTS_DTYPES)  # logits, ids and what the tuples hold
+
+
+def sample_outputs(
+    logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64], team: Team
+) -> None:
+    """(E, V) logits, left as they are -> (E,) ids. TypeError for an array of another dtype or not contiguous."""
+    arrays: tuple[npt.NDArray[Any], ...] = (logits, ids, *params, *outputs)
+    words = np.zeros((1, ARRAYS + WORDS_EACH * len(arrays)), np.int64)
+    at = ARRAYS
+    for array, dtype in zip(arrays, DTYPES, strict=True):
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            raise TypeError(f"the sampler takes contiguous {dtype}, not {array.dtype} {array.strides}")
+        words[0, at : at + WORDS_EACH] = array.ctypes.data, array.shape[0], array.shape[-1]
+        at += WORDS_EACH
+    program = Program(team, [make_sampler()], words)
+    words[0, NUM_SHARES] = len(ids)
+    program.run()
+
+
+@functools.cache
+def make_sampler() -> Any:
+    def sample(words: Any, share: int, worker: int) -> None:
+        first = ARRAYS
+        logits, ids = _float_rows(words, first), _longs(words, first + 3)
+        params, outputs = _params(words, first + 6), _outputs(words, first + 42)
+        ids[share] = draw_output(logits[share], params, outputs, share)
+
+    return compile_exact_task(sample)
+
+
+@exact
+def _params(words: Any, at: int) -> RowParams:
+    return RowParams(
+        _float_rows(words, at),
+        carray(longs_at(words[at + 3]), (words[at + 4], words[at + 5])),
+        _longs(words, at + 6),
+        _longs(words, at + 9),
+        _longs(words, at + 12),
+        carray(floats_at(words[at + 15]), (words[at + 16],)),
+        _longs(words, at + 18),
+        _longs(words, at + 21),
+        _longs(words, at + 24),
+        _longs(words, at + 27),
+        _longs(words, at + 30),
+        _longs(words, at + 33),
+    )
+
+
+@exact
+def _outputs(words: Any, at: int) -> Outputs:
+    return Outputs(
+        _longs(words, at),
+        _longs(words, at + 3),
+        _longs(words, at + 6),
+        _int_rows(words, at + 9),
+        _longs(words, at + 12),
+        _int_rows(words, at + 15),
+        _longs(words, at + 18),
+        _int_rows(words, at + 21).view(np.uint32),
+    )
+
+
+@exact
+def _longs(words: Any, at: int) -> npt.NDArray[np.int64]:
+    return carray(longs_at(words[at]), (words[at + 1],))
+
+
+@exact
+def _float_rows(words: Any, at: int) -> npt.NDArray[np.float32]:
+    return carray(floats_at(words[at]), (words[at + 1], words[at + 2]))
+
+
+@exact
+def _int_rows(words: Any, at: int) -> npt.NDArray[np.int32]:
+    return carray(ints_at(words[at]), (words[at + 1], words[at + 2]))

@@ -1,0 +1,213 @@
+"""What the threads of a team do, compiled: one leads a program's tasks, the others come, help, and go.
+
+    leader:    hold the own cores | open | wake helpers | tasks | close | wait until no helper is inside
+    helper:    sleep | get the core | tasks, from the one that is under way | give the core back | sleep
+
+Threads take shares of a task until there are none left, then wait for those that others still have. So a helper may
+come late, and a guest may go after any share: the step is slower, and nothing else. A thread that waits looks for some
+tens of microseconds, then sleeps.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numba import types
+
+from shared.kernel import core_words as cores
+from shared.kernel.atomics import add_to, call_task, look_at, now_ns, put, rest_a_moment, wait_for_change, wake_all
+from shared.kernel.jit import NUM_SHARES, compile_c, inlined, longs_at
+
+# The words of a team: what is written once, then what a program is, then what threads tell each other, in bytes, each
+# on a cache line of its own.
+CALLS, SLOT, NUM_WORKERS, WORKERS = range(4)
+NUM_TASKS, TASKS, COUNTERS = range(8, 11)
+STOP, OPEN, PROGRAMS, CURRENT, HELD = (8 * word for word in range(16, 21))
+ACTIVE, SLEEPERS, ALARM = (8 * word for word in (24, 32, 40))
+NUM_WORDS = 48
+LINE, IS_OWN = 0, 1  # of each worker: its core's line, whether the core is the team's own
+WORKER_WORDS = 2
+
+TASK_WORDS = 2  # the compiled function's address, its words' address
+COUNTER_WORDS = 16  # two cache lines a task: shares taken | shares done
+DONE = 64  # bytes to the second
+
+SPIN_NS = 50_000
+LOOKS = 64  # between two looks at the clock
+NAP_NS = 1_000_000  # of a guest that waits for another's share: well below a holder's patience
+FINISHED, LEFT = True, False
+
+
+@inlined
+def _line(workers: int, worker: int) -> int:
+    """Address of the words of the worker's core."""
+    line: int = longs_at(workers)[worker * WORKER_WORDS + LINE]
+    return line
+
+
+@inlined
+def _is_own(workers: int, worker: int) -> bool:
+    own: bool = longs_at(workers)[worker * WORKER_WORDS + IS_OWN] != 0
+    return own
+
+
+@functools.cache
+def make_leader() -> Any:
+    """A C function (address of the team's words): runs the program that they describe."""
+
+    def lead(team: int) -> None:
+        known = longs_at(team)
+        calls, slot, workers = known[CALLS], known[SLOT], known[WORKERS]
+        if look_at(team + HELD) == 0:
+            put(team + HELD, 1)
+            for worker in range(known[NUM_WORKERS]):
+                if _is_own(workers, worker):
+                    cores.hold(_line(workers, worker), slot)
+        put(team + CURRENT, 0)
+        put(team + OPEN, add_to(team + PROGRAMS, 1) + 1)
+        has_own = False
+        for worker in range(1, known[NUM_WORKERS]):
+            if _is_own(workers, worker):
+                has_own = True
+            else:
+                cores.ask(calls, _line(workers, worker), slot)
+        if has_own:
+            add_to(team + ALARM, 1)
+            wake_all(calls, team + ALARM)
+        cores.wait_for_guest(calls, _line(workers, 0), slot)
+        _do_tasks(team, 0)
+        put(team + OPEN, 0)
+        _wait_until(calls, team, team + ACTIVE, 0, True, 0, 0)
+
+    return compile_c(lead, types.void(types.int64))
+
+
+@functools.cache
+def make_helper() -> Any:
+    """A C function (address of the team's words, number of the worker): returns when the team stops."""
+
+    def help_out(team: int, worker: int) -> None:
+        known = longs_at(team)
+        calls, slot = known[CALLS], known[SLOT]
+        line, is_own = _line(known[WORKERS], worker), _is_own(known[WORKERS], worker)
+        bell = team + ALARM if is_own else line + cores.BELLS + slot * 8
+        finished = 0
+        while True:
+            heard = look_at(bell)
+            if look_at(team + STOP) != 0:
+                return
+            program = look_at(team + OPEN)
+            if program != 0 and program != finished and worker < known[NUM_WORKERS]:
+                if is_own:
+                    cores.wait_for_guest(calls, line, slot)
+                    if _help(calls, team, worker, program):
+                        finished = program
+                    continue
+                if cores.enter(line, slot):
+                    if _help(calls, team, worker, program):
+                        finished = program
+                    cores.leave(calls, line, slot)
+                    continue
+                if cores.want(line, slot):
+                    wait_for_change(calls, bell, heard, 0)
+            else:
+                wait_for_change(calls, bell, heard, 0)
+
+    return compile_c(help_out, types.void(types.int64, types.int64))
+
+
+@inlined
+def _help(calls: int, team: int, worker: int, program: int) -> bool:
+    """Whether the program needs no more help."""
+    over = True
+    add_to(team + ACTIVE, 1)  # before the look: from here on the leader waits
+    if look_at(team + OPEN) == program:
+        over = _do_tasks(team, worker)
+    add_to(team + ACTIVE, -1)
+    if look_at(team + SLEEPERS) != 0:
+        wake_all(calls, team + ACTIVE)
+    return over
+
+
+@inlined
+def _do_tasks(team: int, worker: int) -> bool:
+    """Whether it went to the end; a guest may have to leave before."""
+    known = longs_at(team)
+    calls, slot, num_tasks = known[CALLS], known[SLOT], known[NUM_TASKS]
+    guests_line = 0 if _is_own(known[WORKERS], worker) else _line(known[WORKERS], worker)
+    index = look_at(team + CURRENT)
+    while index < num_tasks:
+        if worker == 0:
+            put(team + CURRENT, index)
+        task = longs_at(known[TASKS] + index * TASK_WORDS * 8)
+        counter = known[COUNTERS] + index * COUNTER_WORDS * 8
+        shares = longs_at(task[1])[NUM_SHARES]
+        share = add_to(counter, 1)
+        while share < shares:
+            call_task(task[0], task[1], share, worker)
+            if add_to(counter + DONE, 1) + 1 == shares and look_at(team + SLEEPERS) != 0:
+                wake_all(calls, counter + DONE)
+            if guests_line != 0 and cores.must_leave(guests_line, slot):
+                return LEFT
+            share = add_to(counter, 1)
+        if not _wait_until(calls, team, counter + DONE, shares, False, guests_line, slot):
+            return LEFT
+        index += 1
+    return FINISHED
+
+
+@inlined
+def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool, guests_line: int, slot: int) -> bool:
+    """Until the word is so high, or exactly so. False: a guest has to leave first."""
+    looks, began = 0, 0
+    while True:
+        seen = look_at(address)
+        if seen == wanted or (seen > wanted and not exactly):
+            return True
+        if guests_line != 0 and cores.must_leave(guests_line, slot):
+            return False
+        looks += 1
+        if looks % LOOKS != 0:
+            rest_a_moment()
+            continue
+        now = now_ns(calls)
+        if began == 0:
+            began = now
+        elif now - began > SPIN_NS:
+            add_to(team + SLEEPERS, 1)
+            seen = look_at(address)
+            if seen != wanted and (seen < wanted or exactly):
+                wait_for_change(calls, address, seen, NAP_NS if guests_line != 0 else 0)
+            add_to(team + SLEEPERS, -1)
+
+
+@functools.cache
+def make_rest() -> Any:
+    """A C function (address of the team's words): gives the own cores back. Not while a program runs."""
+
+    def rest(team: int) -> None:
+        known = longs_at(team)
+        if look_at(team + HELD) == 0:
+            return
+        put(team + HELD, 0)
+        for worker in range(known[NUM_WORKERS]):
+            if _is_own(known[WORKERS], worker):
+                cores.release(known[CALLS], _line(known[WORKERS], worker), known[SLOT])
+
+    return compile_c(rest, types.void(types.int64))
+
+
+@functools.cache
+def make_stop() -> Any:
+    """A C function (address of the team's words): helpers return, now or when they are through with a program."""
+
+    def stop(team: int) -> None:
+        known = longs_at(team)
+        put(team + STOP, 1)
+        add_to(team + ALARM, 1)
+        wake_all(known[CALLS], team + ALARM)
+        for worker in range(known[NUM_WORKERS]):
+            cores.ring(known[CALLS], _line(known[WORKERS], worker), known[SLOT])
+
+    return compile_c(stop, types.void(types.int64))

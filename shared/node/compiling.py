@@ -1,0 +1,58 @@
+"""What a node says of its kernels: that it lives while they are compiled, and when a request had to wait for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from shared.device.cpu import do_nothing
+from shared.observe.log import Logger
+
+SAID_EVERY_S = 3.0
+WORTH_SAYING_S = 1.0  # of compiling, before the first line: code that is on disk is read in less
+
+
+class KernelLog:
+    """CompileNews as log lines. Called on any thread."""
+
+    def __init__(self, log: Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._said_at = clock() + WORTH_SAYING_S - SAID_EVERY_S
+        self._is_serving = False
+        self.num_ready = 0
+        self.seconds = 0.0  # spent on all of them
+        self._lock = threading.Lock()
+
+    def serving(self) -> None:
+        """From here on somebody may wait."""
+        self._is_serving = True
+        self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))
+
+    def compiling(self, kernel: str) -> None:
+        now = self._clock()
+        if not self._is_serving and now >= self._said_at + SAID_EVERY_S:
+            self._said_at = now
+            self._log.info("compiling, once for this version and machine", kernel=kernel, done=self.num_ready)
+
+    def made_ready(self, kernel: str, seconds: float) -> None:
+        with self._lock:
+            self.num_ready += 1
+            self.seconds += seconds
+        if self._is_serving:
+            self._log.warning("a request waited for a kernel", kernel=kernel, seconds=round(seconds, 3))
+
+
+def tell_of_kernels(news: KernelLog, device: str) -> Callable[[], None]:
+    """Begin to tell `news`; returns what ends it. `device`: the one asked for. Without numba nothing is compiled, and a
+    GPU's node leaves it out."""
+    if device == "cuda":
+        return do_nothing
+    try:
+        from shared.kernel.compile_watch import CompileWatch
+    except ImportError:
+        return do_nothing
+    watch = CompileWatch(news)
+    watch.start()
+    return watch.stop

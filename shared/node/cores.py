@@ -1,0 +1,109 @@
+"""A node's cores: those of its plan, and those of other nodes on the machine while these have no work."""
+
+from __future__ import annotations
+
+import time
+
+from shared.config import core_plan
+from shared.config.core_plan import CorePlan
+from shared.config.settings import ParallelConfig
+from shared.kernel.core_table import CoreTable, NoTable, Owner
+from shared.kernel.team import Team
+from shared.model.interface import Model
+from shared.model.kernels import has_numba
+from shared.observe.log import Logger
+
+CLEAR_UP_S = 1.0
+MOST_TOLD = 1000  # characters, for people
+NO_CPUS = "it was given no --cpus"
+NO_BORROW = "it was given no --borrow"
+NO_NUMBA = "numba is missing"
+FEW_THREADS = "it was given fewer --threads than cores"
+IN_STEP = "its ranks or stages compute in step"
+NO_PROGRAM = "its model is not one compiled program"
+
+
+class NodeCores:
+    """Owner of the team that computes, and of the node's place in the machine's table of cores. `why_fixed`: why the
+    node keeps to its plan, empty where it borrows and lends."""
+
+    def __init__(self, plan: CorePlan, parallel: ParallelConfig, node: str) -> None:
+        self.threads = core_plan.num_threads(core_plan.of_node(plan, parallel))
+        self._plan, self._node = plan, node
+        self._in_step = parallel.num_ranks > 1 or parallel.pp > 1
+        self._table: CoreTable | None = None
+        self._cleared_at, self._computes = 0.0, False
+        self.team, self.why_fixed = Team(self.threads), ""
+
+    def take(self, device: str, log: Logger) -> None:
+        """Make the team, before the model is loaded; torch's own threads are not its business."""
+        self._computes = device == "cpu"
+        if not self._computes:
+            return
+        if not has_numba():
+            self.why_fixed = NO_NUMBA
+            return
+        why = self._why_not()
+        try:
+            if self._plan.cpus:
+                self._table = CoreTable(Owner(self._node, self._plan.cpus, () if why else self._plan.borrow))
+            if self._table is not None and not why:
+                self.team = self._table.team()
+        except NoTable as error:
+            why = why or str(error)
+        if why:
+            self._fix(why, log)
+
+    def _why_not(self) -> str:
+        """Why the node's settings leave nothing to share."""
+        reasons = (
+            (not self._plan.cpus, NO_CPUS),
+            (self._in_step, IN_STEP),
+            (self.threads < len(self._plan.cpus), FEW_THREADS),
+            (not self._plan.borrow, NO_BORROW),
+        )
+        return next((why for is_so, why in reasons if is_so), "")
+
+    def settle(self, model: Model, log: Logger) -> None:
+        """Call it after the first step. Only a model that is one program has shares so short that a guest may leave in
+        time, and says with each step that there is work."""
+        if not self.why_fixed and self._computes and not getattr(model, "is_program", False):
+            self._fix(NO_PROGRAM, log)
+
+    def rest(self) -> None:
+        """Nothing is to be computed now. The next program takes the cores back."""
+        if not self.why_fixed:
+            self.team.rest()
+
+    def clear_up(self) -> None:
+        """Call it often: now and then it looks for nodes that died with a core."""
+        now = time.monotonic()
+        if self._table is not None and now - self._cleared_at >= CLEAR_UP_S:
+            self._cleared_at = now
+            self._table.clear_up()
+
+    def told(self) -> str:
+        """For people: the own cores, whom they are lent to, what is borrowed at this moment, or why nothing ever is."""
+        own = ",".join(map(str, self._plan.cpus))
+        if not self._computes or not own:
+            return own
+        if self._table is None or self.why_fixed:
+            return f"{own}; it keeps to them: {self.why_fixed}"
+        lent = [use for use in self._table.uses() if use.core in self._plan.cpus and use.guest is not None]
+        told = [own, *(f"{use.core} is lent to {use.guest}" for use in lent)]
+        if borrowed := self._table.borrowed():
+            told.append(f"borrowed: {','.join(map(str, borrowed))}")
+        return "; ".join(told)[:MOST_TOLD]
+
+    def close(self) -> None:
+        self.team.close()
+        if self._table is not None:
+            self._table.close()
+
+    def _fix(self, why: str, log: Logger) -> None:
+        self.why_fixed = why
+        self.team.keep_to_own()
+        if self._table is not None:
+            self._table.hold_own()
+        if self._plan.borrow:
+            log.info("this node borrows and lends no cores", why=why)
