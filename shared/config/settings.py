@@ -23,7 +23,11 @@ class ModelConfig:
     """Which model, and under which name it is served."""
 
     model: str = option("smollm2", MODEL_CHOICES, metavar="MODEL")
-    dtype: str = option("bfloat16", "number format of weights and KV", choices=("bfloat16", "float32"))
+    dtype: str = option(
+        "auto",
+        "number format of weights and KV; auto: bfloat16, and on a CPU a GGUF file's products in its own blocks",
+        choices=("auto", "bfloat16", "float32"),
+    )
     kv_dtype: str = option(
         "auto",
         "number format of KV in pages; int8, fp8: with a scale per token and head",
@@ -31,7 +35,8 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "file: a GGUF file's own blocks; int8: blocks of 32 (both fast with AVX-512 VNNI); fp8: a scale per output",
+        "auto: as --dtype; file: a GGUF file's own blocks; int8: blocks of 32 (both fast with AVX-512 VNNI); fp8: a "
+        "scale per output",
         choices=("auto", "file", "int8", "fp8"),
     )
     served_model_name: str = option("", "name clients use; empty: the model's own name", metavar="NAME")

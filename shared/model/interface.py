@@ -35,6 +35,7 @@ class ModelSpec:
     adapters: tuple[AdapterSpec, ...] = ()
     has_encoder: bool = False  # a prompt's tokens but the last are encoder input; the last begins the decoder's text
     kv_dtype: str = "auto"  # "int8" | "fp8": bytes with a scale per token and head; "auto": as dtype
+    weight_dtype: str = "auto"  # "file" | "int8" | "fp8": how products keep their weights; "auto": as dtype
     needs_cpu_seq_lens: bool = False  # its attention plans on the host, with exact lengths; no kernel here does so yet
 
 

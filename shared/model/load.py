@@ -27,7 +27,16 @@ from shared.model.interface import Model, ModelInputs, ModelSpec
 from shared.model.kernels import Kernels, pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.lora import AdaptedModel, Adapter, LlamaLike, load_adapter
-from shared.model.opened import AS_GIVEN, DTYPES, WINDOW_SLACK, EncoderFolder, LoadOptions, OpenedModel, open_named
+from shared.model.opened import (
+    AS_GIVEN,
+    DTYPES,
+    WINDOW_SLACK,
+    EncoderFolder,
+    LoadOptions,
+    OpenedModel,
+    open_named,
+    settled,
+)
 from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
@@ -37,7 +46,7 @@ HOST_CODE = "computes in the host's memory"  # HashLM and scripted models
 
 def load_model(name: str, options: LoadOptions = AS_GIVEN, device: str = "cpu") -> Model:
     """`name`: smollm2, hashlm, scripted, a .gguf file or a Hugging Face folder."""
-    opened = open_named(name, options)
+    opened = open_named(name, options, device)
     if opened is None:
         if device != "cpu":
             raise ConfigError(f"--device {device}: {name} {HOST_CODE}; use --device cpu")
@@ -83,8 +92,9 @@ def load_encoder_model(folder: EncoderFolder, options: LoadOptions, device: str)
         f"--device {device}": device != "cpu",
     }
     ENCODER.refuse(asked, of=path.name)
-    options.check_memory(t5_bytes(path, DTYPES[options.dtype]))
-    return load_t5(path, options.max_context, DTYPES[options.dtype])
+    dtype = DTYPES[settled(options).dtype]
+    options.check_memory(t5_bytes(path, dtype))
+    return load_t5(path, options.max_context, dtype)
 
 
 def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span | None]) -> list[LlamaLike]:

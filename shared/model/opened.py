@@ -9,7 +9,7 @@ Headers are read here and weights are not, so what can't work is refused before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -35,6 +35,7 @@ MOST_WIDTH, MOST_STAGES = 16, 64  # that --spec-width and --pp allow
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))  # positions past the context
 # Weights are others in other formats, and nodes with others don't pair.
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
+AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadOptions:
     """How a model is loaded, in one piece or in several."""
 
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # "auto": see settled
     max_context: int = 0  # 0: what the model can
     threads: int = 1  # of each stage, where the model is a pipeline, and of the model where there is no team
     team: Team | None = None  # whose threads compute
@@ -135,26 +136,43 @@ class OpenedModel:
             eos_ids=config.eos_ids,
             adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
             kv_dtype=formats.kv,
+            weight_dtype=formats.weights,
         )
 
 
-def open_named(name: str, options: LoadOptions) -> OpenedModel | EncoderFolder | None:
+def open_named(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel | EncoderFolder | None:
     """`name`: smollm2, a .gguf file, a Hugging Face folder, or hashlm, for which this is None. ConfigError."""
     path = resolve_model(name).path
     if path is None:
         if options.formats != AS_DTYPE:
             raise ConfigError(f"--kv-dtype and --weight-dtype are for models of numbers with a point, not {name}")
         return None
-    if options.dtype not in DTYPES:
-        raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join(DTYPES)}")
+    if options.dtype != AUTO and options.dtype not in DTYPES:
+        raise ConfigError(f"--dtype is {options.dtype!r}; it must be one of {', '.join((AUTO, *DTYPES))}")
     if has_encoder(read_json_if_there(path / "config.json")):
         return EncoderFolder(path)
     source = open_model(path)
-    if options.formats.weights == "file" and not (isinstance(source, GgufFile) and source.has_blocks):
+    options = settled(options, source, device)
+    if options.formats.weights == "file" and not in_blocks(source):
         raise ConfigError(f"--weight-dtype file: {path} has plain numbers: take auto or int8")
     context = context_of(source, options.max_context)
     folders = {name: LoraFolder(Path(own).expanduser(), source.config) for name, own in options.adapters.items()}
     return OpenedModel(source, options, context, folders)
+
+
+def settled(options: LoadOptions, source: TensorSource | None = None, device: str = "cpu") -> LoadOptions:
+    """Replace the dtype "auto". It depends on the file and the kind of device alone, so that unequal machines agree:
+    bfloat16, and on a CPU the blocks of a GGUF file as they are, unless a format of weights is asked for."""
+    if options.dtype != AUTO:
+        return options
+    formats = options.formats
+    if formats.weights == "auto" and device == "cpu" and in_blocks(source):
+        formats = replace(formats, weights="file")
+    return replace(options, dtype="bfloat16", formats=formats)
+
+
+def in_blocks(source: TensorSource | None) -> bool:
+    return isinstance(source, GgufFile) and source.has_blocks
 
 
 def open_model(path: Path) -> TensorSource:

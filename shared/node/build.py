@@ -147,7 +147,9 @@ def build_core(
     cores.take(device, log)
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
-    log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
+    spec = loaded.model.spec
+    formats = {"dtype": spec.dtype, "weights": spec.weight_dtype, "kv": spec.kv_dtype}
+    log.info("model loaded", model=spec.name, **formats, ranks=size, stages=num_stages, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
     on_start = partial(torch.set_num_threads, cores.threads)
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)

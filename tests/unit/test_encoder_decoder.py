@@ -161,6 +161,7 @@ def test_a_folder_is_loaded_by_its_name_in_both_dtypes(folder: Path) -> None:
     """float32's logits are transformers' (simulation/test_encoder.py); bfloat16's are near them."""
     found = [load_model(str(folder), LoadOptions(dtype)) for dtype in ("float32", "bfloat16")]
     assert [model.spec.dtype for model in found] == ["float32", "bfloat16"]
+    assert load_model(str(folder), LoadOptions("auto")).spec.dtype == "bfloat16"
     assert [model.kv_planes(4)[0].dtype for model in found] == [torch.float32, torch.bfloat16]
     assert all(model.spec.has_encoder and model.spec.max_context == 1024 for model in found)
     assert load_model(str(folder), LoadOptions(max_context=4000)).spec.max_context == 4000
