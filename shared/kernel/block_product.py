@@ -2,7 +2,7 @@
 
     weights, packed:  [tile of 64 columns][block of k][numbers | scales | lows]     read in one straight line
     numbers:          [16 columns][quad of k][column][4 bytes], of 4 bits two quads in a byte: [q] and [q + quads / 2]
-    tile:             up to 5 rows x 4 vectors of 16 sums, in registers
+    tile:             up to 4 rows x 4 vectors of 16 integer sums, in registers, and as many float sums
 
 Each share rounds its rows of x to bytes for itself: of 64 rows that costs as much as one tile, and a task more would
 make all threads wait for each other.
@@ -11,6 +11,7 @@ make all threads wait for each other.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ from shared.kernel.scratch import Scratch
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
 
-MOST_ROWS = 5
+MOST_ROWS = 4
 SCRATCH, SCRATCH_BYTES = 9, 10  # of all threads, and of one
 NUM_WORDS = 11
 BYTES = ir.VectorType(ir.IntType(8), 4 * COLUMNS)
@@ -214,10 +215,8 @@ def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) 
             x, left, fetch = rounded, num_rows, 1
             while left > 0:
                 passes = (left + MOST_ROWS - 1) // MOST_ROWS
-                rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of five
-                if rows == 5:
-                    multiply_blocks(5, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
-                elif rows == 4:
+                rows = (left + passes - 1) // passes  # evenly: no pass for a single row after one of four
+                if rows == 4:
                     multiply_blocks(4, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
                 elif rows == 3:
                     multiply_blocks(3, kind, x, row_bytes, weight, depth, bias, out, out_bytes, fetch)
@@ -259,10 +258,11 @@ def multiply_blocks(
                 for line in range(0, code.kind.step_bytes, 64):
                     emit_prefetch(builder, builder.add(step_at, LONG(FETCH_AHEAD + line)))
             block_of = [code.row_block(at, loop.index, steps) for at in row_at]
+            dots = code.dots(step_at, block_of)
             for b in range(BLOCKS):
-                quads, scale, low = code.quads(step_at, b), code.scale(step_at, b), code.low(step_at, b)
+                scale, low = code.scale(step_at, b), code.low(step_at, b)
                 for r, of_row in enumerate(block_of):
-                    total = code.add_block(of_row, quads, scale, low, builder.load(sums[r, b]))
+                    total = code.add_block(of_row, dots[r, b], scale, low, builder.load(sums[r, b]))
                     builder.store(total, sums[r, b])
         item = 2 if code.kind.out_half else 4
         for r, b in tile:
@@ -284,6 +284,13 @@ class _RowBlock(NamedTuple):
     sum: Any
 
 
+class _Quad(NamedTuple):
+    """Four numbers of each of 16 columns."""
+
+    place: int  # in the block: numbers 4 * place and behind
+    numbers: Any  # 16 words
+
+
 class _Block:
     """Writes vector code of one block of k and 64 columns."""
 
@@ -299,27 +306,39 @@ class _Block:
             build.add(row_at, build.mul(index, block)), start, unit, build.add(unit, build.mul(depth, LONG(4)))
         )
 
-    def add_block(self, row: _RowBlock, quads: list[Any], scale: Any, low: Any, total: Any) -> Any:
-        """total + what the block adds to 16 columns."""
+    def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
+        """Integer sums, by row and column block. Each quad of a row is spread over a register once, for all columns:
+        reading it again for each of them would take longer than the products."""
         build = self._builder
-        dot = spread(build, read_at(build, row.start, LONG(0), WORD))
-        for q, quad in enumerate(quads):
-            dot = self.add_dot(dot, quad, spread(build, read_at(build, row.data, LONG(4 * q), WORD)))
+        starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
+        dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
+        for quads in zip(*(self.quads(step_at, b) for b in range(BLOCKS)), strict=True):
+            for r, row in enumerate(rows):
+                byte = spread(build, read_at(build, row.data, LONG(4 * quads[0].place), WORD))
+                for b, quad in enumerate(quads):
+                    dots[r, b] = self.add_dot(dots[r, b], quad.numbers, byte)
+        return dots
+
+    def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
+        """total + what the block adds to 16 columns, from its integer sums."""
+        build = self._builder
         total = self.fma(build.sitofp(dot, SUMS), build.fmul(scale, self.splat(row.unit)), total)
         if low is not None:
             total = self.fma(self.splat(row.sum), low, total)
         return total
 
-    def quads(self, step_at: Any, b: int) -> list[Any]:
-        """Of 16 columns, four numbers a column in each, as 16 words."""
-        per_block = self.kind.number_bytes // BLOCKS
-        packed = [read_at(self._builder, step_at, LONG(b * per_block + 64 * j), STEPS) for j in range(per_block // 64)]
-        if self.kind.bits == 8:
-            return packed
-        nibbles = ir.Constant(STEPS, [0x0F0F0F0F] * COLUMNS)
-        four = ir.Constant(STEPS, [4] * COLUMNS)
-        upper = [self._builder.and_(self._builder.lshr(vector, four), nibbles) for vector in packed]
-        return [self._builder.and_(vector, nibbles) for vector in packed] + upper
+    def quads(self, step_at: Any, b: int) -> Iterator[_Quad]:
+        """Of 16 columns. Any order will do: integer sums are exact."""
+        per_block, build = self.kind.number_bytes // BLOCKS, self._builder
+        nibbles, four = (ir.Constant(STEPS, [number] * COLUMNS) for number in (0x0F0F0F0F, 4))
+        count = per_block // 64
+        for j in range(count):
+            packed = read_at(build, step_at, LONG(b * per_block + 64 * j), STEPS)
+            if self.kind.bits == 8:
+                yield _Quad(j, packed)
+            else:
+                yield _Quad(j, build.and_(packed, nibbles))
+                yield _Quad(j + count, build.and_(build.lshr(packed, four), nibbles))
 
     def scale(self, step_at: Any, b: int) -> Any:
         return self._floats(step_at, self.kind.number_bytes + b * COLUMNS * self.kind.scale_bytes)
