@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,11 +24,13 @@ from numba.core import cgutils
 
 from shared.kernel.block_weights import BlockFormat, BlockWeights
 from shared.kernel.byte_rows import EXTRA_BYTES, round_block, row_bytes_of
+from shared.kernel.dot import Dot, best_dot, emit_dot
 from shared.kernel.jit import (
     compile_exact_task,
     emit_call,
     emit_prefetch,
     emitted_for_constants,
+    processor_features,
 )
 from shared.kernel.product import (
     BIAS,
@@ -59,19 +60,12 @@ from shared.kernel.team import Team
 MOST_ROWS = 4
 SCRATCH, SCRATCH_BYTES = 9, 10  # of all threads, and of one
 NUM_WORDS = 11
-BYTES = ir.VectorType(ir.IntType(8), 4 * COLUMNS)
 HALVES = ir.VectorType(ir.IntType(16), COLUMNS)
-
-
-def has_dot_product() -> bool:
-    """Whether the processor multiplies and adds four bytes at a time."""
-    return bool(llvm.get_host_cpu_features().get("avx512vnni", False))
 
 
 def packable(form: BlockFormat) -> BlockFormat:
     """The format with float32 scales where the processor can't widen float16: the same numbers, in more memory."""
-    can_widen = bool(llvm.get_host_cpu_features().get("f16c", False))
-    return form if can_widen else replace(form, half_scales=False)
+    return form if processor_features().get("f16c", False) else replace(form, half_scales=False)
 
 
 class BlockTileLinear:
@@ -85,9 +79,9 @@ class BlockTileLinear:
         team: Team,
         dtype: torch.dtype,
         out_dtype: torch.dtype | None = None,
-        with_dot: bool | None = None,
+        dot: Dot | None = None,
     ) -> None:
-        """`with_dot`: by the processor's own instruction; it decides if not given."""
+        """`dot`: the processor's best one if not given."""
         self.out_features, self.in_features = weight.shape
         self.format, self._team = packable(weight.format), team
         self._packed = pack(weight, self.format)
@@ -96,7 +90,7 @@ class BlockTileLinear:
             self._bias[: self.out_features] = bias
         self.out_dtype = out_dtype or dtype
         halves = dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
-        self.task = make_task(self.format, *halves, has_dot_product() if with_dot is None else with_dot)
+        self.task = make_task(self.format, *halves, best_dot(processor_features()) if dot is None else dot)
         row_bytes = row_bytes_of(self.in_features, self.format.block)
         self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=True)
         self._scratch = Scratch(team.size)
@@ -161,17 +155,17 @@ class Kind(NamedTuple):
     has_low: bool
     half_scales: bool
     out_half: bool  # the results are bfloat16, else float32
-    with_dot: bool
+    dot: Dot
 
     def packed(self) -> int:
         """One number, which a compiled function can hold as a constant."""
-        flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.with_dot << 3
+        flags = self.has_low | self.half_scales << 1 | self.out_half << 2 | self.dot << 3
         return self.bits | self.block << 8 | flags << 16
 
     @classmethod
     def unpacked(cls, number: int) -> Kind:
-        flags = (bool(number >> 16 + place & 1) for place in range(4))
-        return cls(number & 255, number >> 8 & 255, *flags)
+        has_low, half_scales, out_half = (bool(number >> 16 + place & 1) for place in range(3))
+        return cls(number & 255, number >> 8 & 255, has_low, half_scales, out_half, Dot(number >> 19))
 
     @property
     def number_bytes(self) -> int:
@@ -189,9 +183,9 @@ class Kind(NamedTuple):
 
 
 @functools.cache
-def make_task(form: BlockFormat, is_half: bool, out_half: bool, with_dot: bool) -> Any:
+def make_task(form: BlockFormat, is_half: bool, out_half: bool, dot: Dot) -> Any:
     """A share is a run of tiles and a group of rows. x and the results are bfloat16 if so said, else float32."""
-    whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, with_dot)
+    whole = Kind(form.bits, form.block, form.has_low, form.half_scales, out_half, dot)
     kind, step_bytes, block, zero = whole.packed(), whole.step_bytes, form.block, form.zero
     item, in_item = 2 if out_half else 4, 2 if is_half else 4
 
@@ -309,14 +303,14 @@ class _Block:
     def dots(self, step_at: Any, rows: Sequence[_RowBlock]) -> dict[tuple[int, int], Any]:
         """Integer sums, by row and column block. Each quad of a row is spread over a register once, for all columns:
         reading it again for each of them would take longer than the products."""
-        build = self._builder
+        build, most = self._builder, (1 << self.kind.bits) - 1
         starts = [spread(build, read_at(build, row.start, LONG(0), WORD)) for row in rows]
         dots = {(r, b): start for r, start in enumerate(starts) for b in range(BLOCKS)}
         for quads in zip(*(self.quads(step_at, b) for b in range(BLOCKS)), strict=True):
             for r, row in enumerate(rows):
                 byte = spread(build, read_at(build, row.data, LONG(4 * quads[0].place), WORD))
                 for b, quad in enumerate(quads):
-                    dots[r, b] = self.add_dot(dots[r, b], quad.numbers, byte)
+                    dots[r, b] = emit_dot(build, self.kind.dot, dots[r, b], quad.numbers, byte, most)
         return dots
 
     def add_block(self, row: _RowBlock, dot: Any, scale: Any, low: Any, total: Any) -> Any:
@@ -362,17 +356,3 @@ class _Block:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return emit_call(self._builder, f"llvm.fma.v{COLUMNS}f32", SUMS, [a, b, c])
-
-    def add_dot(self, sums: Any, quad: Any, byte: Any) -> Any:
-        """sums[n] += the four products of column n's numbers, unsigned, and a row's bytes, signed."""
-        build = self._builder
-        if self.kind.with_dot:
-            operands = [sums, build.bitcast(quad, BYTES), build.bitcast(byte, BYTES)]
-            return emit_call(build, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
-        for place in range(4):
-            shift = ir.Constant(STEPS, [8 * place] * COLUMNS)
-            number = build.and_(build.lshr(quad, shift), ir.Constant(STEPS, [0xFF] * COLUMNS))
-            left = ir.Constant(STEPS, [24 - 8 * place] * COLUMNS)
-            signed = build.ashr(build.shl(byte, left), ir.Constant(STEPS, [24] * COLUMNS))
-            sums = build.add(sums, build.mul(number, signed))
-        return sums

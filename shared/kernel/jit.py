@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
+from numba.core import config
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,6 +50,16 @@ def kernel(**options: Any) -> Callable[[F], F]:
         return compiled
 
     return decorate
+
+
+@functools.cache
+def processor_features() -> dict[str, bool]:
+    """What the processor has that code is compiled for: this one, unless numba was told of another."""
+    settings: Any = config
+    name, told = settings.CPU_NAME, settings.CPU_FEATURES
+    if told is not None:
+        return {feature[1:]: feature[0] == "+" for feature in told.split(",") if feature}
+    return dict(llvm.get_host_cpu_features()) if name in (None, "host") else {}
 
 
 def compile_task(function: Callable[[Any, int, int], None]) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -32,6 +31,7 @@ from shared.kernel.jit import (
     emit_prefetch,
     emitted_for_constants,
     inlined,
+    processor_features,
 )
 from shared.kernel.program import Program
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
@@ -51,7 +51,7 @@ DEALT = [NUM_ROWS, NUM_SHARES, SHARE_ROWS]  # a step's rows, and their cut
 
 def supports(num_inputs: int, dtype: torch.dtype) -> bool:
     """Wide registers, and for bfloat16 its product and whole pairs."""
-    features = llvm.get_host_cpu_features()
+    features = processor_features()
     if dtype == torch.bfloat16:
         return num_inputs % 2 == 0 and bool(features.get("avx512bf16", False))
     return bool(features.get("avx512f", False))

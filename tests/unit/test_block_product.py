@@ -17,6 +17,8 @@ import torch
 from shared.core.errors import ConfigError
 from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.block_weights import INT8, BlockFormat, BlockWeights, concatenate, fma, product, quantize_weight
+from shared.kernel.dot import Dot, best_dot
+from shared.kernel.jit import processor_features
 from shared.kernel.linear import PlainBlockLinear
 from shared.kernel.team import Team
 from shared.model.gguf_blocks import LAYOUTS, Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, blocks_of
@@ -80,20 +82,41 @@ def test_fma_is_rounded_once() -> None:
     assert np.array_equal(got, np.array(want, np.float32))
 
 
-@pytest.mark.parametrize("with_dot", [None, False], ids=["this processor's", "plain vectors"])
+def is_there(dot: Dot) -> bool:
+    """This processor can run it."""
+    needed = {Dot.WHOLE: "avx512vnni", Dot.HALVES: "avxvnni", Dot.PAIRS: "avx2"}
+    return dot is Dot.PLAIN or processor_features().get(needed[dot], False)
+
+
+@pytest.mark.parametrize("dot", Dot)
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
-def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, with_dot: bool | None) -> None:
+def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) -> None:
+    if not is_there(dot):
+        pytest.skip(f"this processor has no products of the kind {dot.name}")
     dtypes = [(torch.bfloat16, torch.float32)]
-    if form is Q4_1 and with_dot is None:
+    if form is Q4_1 and dot is best_dot(processor_features()):
         dtypes += [(torch.bfloat16, None), (torch.float32, None)]  # the formats differ in none of it
     for columns, inputs, threads in ((100, 64, 1), (320, 96, 3)):
         weight, bias = random_weight(form, columns, inputs), torch.randn(columns)
         for dtype, out_dtype in dtypes:
-            linear = BlockTileLinear(weight, bias, Team(threads), dtype, out_dtype, with_dot)
+            linear = BlockTileLinear(weight, bias, Team(threads), dtype, out_dtype, dot)
             for count in (1, 2, 3, 4, 5, 6, 11):
                 x = random_rows(count, inputs, dtype)
                 want = product(x, weight, bias).to(out_dtype or dtype)
                 assert torch.equal(linear(x), want), (columns, count, dtype)
+
+
+@pytest.mark.parametrize(
+    ("features", "dot"),
+    [
+        ({"avx2": True, "avx512f": True, "avxvnni": True, "avx512vnni": True}, Dot.WHOLE),
+        ({"avx2": True, "avx512f": False, "avxvnni": True, "avx512vnni": False}, Dot.HALVES),
+        ({"avx2": True, "avx512f": True}, Dot.PAIRS),
+        ({"sse4.2": True}, Dot.PLAIN),
+    ],
+)
+def test_a_processor_takes_the_best_it_has(features: dict[str, bool], dot: Dot) -> None:
+    assert best_dot(features) is dot
 
 
 def test_the_definition_is_near_the_exact_product() -> None:
@@ -106,9 +129,10 @@ def test_the_definition_is_near_the_exact_product() -> None:
 
 
 def digests() -> str:
-    found = []
+    """By what products are made here, and their results in each format."""
+    found = [best_dot(processor_features()).name]
     for form in FORMATS:
-        linear = BlockTileLinear(random_weight(form, 130, 96), None, Team(1), torch.float32, with_dot=False)
+        linear = BlockTileLinear(random_weight(form, 130, 96), None, Team(1), torch.float32)
         found.append(hashlib.sha256(linear(random_rows(7, 96, torch.float32)).numpy().tobytes()).hexdigest())
     return " ".join(found)
 
@@ -120,7 +144,7 @@ def test_a_processor_with_narrow_vectors_has_the_same_bits(tmp_path: Path) -> No
     there = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=HANG_GUARD_S * 10, check=True
     )
-    assert there.stdout.split() == digests().split()
+    assert there.stdout.split() == ["PAIRS", *digests().split()[1:]]
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)

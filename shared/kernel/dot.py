@@ -1,0 +1,90 @@
+"""Products of bytes, added up in words: what each kind of processor has for it. All are exact, so all agree.
+
+sums[n] += the sum of numbers[n, i] * bytes[n, i] over i < 4      n < 16; numbers unsigned, bytes signed
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from llvmlite import ir
+
+from shared.kernel.jit import emit_call
+from shared.kernel.product import COLUMNS, STEPS
+
+MOST_FOR_PAIRS = 128  # numbers up to here: two of their products with bytes fit into 16 bits
+HALF = COLUMNS // 2
+WORDS = ir.VectorType(ir.IntType(32), HALF)
+BYTES, HALF_BYTES = (ir.VectorType(ir.IntType(8), 4 * count) for count in (COLUMNS, HALF))
+SHORTS = ir.VectorType(ir.IntType(16), 2 * HALF)
+
+
+class Dot(enum.IntEnum):
+    """By what a product is made."""
+
+    PLAIN = 0  # shifts, and products of words
+    PAIRS = 1  # AVX2: products of 16 bits, two added at once
+    HALVES = 2  # AVX-VNNI: four bytes at once, 8 words wide
+    WHOLE = 3  # AVX-512 VNNI: the same, 16 words wide
+
+
+def best_dot(features: Mapping[str, bool]) -> Dot:
+    """The fastest that a processor with these features has."""
+    if features.get("avx512vnni"):
+        return Dot.WHOLE
+    if features.get("avxvnni"):
+        return Dot.HALVES
+    return Dot.PAIRS if features.get("avx2") else Dot.PLAIN
+
+
+def emit_dot(builder: Any, dot: Dot, sums: Any, numbers: Any, byte: Any, most: int) -> Any:
+    """`sums`, `numbers` and `byte`: 16 words; `most`: the largest number there may be."""
+    if dot is Dot.WHOLE:
+        operands = [sums, builder.bitcast(numbers, BYTES), builder.bitcast(byte, BYTES)]
+        return emit_call(builder, "llvm.x86.avx512.vpdpbusd.512", STEPS, operands)
+    if dot is Dot.PLAIN:
+        return _add_words(builder, sums, numbers, byte)
+    added = []
+    for half in range(2):
+        total, four, signed = (_half(builder, vector, half) for vector in (sums, numbers, byte))
+        if dot is Dot.HALVES:
+            operands = [total, builder.bitcast(four, HALF_BYTES), builder.bitcast(signed, HALF_BYTES)]
+            added.append(emit_call(builder, "llvm.x86.avx512.vpdpbusd.256", WORDS, operands))
+        elif most <= MOST_FOR_PAIRS:
+            added.append(builder.add(total, _small_pairs(builder, four, signed)))
+        else:
+            added.append(builder.add(total, _pairs(builder, four, signed)))
+    return builder.shuffle_vector(added[0], added[1], ir.Constant(STEPS, list(range(COLUMNS))))
+
+
+def _half(builder: Any, vector: Any, half: int) -> Any:
+    return builder.shuffle_vector(vector, vector, ir.Constant(WORDS, list(range(half * HALF, (half + 1) * HALF))))
+
+
+def _add_words(builder: Any, sums: Any, numbers: Any, byte: Any) -> Any:
+    for place in range(4):
+        shift, left = (ir.Constant(STEPS, [count] * COLUMNS) for count in (8 * place, 24 - 8 * place))
+        number = builder.and_(builder.lshr(numbers, shift), ir.Constant(STEPS, [0xFF] * COLUMNS))
+        signed = builder.ashr(builder.shl(byte, left), ir.Constant(STEPS, [24] * COLUMNS))
+        sums = builder.add(sums, builder.mul(number, signed))
+    return sums
+
+
+def _small_pairs(builder: Any, numbers: Any, byte: Any) -> Any:
+    """Two products at once, as sums of 16 bits, then two of these."""
+    operands = [builder.bitcast(numbers, HALF_BYTES), builder.bitcast(byte, HALF_BYTES)]
+    pairs = emit_call(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, operands)
+    ones = ir.Constant(SHORTS, [1] * 2 * HALF)
+    return emit_call(builder, "llvm.x86.avx2.pmadd.wd", WORDS, [pairs, ones])
+
+
+def _pairs(builder: Any, numbers: Any, byte: Any) -> Any:
+    """First bytes 0 and 2 of each word, widened to 16 bits, then 1 and 3."""
+    eight, low = (ir.Constant(SHORTS, [value] * 2 * HALF) for value in (8, 0xFF))
+    number, signed = builder.bitcast(numbers, SHORTS), builder.bitcast(byte, SHORTS)
+    even = [builder.and_(number, low), builder.ashr(builder.shl(signed, eight), eight)]
+    odd = [builder.lshr(number, eight), builder.ashr(signed, eight)]
+    name = "llvm.x86.avx2.pmadd.wd"
+    return builder.add(emit_call(builder, name, WORDS, even), emit_call(builder, name, WORDS, odd))
