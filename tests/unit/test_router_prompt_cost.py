@@ -183,11 +183,30 @@ def test_old_figures_count_no_more() -> None:
     """What is never done is never measured: without this a bad minute would last for ever."""
     site = Site().measured(5.0)
     site.now += FRESH_S - 1
+    for node in (site.prefill, site.decode):
+        site.beat(node, LENGTHS * 4)
     assert site.goes_to(600) == "alone"
     site.now += 2
-    assert site.goes_to(600) == "pair"
+    assert site.goes_to(600) == "pair", "nothing was handed over for a while"
     site.beat(site.decode, tails=[0.002])
     assert site.decode.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
+
+
+def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
+    """Else no prompt would come there any more, by which it could show that it is fast."""
+    site = Site()
+    site.reporters["d"] = Reporter(step_s=5.0)
+    site.measured(0.150)
+    assert site.goes_to(600) == "pair"
+    site.now += FRESH_S + 1
+    site.beat(site.prefill, LENGTHS * 4)
+    site.beat(site.decode, tails=[0.150])
+    assert site.goes_to(600) == "alone", "taken to be as fast as its prefill node"
+    site.reporters["d"].step_s = STEP_S
+    for turn in range(2 * ENOUGH_STEPS):
+        site.beat(site.decode, [LENGTHS[turn % 4]])
+    speed = site.decode.prompts.speed(site.now)
+    assert speed is not None and speed.step_s == pytest.approx(STEP_S), "the slow steps are forgotten"
 
 
 def test_what_starts_by_cost_is_told_to_who_counts() -> None:
@@ -351,7 +370,7 @@ def test_one_heartbeat_with_a_long_past_does_not_outweigh_what_follows() -> None
     for beat in range(6 * HALF_LIFE_STEPS):
         figures.learn(node.compute([LENGTHS[beat % 4]]), (), 0.1 * beat)
     speed = figures.speed(40.0)
-    assert speed is not None and speed.token_s == pytest.approx(TOKEN_S, rel=0.3)
+    assert speed is not None and speed.seconds(200) == pytest.approx(STEP_S + 200 * TOKEN_S, rel=0.3)
 
 
 def test_one_odd_hand_off_moves_the_figure_little() -> None:
