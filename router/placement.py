@@ -97,7 +97,7 @@ class Placer:
         for those that were sent there to be computed, never begins it by cost."""
         if prefill is None or not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
             return Placement(prefill, decode)
-        there, handoff_s = prefill.prompts.speed(now), decode.prompts.handoff(now)
+        there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)
         if there is None or handoff_s is None:
             return Placement(prefill if num_tokens > self._local_tokens else None, decode)
         waiting = prompt_tokens(decode)

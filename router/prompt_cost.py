@@ -5,7 +5,7 @@ The currency is stream-seconds: a second that one stream waits. Weighed against 
     on the decode node    the prompt's own time there, behind the prompts that wait there, and the same time of this
                           prompt's tokens once more for each stream that runs there and stands still meanwhile
     handed over           the prompt's own time on the prefill node, behind those that wait there, and the hand-off:
-                          what of the transfer computing has not hidden
+                          what of it computing has not hidden, up to the word that it is installed
 
 The prompt's own time runs until its decode node can go on with it: the first token of a prompt that is handed over
 comes before that, the second one does not. Chunks bound how long a stream stands still at a time; all in all it is as
@@ -97,17 +97,17 @@ class PromptFigures:
         self._handoff_s = 0.0
         self._handoff_at = -float("inf")
 
-    def learn(self, counters: Mapping[str, float], tails: Sequence[float], now: float) -> None:
-        """Take a heartbeat's totals, and what was left of each hand-off behind its prompt. Nonsense is passed over."""
+    def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
+        """Take a heartbeat's totals, and the seconds of each hand-off behind its prompt. Nonsense is passed over."""
         totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
         if totals != self._totals:
             steps, tokens, seconds = (new - old for new, old in zip(totals, self._totals, strict=True))
             self._totals = totals
             if is_plausible(steps, tokens, seconds):
                 self._measured(steps, tokens, seconds, now)
-        for tail in tails:
-            if 0.0 <= tail <= MOST_HANDOFF_S:
-                self._handed_over(tail, now)
+        for seconds in handoffs:
+            if 0.0 <= seconds <= MOST_HANDOFF_S:
+                self._handed_over(seconds, now)
 
     def _measured(self, steps: float, tokens: float, seconds: float, now: float) -> None:
         if now - self._measured_at > FRESH_S:
@@ -115,9 +115,9 @@ class PromptFigures:
         self._sums.add(steps, tokens, seconds)
         self._speed, self._measured_at = self._sums.speed(), now
 
-    def _handed_over(self, tail: float, now: float) -> None:
+    def _handed_over(self, seconds: float, now: float) -> None:
         is_first = now - self._handoff_at > FRESH_S
-        self._handoff_s = tail if is_first else self._handoff_s + HANDOFF_WEIGHT * (tail - self._handoff_s)
+        self._handoff_s = seconds if is_first else self._handoff_s + HANDOFF_WEIGHT * (seconds - self._handoff_s)
         self._handoff_at = now
 
     def speed(self, now: float) -> PromptSpeed | None:
@@ -125,7 +125,7 @@ class PromptFigures:
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def handoff(self, now: float) -> float | None:
-        """Return the seconds by which a hand-off to this node ends behind its prompt. None: as for `speed`."""
+        """Return the seconds by which this node's hand-offs end behind their prompts. None: as for `speed`."""
         return self._handoff_s if now - self._handoff_at <= FRESH_S else None
 
 

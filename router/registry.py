@@ -16,7 +16,7 @@ from shared.core.states import RowState
 from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
-HANDOFF_TAIL = "handoff_tail_seconds"  # of the metrics that nodes report
+HANDOFF_COST = "handoff_cost_seconds"  # of the metrics that nodes report
 
 
 def age(hello: Hello) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class Registry:
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
             node.load = beat.load
-            node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_TAIL, ()), now)
+            node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_COST, ()), now)
             node.is_draining = node.is_draining or beat.draining
             if beat.draining and beat.move_after_ms is not None:  # the limit that another router may have set
                 node.move_at = now + beat.move_after_ms / 1000

@@ -159,7 +159,7 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "waiting": load.waiting if load else 0,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
-        # measured lately; a decode node's hand-offs are those that come in
+        # measured lately; the hand-offs are a prefill node's
         "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
         "prompt_step_s": round(speed.step_s, 6) if speed else None,
         "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,

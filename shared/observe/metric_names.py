@@ -70,6 +70,10 @@ SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 
 NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
     "step_seconds": ("baton_step_seconds", "From launch of a step to its result on the host"),
     "handoff_seconds": ("baton_handoff_seconds", "From the last chunk of a prompt to its installation"),
+    "handoff_cost_seconds": (
+        "baton_handoff_cost_seconds",
+        "From the last chunk of a prompt, or its grant where that came later, to word of its installation",
+    ),
     "handoff_tail_seconds": (
         "baton_handoff_tail_seconds",
         "From the arrival of a prompt's record to its installation: what computing has not hidden of the transfer",

@@ -47,7 +47,7 @@ PAUSE_S = 0.002  # between a node's steps, with sockets
 CONTEXT = 1 << 20
 PROMPT = list(range(600))
 NUM_OPEN = 2000
-TAILS = "handoff_tail_seconds"
+HANDOFFS = "handoff_cost_seconds"
 REPEATS = 200  # of what is over in microseconds
 
 
@@ -101,7 +101,7 @@ def load(rng: random.Random) -> NodeLoad:
     pages = dict.fromkeys(("free", "cached", "active", "granted", "held"), 100)
     tokens = rng.sample(range(10, 600), 2)
     counters = {"prompt_steps": 50.0, "prompt_step_tokens": 50.0 * tokens[0], "prompt_step_seconds": 0.05 * tokens[1]}
-    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, counters, {TAILS: [0.004] * 4}, {}, "")
+    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, counters, {HANDOFFS: [0.004] * 4}, {}, "")
 
 
 def cpu_s(work: Callable[[], object]) -> float:

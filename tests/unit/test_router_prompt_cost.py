@@ -72,23 +72,21 @@ class Site(RouterRig):
         *,
         running: int = 0,
         waiting_tokens: int = 0,
-        tails: Sequence[float] = (),
+        handoffs: Sequence[float] = (),
         free_pages: int = PAGES,
     ) -> None:
         total = self.reporters[node.node_id].compute(lengths)
         rows = {"free": 64 - running, "running": running}
-        load = NodeLoad(
-            PAGES, {"free": free_pages}, 64, rows, 0, waiting_tokens, 1, total, {"handoff_tail_seconds": list(tails)},
-            {}, "",
-        )  # fmt: skip
+        pages, samples = {"free": free_pages}, {"handoff_cost_seconds": list(handoffs)}
+        load = NodeLoad(PAGES, pages, 64, rows, 0, waiting_tokens, 1, total, samples, {}, "")
         self.registry.heartbeat(Heartbeat(node.node_id, 1, load, False), self.now)
 
     def measured(self, handoff_s: float, *, running: int = 0, waiting_tokens: int = 0) -> Site:
         """Both have computed prompts of all lengths, one a beat, and hand-offs took so long."""
         for turn in range(4 * ENOUGH_STEPS):
             self.now += 0.5
-            self.beat(self.prefill, [LENGTHS[turn % 4]], waiting_tokens=waiting_tokens)
-            self.beat(self.decode, [LENGTHS[turn % 4]], running=running, tails=[handoff_s])
+            self.beat(self.prefill, [LENGTHS[turn % 4]], waiting_tokens=waiting_tokens, handoffs=[handoff_s])
+            self.beat(self.decode, [LENGTHS[turn % 4]], running=running)
         return self
 
     def goes_to(self, num_tokens: int) -> str:
@@ -147,7 +145,8 @@ def test_without_figures_the_constant_holds() -> None:
     site.beat(site.prefill, LENGTHS * 4)
     assert site.ways(*around) == ["alone", "pair"], "nothing is known of hand-offs"
     site = Site()
-    site.beat(site.decode, LENGTHS * 4, tails=[5.0] * 20)
+    site.beat(site.decode, LENGTHS * 4)
+    site.beat(site.prefill, handoffs=[5.0] * 20)
     assert site.ways(*around) == ["alone", "pair"], "nothing is known of the prefill node"
 
 
@@ -155,8 +154,8 @@ def test_a_decode_node_that_has_computed_no_prompt_is_taken_to_be_like_its_prefi
     site = Site()
     for turn in range(40):
         site.now += 0.5
-        site.beat(site.prefill, [LENGTHS[turn % 4]])
-        site.beat(site.decode, running=1, tails=[0.150])
+        site.beat(site.prefill, [LENGTHS[turn % 4]], handoffs=[0.150])
+        site.beat(site.decode, running=1)
     assert site.ways(140, 160) == ["alone", "pair"]
 
 
@@ -188,8 +187,8 @@ def test_old_figures_count_no_more() -> None:
     assert site.goes_to(600) == "alone"
     site.now += 2
     assert site.goes_to(600) == "pair", "nothing was handed over for a while"
-    site.beat(site.decode, tails=[0.002])
-    assert site.decode.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
+    site.beat(site.prefill, handoffs=[0.002])
+    assert site.prefill.prompts.handoff(site.now) == 0.002, "the bad minute is forgotten"
 
 
 def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
@@ -199,8 +198,7 @@ def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
     site.measured(0.150)
     assert site.goes_to(600) == "pair"
     site.now += FRESH_S + 1
-    site.beat(site.prefill, LENGTHS * 4)
-    site.beat(site.decode, tails=[0.150])
+    site.beat(site.prefill, LENGTHS * 4, handoffs=[0.150])
     assert site.goes_to(600) == "alone", "taken to be as fast as its prefill node"
     site.reporters["d"].step_s = STEP_S
     for turn in range(2 * ENOUGH_STEPS):
@@ -247,8 +245,8 @@ def test_the_operator_sees_what_was_measured() -> None:
     site = Site().measured(0.0042)
     rows = [node_status(node, site.now) for node in (site.prefill, site.decode)]
     printed = table({"open_requests": 0, "nodes": rows}).splitlines()
-    assert "p: prompts at 1000 tokens/s and 10.0 ms a step" in printed
-    assert "d: prompts at 1000 tokens/s and 10.0 ms a step, hand-offs end 4.2 ms behind their prompts" in printed
+    assert "p: prompts at 1000 tokens/s and 10.0 ms a step, hand-offs end 4.2 ms behind their prompts" in printed
+    assert "d: prompts at 1000 tokens/s and 10.0 ms a step" in printed
     site.now += FRESH_S + 1
     quiet = [node_status(node, site.now) for node in (site.prefill, site.decode)]
     assert "prompts" not in table({"open_requests": 0, "nodes": quiet})
@@ -358,8 +356,9 @@ def test_after_nonsense_the_next_totals_count_from_there() -> None:
 
 def test_a_new_life_of_a_node_begins_without_figures() -> None:
     site = Site().measured(5.0)
-    site.decode = site.join("decode", "d", epoch=2)
-    assert site.decode.prompts.speed(site.now) is None and site.goes_to(600) == "pair"
+    site.prefill = site.join("prefill", "p", epoch=2)
+    assert site.prefill.prompts.speed(site.now) is None and site.prefill.prompts.handoff(site.now) is None
+    assert site.goes_to(600) == "pair"
 
 
 def test_one_heartbeat_with_a_long_past_does_not_outweigh_what_follows() -> None:
