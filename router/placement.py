@@ -103,7 +103,7 @@ class Placer:
         waiting = prompt_tokens(decode)
         if not decode.has_room(num_tokens + waiting):
             return Placement(prefill, decode)
-        here = decode.prompts.speed(now) or there  # as yet unmeasured: such a node is taken to be as fast
+        here = decode.prompts.speed_beside(there, now)
         before, beside = Work(prompt_tokens(prefill), prefill.num_running), Work(waiting, decode.num_running)
         if costs_less_on_decode(num_tokens, there, before, here, beside, handoff_s):
             return Placement(None, decode, is_by_cost=True)

@@ -41,7 +41,7 @@ class PromptSpeed:
     step_s: float
     token_s: float
 
-    def seconds(self, num_tokens: int) -> float:
+    def seconds(self, num_tokens: float) -> float:
         return self.step_s + num_tokens * self.token_s
 
     @property
@@ -123,6 +123,18 @@ class PromptFigures:
     def speed(self, now: float) -> PromptSpeed | None:
         """None: not measured, or not lately."""
         return self._speed if now - self._measured_at <= FRESH_S else None
+
+    def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
+        """Return its line. A node without figures is taken to be as fast as the other one. One that has a rate and no
+        line is taken to be so many times as slow as it was at the lengths it was given."""
+        own = self.speed(now)
+        if own is None:
+            return other
+        if own.step_s:
+            return own
+        length = self._sums.tokens / self._sums.steps
+        times = own.seconds(length) / other.seconds(length)
+        return PromptSpeed(times * other.step_s, times * other.token_s)
 
     def handoff(self, now: float) -> float | None:
         """Return the seconds by which this node's hand-offs end behind their prompts. None: as for `speed`."""

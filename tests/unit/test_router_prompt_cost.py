@@ -159,6 +159,17 @@ def test_a_decode_node_that_has_computed_no_prompt_is_taken_to_be_like_its_prefi
     assert site.ways(140, 160) == ["alone", "pair"]
 
 
+def test_a_decode_node_that_was_given_short_prompts_only_is_not_slow_for_that() -> None:
+    """Of prompts of one length its step's own part is unknown: it is taken to be as large beside the rest as there."""
+    site = Site()
+    site.reporters["d"] = Reporter(2 * STEP_S, 2 * TOKEN_S)
+    for turn in range(40):
+        site.now += 0.5
+        site.beat(site.prefill, [LENGTHS[turn % 4]], handoffs=[0.150])
+        site.beat(site.decode, [20])
+    assert site.ways(135, 145) == ["alone", "pair"], "it takes twice as long: 10 ms and a millisecond a token more"
+
+
 def test_a_constant_that_was_asked_for_is_kept() -> None:
     site = Site(local_tokens=50).measured(5.0)
     assert site.ways(50, 51, 600) == ["alone", "pair", "pair"]
