@@ -300,7 +300,7 @@ class RouterConfig:
     local_prefill_tokens: int = option(
         BY_COST,
         "prompts up to this many tokens go to a decode node alone, without a hand-off; -1: those whose hand-off costs "
-        f"more than it saves, as the nodes measure it, and until they have up to {UNMEASURED_LOCAL_TOKENS}",
+        f"more than it saves, by what nodes measure, and up to {UNMEASURED_LOCAL_TOKENS} while nothing is measured",
         low=BY_COST,
     )
     api_key_file: str = option("", "file with the key clients must send as bearer token; empty: none", metavar="FILE")
