@@ -89,6 +89,8 @@ class PrefillSide:
             return
         if handoff.record is not None:
             self._ctx.metrics.observe("handoff_seconds", now - handoff.done_at)
+            # without the wait for memory, which a decode node that computes the prompt itself has as well
+            self._ctx.metrics.observe("handoff_cost_seconds", now - max(handoff.done_at, handoff.since))
             assert handoff.sender is not None
             self.choice.measured(peer, handoff.sender.name, now - handoff.done_at)
         self._ctx.metrics.observe_queue(QueueStage.INFLIGHT, now - handoff.since)

@@ -64,6 +64,7 @@ class Attempts:
                 self.fail(request, error, effects)
             return
         request.parked_until = None
+        effects.num_by_cost += placement.is_by_cost
         self._send(request, placement, now, effects)
 
     def _place(self, request: OpenRequest, now: float) -> Placement:

@@ -243,6 +243,8 @@ class Gateway:
             self._metrics.resumed(effects.num_resumed)
         if effects.num_moved:
             self._metrics.moved(effects.num_moved)
+        if effects.num_by_cost:
+            self._metrics.started_by_cost(effects.num_by_cost)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

@@ -1,7 +1,8 @@
 """Which nodes run a request: the hand-off pair, or one node alone. Knows nothing of messages.
 
 prefill and decode node there          P -> D, of the pairs that can reach each other
-short prompt, or no prefill node       D alone; where no pair is whole, too
+no prefill node, or no pair is whole   D alone
+hand-off costs more than it saves      D alone: by measured cost, or up to a length that was given
 no decode node                         P alone
 scores of the prompt are wanted        P alone, or D where there is none: they reach us ahead of the first token
 """
@@ -14,7 +15,10 @@ from dataclasses import dataclass
 from router.journal import OpenRequest
 from router.pairs import Pairs
 from router.policy.interface import Policy
+from router.policy.least_load import prompt_tokens
+from router.prompt_cost import MOST_LOCAL_TOKENS, Work, costs_less_on_decode
 from router.registry import RegisteredNode, Registry, fitting
+from shared.config.settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0
@@ -22,20 +26,23 @@ NODES_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`is_alone`: on a node that had nothing else of ours."""
+    """`is_alone`: on a node that had nothing else of ours. `is_by_cost`: without a hand-off, for it costs too much."""
 
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
     is_alone: bool = False
+    is_by_cost: bool = False
 
 
 class Placer:
-    """`local_tokens`: prompts up to this long are not worth a hand-off."""
+    """`local_tokens`: prompts up to this long are not worth a hand-off. BY_COST: those that cost less without one, and
+    while that is not measured those up to UNMEASURED_LOCAL_TOKENS."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
         self._policy = policy
-        self._local_tokens = local_tokens
+        self._is_by_cost = local_tokens == BY_COST
+        self._local_tokens = UNMEASURED_LOCAL_TOKENS if self._is_by_cost else local_tokens
         self._had_nodes_at = -float("inf")
         self.pairs = Pairs()
 
@@ -64,7 +71,8 @@ class Placer:
             return Placement(prefill=self._policy.pick(prefills, num_tokens), decode=None)
         if on_one:
             return Placement(prefill=None, decode=self._policy.pick(decodes, num_tokens))
-        partners = prefills if num_tokens > self._local_tokens and others else []
+        is_short = num_tokens <= self._local_tokens and not self._is_by_cost
+        partners = prefills if others and not is_short else []
         return self._pair(partners, decodes, num_tokens, now)
 
     def _pair(
@@ -79,9 +87,27 @@ class Placer:
             partners = fitting(prefills, decode)
             reachable = self.pairs.reachable(partners, decode, now)
             if reachable or not partners:
-                return Placement(self._policy.pick(reachable, num_tokens) if reachable else None, decode)
+                prefill = self._policy.pick(reachable, num_tokens) if reachable else None
+                return self._start(prefill, decode, num_tokens, now)
             left.remove(decode)
         return Placement(prefill=None, decode=first)
+
+    def _start(self, prefill: RegisteredNode | None, decode: RegisteredNode, num_tokens: int, now: float) -> Placement:
+        """On which of the two: nothing but the nodes' figures and loads decides. One that lacks room for the prompt, or
+        for those that were sent there to be computed, never begins it by cost."""
+        if prefill is None or not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
+            return Placement(prefill, decode)
+        there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)
+        if there is None or handoff_s is None:
+            return Placement(prefill if num_tokens > self._local_tokens else None, decode)
+        waiting = prompt_tokens(decode)
+        if not decode.has_room(num_tokens + waiting):
+            return Placement(prefill, decode)
+        here = decode.prompts.speed_beside(there, now)
+        before, beside = Work(prompt_tokens(prefill), prefill.num_running), Work(waiting, decode.num_running)
+        if costs_less_on_decode(num_tokens, there, before, here, beside, handoff_s):
+            return Placement(None, decode, is_by_cost=True)
+        return Placement(prefill, decode)
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
         """On one node, with nothing else of ours there; where all have something, on the one with the fewest sequences.

@@ -10,11 +10,13 @@ import msgspec
 
 from router.breaker import Breaker
 from router.kinds import Kind, Kinds, Misfit, misfit
+from router.prompt_cost import PromptFigures
 from router.room import tokens_in
 from shared.core.states import RowState
 from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
+HANDOFF_COST = "handoff_cost_seconds"  # of the metrics that nodes report
 
 
 def age(hello: Hello) -> tuple[int, int]:
@@ -37,7 +39,9 @@ class RegisteredNode:
     # Of its last report, added up when it came: a placement looks at each node.
     free_tokens: float = float("inf")
     num_reported: int = 0  # sequences that run or wait there
+    num_running: int = 0  # those of them that decode
     waiting_tokens: int = 0
+    prompts: PromptFigures = field(default_factory=PromptFigures)
     is_draining: bool = False
     drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
@@ -54,8 +58,9 @@ class RegisteredNode:
 
     @load.setter
     def load(self, load: NodeLoad) -> None:
-        running = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
-        self._load, self.num_reported, self.waiting_tokens = load, running + load.waiting, load.waiting_tokens
+        taken = sum(load.rows.get(state, 0) for state in RowState if state is not RowState.FREE)
+        self._load, self.num_reported, self.waiting_tokens = load, taken + load.waiting, load.waiting_tokens
+        self.num_running = load.rows.get(RowState.RUNNING, 0)
         self.free_tokens = tokens_in(load, self.hello.fingerprint.page_size)
 
     def has_room(self, num_tokens: int) -> bool:
@@ -138,6 +143,7 @@ class Registry:
         node = self.find(beat.node_id, beat.epoch)
         if node is not None:
             node.load = beat.load
+            node.prompts.learn(beat.load.counters, beat.load.observations.get(HANDOFF_COST, ()), now)
             node.is_draining = node.is_draining or beat.draining
             if beat.draining and beat.move_after_ms is not None:  # the limit that another router may have set
                 node.move_at = now + beat.move_after_ms / 1000

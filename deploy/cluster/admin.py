@@ -193,9 +193,8 @@ def table(status: dict[str, Any]) -> str:
         rows.append([node["node"], *map(str, cells)])
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(
-        [f"open requests: {status['open_requests']}", *lines, *hand_overs(status), *cores(status), *unreachable(status)]
-    )
+    more = [*hand_overs(status), *prompts(status), *cores(status), *unreachable(status)]
+    return "\n".join([f"open requests: {status['open_requests']}", *lines, *more])
 
 
 def unreachable(status: dict[str, Any]) -> list[str]:
@@ -209,6 +208,21 @@ def unreachable(status: dict[str, Any]) -> list[str]:
 def cores(status: dict[str, Any]) -> list[str]:
     """What nodes compute on; an older router does not say."""
     return [f"{node['node']} on cores {node['cores']}" for node in status["nodes"] if node.get("cores")]
+
+
+def prompts(status: dict[str, Any]) -> list[str]:
+    """What prompts and hand-offs were lately measured to take; an older router does not say."""
+    told = []
+    for node in status["nodes"]:
+        rate, handoff_s = node.get("prompt_tokens_per_s"), node.get("handoff_s")
+        figures = []
+        if rate is not None:
+            figures.append(f"prompts at {rate:.0f} tokens/s and {1e3 * node['prompt_step_s']:.1f} ms a step")
+        if handoff_s is not None:
+            figures.append(f"hand-offs end {1e3 * handoff_s:.1f} ms behind their prompts")
+        if figures:
+            told.append(f"{node['node']}: {', '.join(figures)}")
+    return told
 
 
 def hand_overs(status: dict[str, Any]) -> list[str]:

@@ -142,7 +142,7 @@ def pair_status(pair: BrokenPair, now: float) -> dict[str, object]:
 
 
 def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
-    load = node.load
+    load, speed, handoff_s = node.load, node.prompts.speed(now), node.prompts.handoff(now)
     return {
         "node": node.node_id,
         "role": node.role,
@@ -159,6 +159,10 @@ def node_status(node: RegisteredNode, now: float) -> dict[str, object]:
         "waiting": load.waiting if load else 0,
         "hands_over": load.hands_over if load else {},
         "cores": load.cores if load else "",
+        # measured lately; the hand-offs are a prefill node's
+        "prompt_tokens_per_s": round(speed.tokens_per_s, 1) if speed else None,
+        "prompt_step_s": round(speed.step_s, 6) if speed else None,
+        "handoff_s": round(handoff_s, 6) if handoff_s is not None else None,
     }
 
 

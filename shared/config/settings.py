@@ -16,6 +16,8 @@ from shared.core.errors import ConfigError
 KIB = 1 << 10
 MIB = 1 << 20
 MAX_PORT = 65535
+BY_COST = -1  # as local_prefill_tokens: what a prompt costs on either node decides
+UNMEASURED_LOCAL_TOKENS = 32  # : until that is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,10 @@ class RouterConfig:
     policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
     router_id: str = option("", "its own name, in keys and logs; empty: drawn, or that of its --keys", metavar="NAME")
     local_prefill_tokens: int = option(
-        32, "prompts up to this many tokens go to a decode node alone, without a hand-off", low=0
+        BY_COST,
+        "prompts up to this many tokens go to a decode node alone, without a hand-off; -1: those whose hand-off costs "
+        f"more than it saves, by what nodes measure, and up to {UNMEASURED_LOCAL_TOKENS} while nothing is measured",
+        low=BY_COST,
     )
     api_key_file: str = option("", "file with the key clients must send as bearer token; empty: none", metavar="FILE")
     admin_key_file: str = option(

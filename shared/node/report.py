@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from shared.core.request import Request, RequestState
 from shared.core.states import PageState, RowState
@@ -48,6 +49,27 @@ def _row_states(core: NodeCore) -> dict[RowState, int]:
     }
 
 
+@dataclass(slots=True, eq=False)
+class WatchedStep:
+    """`ended_at` is noted by the thread that completed it. `before`: the step launched before it, until this one has
+    ended."""
+
+    launched_at: float
+    prompt_tokens: int
+    done: Event
+    before: WatchedStep | None
+    ended_at: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """What it took where steps run one after the other."""
+        assert self.ended_at is not None
+        began = self.launched_at
+        if self.before is not None and self.before.ended_at is not None:
+            began = max(began, self.before.ended_at)
+        return max(0.0, self.ended_at - began)
+
+
 class StepWatch:
     """Times steps from outside: the loop calls `look` after each of its own steps.
 
@@ -59,9 +81,8 @@ class StepWatch:
         self._core = core
         self._metrics = metrics
         self._clock = clock
-        self._launched: dict[int, float] = {}
-        self._ended_at: dict[int, float] = {}
-        self._last_step = -1
+        self._open: dict[int, WatchedStep] = {}
+        self._newest: WatchedStep | None = None
         self._busy_before = False
         self._counted: dict[str, float] = {}
         self._steps = (0, 0)
@@ -70,24 +91,32 @@ class StepWatch:
         open_steps = set()
         for lease in self._core.engine.leases:
             open_steps.add(lease.step)
-            if lease.step not in self._launched and isinstance(lease.work, StepPlan) and lease.result is not None:
-                self._began(lease.step, lease.done, now)
-        for step in [step for step in self._launched if step not in open_steps]:
-            self._metrics.observe("step_seconds", max(0.0, now - self._launched.pop(step)))
+            if lease.step not in self._open and isinstance(lease.work, StepPlan) and lease.result is not None:
+                self._began(lease.step, lease.work, lease.done, now)
+        for step in [step for step in self._open if step not in open_steps]:
+            self._closed(self._open.pop(step), now)
         self._busy_before = len(self._core.scheduler.running) > 0
 
-    def _began(self, step: int, done: Event, now: float) -> None:
-        self._launched[step] = now
-        ended_at = self._ended_at.pop(self._last_step, None)
-        if ended_at is not None and self._busy_before:
-            self._metrics.count("device_idle_seconds", max(0.0, now - ended_at))
-        self._ended_at.clear()
-        self._last_step = step
-        done.add_callback(lambda _: self._ended(step))
+    def _began(self, step: int, plan: StepPlan, done: Event, now: float) -> None:
+        before = self._newest
+        if before is not None and before.ended_at is not None and self._busy_before:
+            self._metrics.count("device_idle_seconds", max(0.0, now - before.ended_at))
+        began = WatchedStep(now, int(plan.q_lens[: plan.num_prefill].sum()), done, before)
+        self._open[step] = self._newest = began
+        done.add_callback(lambda _: self._ended(began))
 
-    def _ended(self, step: int) -> None:
-        """On the thread that completed the step: one dictionary entry, read by `_began`."""
-        self._ended_at[step] = self._clock()
+    def _ended(self, step: WatchedStep) -> None:
+        """On the thread that completed the step."""
+        step.ended_at = self._clock()
+
+    def _closed(self, step: WatchedStep, now: float) -> None:
+        """Count a step whose result was taken. One that failed computed no prompt."""
+        self._metrics.observe("step_seconds", max(0.0, now - step.launched_at))
+        if step.prompt_tokens and step.ended_at is not None and step.done.error is None:
+            self._metrics.count("prompt_steps")
+            self._metrics.count("prompt_step_tokens", step.prompt_tokens)
+            self._metrics.count("prompt_step_seconds", step.seconds)
+        step.before = None
 
     def count(self) -> None:
         """Bring the totals of scheduler and loop into the node's counters."""

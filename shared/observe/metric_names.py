@@ -27,6 +27,12 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "retractions": ("baton_retractions_total", "Requests that gave their memory back and were prefilled again"),
     "failed_steps": ("baton_failed_steps_total", "Steps that raised"),
     "prompt_tokens": ("baton_prompt_tokens_total", "Prompt tokens computed"),
+    "prompt_steps": ("baton_prompt_steps_total", "Steps that computed prompt tokens, when they have ended"),
+    "prompt_step_tokens": ("baton_prompt_step_tokens_total", "Prompt tokens of these steps"),
+    "prompt_step_seconds": (
+        "baton_prompt_step_seconds_total",
+        "Time of these steps, each from its launch or the end of the one before it",
+    ),
     "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens the prefix cache gave"),
     "offloaded_pages": ("baton_offloaded_pages_total", "KV pages copied from the pool to host memory"),
     "restored_pages": ("baton_restored_pages_total", "KV pages copied back from host memory or its file"),
@@ -64,6 +70,10 @@ SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 
 NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {
     "step_seconds": ("baton_step_seconds", "From launch of a step to its result on the host"),
     "handoff_seconds": ("baton_handoff_seconds", "From the last chunk of a prompt to its installation"),
+    "handoff_cost_seconds": (
+        "baton_handoff_cost_seconds",
+        "From the last chunk of a prompt, or its grant where that came later, to word of its installation",
+    ),
     "handoff_tail_seconds": (
         "baton_handoff_tail_seconds",
         "From the arrival of a prompt's record to its installation: what computing has not hidden of the transfer",

@@ -146,6 +146,11 @@ class ClusterMetrics:
         self._moved = Counter(
             "baton_moved_total", "Requests that went from a decode node without memory to another", registry=registry
         )
+        self._by_cost = Counter(
+            "baton_started_by_cost_total",
+            "Requests that began on their decode node because a hand-off would have cost more, as measured",
+            registry=registry,
+        )
         self._series: dict[str, Series] = {}  # by node
         self._swept: OrderedDict[str, Series] = OrderedDict()  # not shown any more, the oldest first
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
@@ -161,6 +166,10 @@ class ClusterMetrics:
     def moved(self, count: int) -> None:
         """So many requests waited for memory of one decode node and went to another."""
         self._moved.inc(count)
+
+    def started_by_cost(self, count: int) -> None:
+        """So many requests began on their decode node for what a hand-off would have cost."""
+        self._by_cost.inc(count)
 
     def update(self, report: NodeReport) -> None:
         if self._shown.get(report.node, report.role) != report.role:

@@ -30,17 +30,17 @@ from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.device_defaults import CPU
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import RouterConfig
+from shared.config.settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.pd_report import page
 from tests.bench.pd_study import FIELDS, SIDES, Figures, Row, Study, misses
 from tests.bench.pd_workloads import MIXES, Mix
 
 
 def layouts(profile: Profile) -> dict[str, ClusterLayout]:
-    """Settings as `baton up` has them."""
-    local = RouterConfig().local_prefill_tokens
+    """Settings as `baton up` has them, but for a constant length from which prompts are handed over: the planner knows
+    no other rule."""
     half = profile.cores // 2
-    common = (CPU.chunk_size, CPU.mixed_chunk_size, local)
+    common = (CPU.chunk_size, CPU.mixed_chunk_size, UNMEASURED_LOCAL_TOKENS)
     return {
         "aggregated": ClusterLayout(0, 1, profile.cores, 1, *common),
         "disaggregated": ClusterLayout(1, 1, half, 2, *common),
@@ -62,8 +62,7 @@ def figures_of(summary: Summary) -> Figures:
 
 def measured(mix: Mix, layout: ClusterLayout, folder: Path, seconds: float) -> Figures:
     """On a cluster of its own: nothing is cached from another run. What compiles late does so before."""
-    flags = ["--prefill", str(layout.prefill), "--decode", str(layout.decode)]
-    with own_cluster(flags, folder / "cluster.log") as url:
+    with own_cluster(layout.flags(), folder / "cluster.log") as url:
         put_load(url, ["--prompt-tokens", "400", "--output-tokens", "8", "--rate", "4", "--requests", "8"])
         outcome = put_load(url, mix.flags(folder, seconds))
     return figures_of(outcome.summary)

@@ -42,6 +42,7 @@ from deploy.cluster.local import child_specs
 from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import ClusterConfig
+from shared.config.settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.cluster import READY_TIMEOUT_S, free_port
 from tests.bench.report import report
 
@@ -221,13 +222,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[30, 128, 512])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--local-prefill-tokens", type=int, help="of the router")
+    known = UNMEASURED_LOCAL_TOKENS
+    parser.add_argument("--local-prefill-tokens", type=int, default=known, help="of the router (default: %(default)s)")
     parser.add_argument("--empty-cache", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     flags: dict[str, dict[str, Any]] = {"model": {"model": args.model, "served_model_name": "bench"}}
-    if args.local_prefill_tokens is not None:
-        flags["router"] = {"local_prefill_tokens": args.local_prefill_tokens}
+    flags["router"] = {"local_prefill_tokens": args.local_prefill_tokens}  # a constant: it says on which node to look
     figures = {}
     for layout in args.layouts:
         with serving(layout, flags, empty_cache=args.empty_cache) as site:

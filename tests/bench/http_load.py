@@ -15,6 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from shared.config.settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.cluster import baton_up
 from tests.bench.report import report
 from tests.bench.sse_client import Stream, percentile, stream_completion
@@ -116,6 +117,7 @@ def main() -> int:
     args = parser.parse_args()
     flags = ["--model", args.model, "--served-model-name", "bench"]
     flags += ["--dtype", args.dtype, "--transport", args.transport]
+    flags += ["--local-prefill-tokens", str(UNMEASURED_LOCAL_TOKENS)]  # by cost, an idle decode node takes the prompts
     with baton_up(*flags) as port:
         report(asyncio.run(measure(port)), args.json)
     return 0

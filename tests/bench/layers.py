@@ -74,7 +74,7 @@ def measure(transport: str, prompts: int) -> dict[str, float]:
     figures = {}
     for way, flags in WAYS.items():
         common = ("--model", "smollm2", "--transport", transport, "--heartbeat-s", "0.1", "--no-prefix-cache")
-        with baton_up(*common, *flags) as port:
+        with baton_up(*common, "--local-prefill-tokens", "0", *flags) as port:
             rng = random.Random(1)
             time.sleep(SETTLE_S)  # ready is a cluster with one node that serves alone
             one_handoff(port, rng)  # the first one warms up

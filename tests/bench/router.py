@@ -47,6 +47,7 @@ PAUSE_S = 0.002  # between a node's steps, with sockets
 CONTEXT = 1 << 20
 PROMPT = list(range(600))
 NUM_OPEN = 2000
+HANDOFFS = "handoff_cost_seconds"
 REPEATS = 200  # of what is over in microseconds
 
 
@@ -98,7 +99,9 @@ def load(rng: random.Random) -> NodeLoad:
     running, waiting = rng.randrange(ROWS), rng.randrange(4)
     rows = {"free": ROWS - running, "running": running, "prefilling": 0, "granted": 0, "held": 0}
     pages = dict.fromkeys(("free", "cached", "active", "granted", "held"), 100)
-    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, {}, {}, {}, "")
+    tokens = rng.sample(range(10, 600), 2)
+    counters = {"prompt_steps": 50.0, "prompt_step_tokens": 50.0 * tokens[0], "prompt_step_seconds": 0.05 * tokens[1]}
+    return NodeLoad(500, pages, ROWS, rows, waiting, 600 * waiting, 1, counters, {HANDOFFS: [0.004] * 4}, {}, "")
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -229,7 +232,7 @@ def opening(num_nodes: int) -> dict[str, float]:
     opened: list[Mailbox] = []
     open_s = cpu_s(lambda: opened.extend(router.open() for _ in range(REPEATS)))
     close_s = cpu_s(lambda: [router.gateway.close(mailbox) for mailbox in opened])
-    placer = Placer(router.rig.registry, LeastLoad(), 0)
+    placer = Placer(router.rig.registry, LeastLoad(), -1)  # by cost; a checkout without that hands all over
     most = len(PROMPT) + STEPS
     place_s = cpu_s(lambda: [placer.place(len(PROMPT), 0.0, (), most) for _ in range(REPEATS)])
     seconds = {"open": open_s, "close": close_s, "place": place_s}

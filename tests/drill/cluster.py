@@ -1,7 +1,8 @@
 """A cluster over several hosts, as its users start it: `baton router`, `baton prefill` and `baton decode` with keys and
 default settings. Two routers, two nodes of each kind, each on a host of its own; HashLM, so that streams are exact.
 
-What differs from the defaults: small pools, one thread, and streams that wait for nodes as long as it takes.
+What differs from the defaults: small pools, one thread, hand-offs whatever they cost, and streams that wait for nodes
+as long as it takes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import httpx
 from tests.drill.hosts import Host, Site
 from tests.support.chaos_cluster import ready_nodes
 from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
-from tests.support.patience import HANG_GUARD_S
+from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BATON = (sys.executable, "-m", "deploy.cli")
@@ -32,7 +33,7 @@ ROUTERS, NODES = ("router0", "router1"), ("p0", "p1", "d0", "d1")
 URL = "http://127.0.0.1:8000"  # of each router, seen from its own host
 NODE_PORT = 7001
 MODEL_FLAGS = ("--model", "hashlm")
-ROUTER_FLAGS = ("--port", "8000", "--resume-wait-s", str(HANG_GUARD_S), "--admin-without-key")
+ROUTER_FLAGS = ("--port", "8000", "--resume-wait-s", str(HANG_GUARD_S), "--admin-without-key", *HANDS_OVER)
 NODE_FLAGS = ("--threads", "1", "--transport", "zmq", "--kv-bytes", "4MiB", "--chunk-size", "128")
 LOST = re.compile(r" node is (?:lost|gone) node=(\S+) ")
 POLL_S = 0.1

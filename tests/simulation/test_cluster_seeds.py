@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from shared.config.settings import BY_COST
+from shared.observe.metrics import ClusterMetrics
 from tests.support.sim.cluster import run_seed
 from tests.support.sim.moods import draw_plan
 from tests.support.sim.plan import ClusterPlan
@@ -40,6 +42,18 @@ def test_a_few_seeds() -> None:
     assert_fine(summary)
     assert summary.requests >= 20 * FEW and sum(summary.hits.values()) >= 3 * FEW and len(summary.hits) >= 5
     assert summary.counted >= summary.uncounted, "most seeds are too easy to prove anything"
+
+
+def test_streams_are_right_where_prompts_start_by_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the nodes of the simulation measure of their own steps and hand-offs decides."""
+    started: list[int] = []
+    monkeypatch.setattr(ClusterMetrics, "started_by_cost", lambda metrics, count: started.append(count))
+    summary, seed = Summary(), 0
+    while sum(started) < 10 and not summary.failures:
+        summary.add(run_seed(seed, change=lambda plan: replace(plan, local_tokens=BY_COST)))
+        seed += 1
+        assert seed < 100, "measured costs decide nothing"
+    assert_fine(summary)
 
 
 def through_groups(plan: ClusterPlan) -> ClusterPlan:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.patience import HANG_GUARD_S
+from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
@@ -22,7 +22,7 @@ SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
 class RouterProcess:
     def __init__(self, *flags: str, model: str = "hashlm") -> None:
         command = [sys.executable, "-m", "deploy.cli", "router", "--model", model]
-        command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *flags]
+        command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self.url = ""

@@ -73,6 +73,33 @@ def test_every_stage_of_a_hand_off_is_timed_once() -> None:
     assert not {name for name in out if "prealloc" in name} and not {name for name in into if "bootstrap" in name}
 
 
+def test_a_wait_for_memory_is_no_cost_of_a_hand_off() -> None:
+    """The prompt is computed long before its decode node has room."""
+    clock = Clockwork()
+    net, sent = clock.net, clock.sent
+    net.generate(clock.decode, job(0, 80, 40))
+    clock.round()
+    key = net.generate(clock.prefill, job(1, 120, 4), clock.decode)
+    while not net.router.ends[key]:
+        clock.round()
+        assert net.now < 500
+    clock.round()
+    out = clock.observations("p0")
+    heard_grant, heard_installed = sent[Grant] + 1, sent[Installed] + 1
+    assert out["handoff_cost_seconds"] == [heard_installed - heard_grant]
+    assert out["handoff_seconds"][0] > heard_installed - heard_grant
+
+
+def test_a_hand_off_costs_what_comes_behind_the_last_chunk() -> None:
+    clock = Clockwork()
+    key = clock.net.generate(clock.prefill, job(1, 120, 4), clock.decode)
+    while not clock.net.router.ends[key]:
+        clock.round()
+    clock.round()
+    out = clock.observations("p0")
+    assert out["handoff_cost_seconds"] == out["handoff_seconds"]
+
+
 def test_what_pages_take_longer_than_their_record_is_the_tail() -> None:
     clock = Clockwork()
     net, sent = clock.net, clock.sent

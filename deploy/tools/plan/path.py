@@ -24,7 +24,7 @@ from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import RouterConfig
+from shared.config.settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
 SHORT, LONG = 60, 490  # words: both are handed over, and their last chunks are as unlike as they can be
@@ -52,7 +52,7 @@ def measure_path(config: NodeProcessConfig, profile: Profile, cores: int) -> Pat
     """On a prefill and a decode node where the machine has cores for both, else on one node alone. `profile` has the
     nodes and no path yet. Raises ConfigError when requests fail."""
     is_pair = 2 * cores <= profile.cores
-    sched, local = config.parts.sched, RouterConfig().local_prefill_tokens
+    sched, local = config.parts.sched, UNMEASURED_LOCAL_TOKENS  # by cost, prompts of SHORT might not be handed over
     layout = ClusterLayout(int(is_pair), 1, cores, 1 + is_pair, sched.chunk_size, sched.mixed_chunk_size, local)
     costs = profile.node(cores).alone
     plan = calibrating_load(costs, config.parts.sched.chunk_size)

@@ -18,14 +18,19 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
 from shared.config.device_defaults import CPU
+from shared.config.settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # machines that stand for many, if that leaves them
 LEAST_REQUESTS = 200  # : with fewer, chance decides
 CHUNKS = (128, 256, 512, 1024)
 MIXED_CHUNKS = (32, 64, 128, 256)
-LOCAL_TOKENS = (0, 32, 128, 512)
-DEFAULTS = {"chunk_size": CPU.chunk_size, "mixed_chunk_size": CPU.mixed_chunk_size, "local_tokens": 32}
+LOCAL_TOKENS = (0, UNMEASURED_LOCAL_TOKENS, 128, 512)
+DEFAULTS = {
+    "chunk_size": CPU.chunk_size,
+    "mixed_chunk_size": CPU.mixed_chunk_size,
+    "local_tokens": UNMEASURED_LOCAL_TOKENS,  # a constant: nothing in a simulated run tells what a prompt costs
+}
 SETTINGS: tuple[tuple[str, Sequence[int]], ...] = (
     ("mixed_chunk_size", MIXED_CHUNKS),
     ("chunk_size", CHUNKS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from shared.config.settings import TimeoutsConfig
+from shared.config.settings import BY_COST, TimeoutsConfig
 from shared.core.sampling_params import SamplingParams
 from tests.support.core_rig import CoreKnobs, draw_sampling
 from tests.support.grammar_oracle import GRAMMARS, following
@@ -119,6 +119,12 @@ class ClusterPlan:
         return max(client.at for client in self.clients)
 
 
+def draw_local_tokens(rng: random.Random, seed: int) -> int:
+    """By cost for half of those that don't hand everything over. The seed says for which: nothing more is drawn."""
+    drawn = rng.choice((0, 0, 16))
+    return BY_COST if drawn and seed % 2 else drawn
+
+
 def draw_base(seed: int) -> ClusterPlan:
     """One of the first three moods, with 2 to 6 nodes."""
     rng = random.Random(seed)
@@ -133,7 +139,7 @@ def draw_base(seed: int) -> ClusterPlan:
         clients=clients,
         faults=draw_faults(rng, max(client.at for client in clients), mood),
         message_faults=draw_message_faults(rng) if mood == "harsh" else (0.0, 0.0, 0.0, 0.0),
-        local_tokens=rng.choice((0, 0, 16)),
+        local_tokens=draw_local_tokens(rng, seed),
         max_attempts=5 if is_gentle else rng.choice((1, 2, 3, 5)),
         resume_wait_s=20.0 if is_gentle else rng.choice((0.0, 2.0, 10.0)),
         queue_messages=4096 if is_gentle else rng.choice((4096, 4096, 4096, 40)),
