@@ -126,6 +126,15 @@ class SchedConfig:
     mixed_chunk_size: int = option(
         0, "most prompt tokens in a step of running requests; 0: 64, on a GPU 1024", low=0, high=65536
     )
+    itl_budget: float = option(
+        0.0,
+        "most milliseconds of a step that running requests share with prompts: as many prompt tokens join as measured "
+        "steps leave room for, 16 at least, --mixed-chunk-size at most. A small one: steadier streams (lower ITL p99), "
+        "later first tokens; 0: always --mixed-chunk-size",
+        low=0.0,
+        high=60_000.0,
+        metavar="MS",
+    )
     max_waiting: int = option(1024, "most requests that wait for memory on one node", low=1)
     device: str = option(
         "auto",

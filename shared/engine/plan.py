@@ -96,6 +96,11 @@ class StepPlan:
         return len(self.row_ids)
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens that its chunks compute."""
+        return int(self.q_lens[: self.num_prefill].sum())
+
+    @property
     def mix_running_indices(self) -> Int64s:
         """Pool rows of the decode tail, which attention may run apart from the chunks."""
         return self.req_pool_indices[self.num_prefill :]
@@ -135,6 +140,7 @@ class StepResult:
     top_ids: npt.NDArray[np.int64]  # (B, k, K)
     top_logprobs: npt.NDArray[np.float32]  # (B, k, K)
     scores: tuple[PromptScores, ...] = ()
+    prompt_tokens: int = 0  # that its chunks computed
 
     @property
     def width(self) -> int:

@@ -66,4 +66,5 @@ def read_result(plan: StepPlan, results: Mapping[str, torch.Tensor], seconds: tu
         top_ids=results["top_ids"].numpy() if scored else np.zeros((*shape, 0), np.int64),
         top_logprobs=results["top_logprobs"].numpy() if scored else np.zeros((*shape, 0), np.float32),
         scores=read_scores(plan, results),
+        prompt_tokens=plan.prompt_tokens,
     )

@@ -35,6 +35,7 @@ from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
+from shared.sched.mixed_chunk import MixedChunk
 from shared.sched.offload import ColdTier
 from shared.sched.page_budget import MAX_ADAPTERS, MAX_VOCAB
 from shared.sched.prompts import ForEncoder, InChunks, PromptRules
@@ -113,15 +114,16 @@ def assemble_core(
     drafter: Drafter | None = None,
     overlap: bool = True,
     widths: WidthChoice | None = None,
+    mixed_chunk: MixedChunk | None = None,
     ranks: Ranks | None = None,
     stages: Sequence[Stage] = (),
     grammars: Grammars | None = None,
     boundary: Boundary | None = None,
 ) -> NodeCore:
-    """`widths`: how many tokens decode rows step; all that the settings allow, when not given. `ranks`: the others
-    that have a part of the model; the caller gives them the pool, and seals it. `stages`: the model's, where it is a
-    pipeline. `grammars`: of the model's vocabulary; None: requests with a grammar are refused. `boundary`: that of
-    `settings.device`, when not given."""
+    """`widths`: how many tokens decode rows step, and `mixed_chunk`: how many of prompts join them; all that the
+    settings allow, when not given. `ranks`: the others that have a part of the model; the caller gives them the pool,
+    and seals it. `stages`: the model's, where it is a pipeline. `grammars`: of the model's vocabulary; None: requests
+    with a grammar are refused. `boundary`: that of `settings.device`, when not given."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
@@ -158,5 +160,5 @@ def assemble_core(
     engine = Engine(streams, worker, future_map, settings.speculative, stages)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     choose = engine.stages.choose
-    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars)
+    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars, mixed_chunk)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

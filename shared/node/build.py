@@ -62,6 +62,7 @@ from shared.observe.node_metrics import NodeMetrics
 from shared.ranks.leader import RankProcesses
 from shared.sched.draft_length import make_width_choice
 from shared.sched.largest import EVERY_FEATURE
+from shared.sched.mixed_chunk import make_mixed_chunk
 from shared.sched.probe import PROBE_PROMPT
 from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
@@ -164,6 +165,7 @@ def build_core(
             drafter=loaded.drafter,
             overlap=overlap,
             widths=make_width_choice(parts.spec),
+            mixed_chunk=make_mixed_chunk(parts.sched.itl_budget, parts.sched.mixed_chunk_size),
             ranks=others.ranks,
             stages=loaded.stages,
             grammars=grammars,

@@ -101,7 +101,7 @@ class StepWatch:
         before = self._newest
         if before is not None and before.ended_at is not None and self._busy_before:
             self._metrics.count("device_idle_seconds", max(0.0, now - before.ended_at))
-        began = WatchedStep(now, int(plan.q_lens[: plan.num_prefill].sum()), done, before)
+        began = WatchedStep(now, plan.prompt_tokens, done, before)
         self._open[step] = self._newest = began
         done.add_callback(lambda _: self._ended(began))
 

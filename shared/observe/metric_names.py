@@ -33,6 +33,11 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
         "baton_prompt_step_seconds_total",
         "Time of these steps, each from its launch or the end of the one before it",
     ),
+    "mixed_steps": ("baton_mixed_steps_total", "Steps of running requests that computed prompts too"),
+    "mixed_prompt_tokens": (
+        "baton_mixed_prompt_tokens_total",
+        "Prompt tokens of those steps; by their number: the chunk that --itl-budget or --mixed-chunk-size gives",
+    ),
     "cached_prompt_tokens": ("baton_cached_prompt_tokens_total", "Prompt tokens the prefix cache gave"),
     "offloaded_pages": ("baton_offloaded_pages_total", "KV pages copied from the pool to host memory"),
     "restored_pages": ("baton_restored_pages_total", "KV pages copied back from host memory or its file"),

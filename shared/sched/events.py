@@ -103,6 +103,8 @@ class SchedCounters:
     retractions: int = 0
     prompt_tokens: int = 0  # computed here
     cached_prompt_tokens: int = 0
+    mixed_steps: int = 0  # of running rows, with prompts in them
+    mixed_prompt_tokens: int = 0  # of these steps
     output_tokens: int = 0
     offloaded_pages: int = 0  # copied into the cold tier
     restored_pages: int = 0  # copied back
@@ -125,6 +127,12 @@ class SchedCounters:
         self.spec_accepted_at += [0] * (num_accepted - len(self.spec_accepted_at))
         for depth in range(num_accepted):
             self.spec_accepted_at[depth] += 1
+
+    def count_mixed(self, result: StepResult) -> None:
+        """Of any step."""
+        if 0 < result.num_prefill < len(result.row_ids):
+            self.mixed_steps += 1
+            self.mixed_prompt_tokens += result.prompt_tokens
 
     def count_times(self, result: StepResult) -> None:
         self.spec_draft_seconds += result.draft_seconds

@@ -28,6 +28,7 @@ class Results:
     def process(self, result: StepResult) -> None:
         queues = self._queues
         queues.counters.count_times(result)
+        queues.counters.count_mixed(result)
         for scores in result.scores:
             self._scored(result.row_ids[scores.row], scores)
         for index, row_id in enumerate(result.row_ids):

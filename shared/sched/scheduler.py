@@ -35,6 +35,7 @@ from shared.sched.draft_length import WidthChoice
 from shared.sched.events import ChunkLaunched, SchedEvent
 from shared.sched.freeze import ChunkShare, PlanFreezer
 from shared.sched.masks import MaskMaker
+from shared.sched.mixed_chunk import FixedChunk, MixedChunk
 from shared.sched.offload import ColdTier, Restore
 from shared.sched.output import append_tokens
 from shared.sched.prebuilt import Arrival, build_admission
@@ -61,10 +62,13 @@ class Scheduler:
         tier: ColdTier | None = None,
         choose_rows: Callable[[Int64s, Int64s], Int64s] = every_row,
         grammars: Grammars | None = None,
+        mixed_chunk: MixedChunk | None = None,
     ) -> None:
-        """`choose_rows`: see Stages.choose. `grammars`: None where no request may have one."""
+        """`choose_rows`: see Stages.choose. `grammars`: None where no request may have one. `mixed_chunk`: as large as
+        the settings allow, when not given."""
         self.settings = settings
         self.widths = widths
+        self.mixed_chunk = mixed_chunk or FixedChunk(settings.mixed_chunk_size)
         self.kv = kv
         self._new_step = new_step
         self._choose_rows = choose_rows
@@ -274,7 +278,7 @@ class Scheduler:
         self.running.filter_batch(np.asarray(keep, dtype=np.int64))
 
     def _share_chunks(self, chunks: Sequence[ChunkedPrompt], mixed: bool) -> list[ChunkShare]:
-        budget = self.settings.mixed_chunk_size if mixed else self.settings.chunk_size
+        budget = self.mixed_chunk.choose() if mixed else self.settings.chunk_size
         shares = self.settings.prompts.share([chunk.remaining for chunk in chunks], budget)
         return [ChunkShare(chunk, q) for chunk, q in zip(chunks, shares, strict=True) if q]
 
@@ -307,6 +311,7 @@ class Scheduler:
     def process(self, result: StepResult) -> None:
         """Take a step's tokens."""
         self.widths.observe(result)
+        self.mixed_chunk.observe(result)
         self._results.process(result)
 
     def resolve(self, lengths: Int64s) -> None:

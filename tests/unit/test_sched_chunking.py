@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,11 +26,29 @@ def test_the_oldest_is_sure_of_half(remaining: list[int], budget: int) -> None:
 
 
 @given(st.lists(st.integers(1, 300), min_size=2, max_size=12), st.integers(2, 128))
-def test_the_shortest_of_the_others_moves_in_every_step(remaining: list[int], budget: int) -> None:
+def test_the_shortest_moves_in_every_step(remaining: list[int], budget: int) -> None:
     """A long prompt at the head can't starve the short ones behind it."""
     shares = share_budget(remaining, budget)
-    shortest = min(range(1, len(remaining)), key=lambda i: (remaining[i], i))
-    assert shares[shortest] >= 1
+    shortest = min(range(len(remaining)), key=lambda i: (remaining[i], i))
+    assert shares[shortest] >= min(remaining[shortest], budget // 2)
+
+
+def ends(lengths: list[int], budget: int) -> list[int]:
+    """The step in which each prompt's last token is computed; all came at once."""
+    left, found, step = list(lengths), [0] * len(lengths), 0
+    while any(left):
+        step += 1
+        waiting = [i for i, rest in enumerate(left) if rest]
+        for i, share in zip(waiting, share_budget([left[i] for i in waiting], budget), strict=True):
+            left[i] -= share
+            found[i] = found[i] if left[i] else found[i] or step
+    return found
+
+
+@pytest.mark.parametrize(("length", "budget", "number"), [(1500, 256, 8), (128, 64, 32), (128, 256, 32), (200, 256, 9)])
+def test_prompts_of_one_length_end_one_by_one(length: int, budget: int, number: int) -> None:
+    """As by arrival: two that share every step would both end when the second of them does."""
+    assert ends([length] * number, budget) == [-(-(i + 1) * length // budget) for i in range(number)]
 
 
 @given(st.integers(20, 400), st.integers(1, 40), st.integers(1, 64))

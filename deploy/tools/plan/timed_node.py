@@ -124,6 +124,7 @@ class TimedNode:
             logprobs=np.zeros((num_rows, 1), np.float32),
             top_ids=np.zeros((num_rows, 1, 0), np.int64),
             top_logprobs=np.zeros((num_rows, 1, 0), np.float32),
+            prompt_tokens=plan.prompt_tokens,
         )
 
     def _token(self, key: RequestKey, num_tokens: int) -> int:
