@@ -288,6 +288,12 @@ def test_a_package_is_unpacked_without_its_top_folder(tmp_path: Path):
 
 def test_make_bench_alone_is_what_it_was():
     for given, expected in (([], "tests.bench.run"), (["PEERS=1"], "tests.bench.peers.run --rows ''")):
-        command = ["make", "-n", "--no-print-directory", "bench", *given]  # under another make it would print the folder
+        command = [
+            "make",
+            "-n",
+            "--no-print-directory",
+            "bench",
+            *given,
+        ]  # under another make it would print the folder
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1].endswith(f"-m {expected}")
