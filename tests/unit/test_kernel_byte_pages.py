@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from shared.kernel.attention import AttentionShape, TorchAttention
-from shared.kernel.attention_numba import NumbaAttention
+from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttention
 from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.team import Team
 from tests.support.paged_attention import SHAPE, SHAPES, Paged, numba_backend, tables
 
 WINDOW = SHAPES["sliding window"]
@@ -56,7 +54,7 @@ def test_rows_of_nothing_and_of_no_number_are_the_reference_s(name: str) -> None
         paged.qkv[0, 3, ::32] = float("inf")
         paged.qkv[0, 4, 5::32] = float("nan")
         paged.step({0: (0, 6)})
-    want, got = (dequantize(paged.kv, paged.scales)[paged.table[0, 0], 1, 1, :, :6] for paged in (reference, ours))  # type: ignore[arg-type]
+    want, got = (dequantize(paged.kv, paged.scales)[paged.table[0, 0], 1, 1, :, :6] for paged in (reference, ours))
     assert torch.equal(got.isnan(), want.isnan()) and got[:, 3:5].isnan().any(dim=-1).all()
     assert torch.equal(got.nan_to_num(), want.nan_to_num())
     assert torch.equal(got[:, 1], torch.zeros_like(got[:, 1])) and (got[:, 2] != 0).any()
@@ -108,7 +106,7 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(heads: str, name: str, d
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str) -> None:
+def test_no_number_of_a_later_token_reaches_an_earlier_one(name: str) -> None:
     """Nor what lies before its window: 0 times NaN is NaN, so no weight of 0 may hide it."""
     whole = Paged(numba_backend(WINDOW, pages=DTYPES[name]), WINDOW, pages=DTYPES[name]).step({0: (0, 100)})
     for lost in (37, 48, 63):
@@ -119,10 +117,17 @@ def test_what_a_later_token_holds_does_not_reach_an_earlier_one(name: str) -> No
         assert not got[lost].isfinite().any()
 
 
-def test_bytes_without_scales_are_refused() -> None:
-    paged = Paged(NumbaAttention(SHAPE, torch.float32, tables(SHAPE), Team(1), page_dtype=torch.int8), SHAPE)
-    with pytest.raises(TypeError, match="torch.float32"):
-        paged.step({0: (0, 2)})
-    paged.kv = torch.zeros(paged.kv.shape, dtype=torch.int8)
-    with pytest.raises(TypeError, match="scales"):
-        paged.step({0: (0, 2)})
+@pytest.mark.parametrize(
+    ("pages", "dtype", "has_scales", "told"),
+    [
+        (torch.int8, torch.float32, False, "pages of torch.float32; these kernels are for torch.int8"),
+        (torch.int8, torch.float8_e4m3fn, True, "pages of torch.float8_e4m3fn; these kernels are for torch.int8"),
+        (torch.int8, torch.int8, False, "pages of torch.int8 without scales"),
+        (torch.float32, torch.float32, True, "pages of torch.float32 with scales"),
+    ],
+)
+def test_other_pages_are_refused(pages: torch.dtype, dtype: torch.dtype, has_scales: bool, told: str) -> None:
+    backend, paged = numba_backend(SHAPE, pages=pages), Paged(numba_backend(SHAPE), SHAPE)
+    inputs = AttentionInputs(torch.arange(2), torch.tensor([0, 2], dtype=torch.int32), paged.table[:1], 2, 2)
+    with pytest.raises(TypeError, match=told):
+        backend.begin(inputs, paged.kv.to(dtype), paged.kv[..., 0] if has_scales else None)

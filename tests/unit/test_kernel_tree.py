@@ -112,11 +112,12 @@ def test_every_node_is_its_path_run_as_a_chain(name: str, page_size: int, width:
                 assert torch.equal(got, expected), "the same sums in the same order"
 
 
-@pytest.mark.parametrize("name", ["torch", "numba"])
+@pytest.mark.parametrize("name", ["torch", "numba", "numba, int8"])
 def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None:
     """A draft model grows its tree a level a step: a token's highest bit says where its window begins."""
     parents = [0, 0, 1, 1, 2, 3]
-    rows, whole, window = Rows(BACKENDS[name], 4), Rows(BACKENDS[name], 4), random_qkv(2, 7)
+    rows, whole = (Rows(BACKENDS[name], 4, in_bytes="int8" in name) for _ in range(2))
+    window = random_qkv(2, 7)
     for each in (rows, whole):
         each.step(Row(0, random_qkv(1, 9), 0))
     want = whole.step(Row(0, window, 9, parents))
@@ -131,7 +132,7 @@ def test_part_of_a_window_sees_what_earlier_steps_wrote_of_it(name: str) -> None
             slots=9 + torch.arange(first, last),
             visible=bits[first:last],
         )
-        rows.backend.begin(inputs, rows.kv)
+        rows.backend.begin(inputs, rows.kv, rows.scales)
         got = rows.backend.attend(0, window[first:last], None, None)
         torch.testing.assert_close(got, want[first:last], atol=1e-6, rtol=1e-5)
 
