@@ -289,7 +289,7 @@ def _place(step: Any, token: int) -> tuple[int, int]:
     """The page and slot of a token's key and value."""
     place = longs_at(step[SLOTS])[token]
     table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
-    return np.int64(ints_at(table)[place // step[PAGE_SIZE]]), place % step[PAGE_SIZE]
+    return ints_at(table)[place // step[PAGE_SIZE]], place % step[PAGE_SIZE]
 
 
 @inlined
