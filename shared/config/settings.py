@@ -32,7 +32,8 @@ class ModelConfig:
     )
     kv_dtype: str = option(
         "auto",
-        "number format of KV in pages; int8, fp8: with a scale per token and head",
+        "number format of KV in pages; int8, fp8: a byte and a scale per token and head, about half the memory; "
+        "on a CPU int8 is as fast as bfloat16, fp8 up to 1.4 times slower behind long prompts",
         choices=("auto", "int8", "fp8"),
     )
     weight_dtype: str = option(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shared.kernel.attention_words import (
+    KEY_SCALES,
     KEYS,
     NUM_RUNS,
     OUT,
@@ -30,6 +31,7 @@ from shared.kernel.attention_words import (
     ROWS,
     RUN_TOKENS,
     RUNS,
+    SCALE_PAGE_BYTES,
     SCORE_BYTES,
     SCRATCH,
     SCRATCH_BYTES,
@@ -37,10 +39,12 @@ from shared.kernel.attention_words import (
     STEP,
     TABLE,
     TABLE_STRIDE,
+    VALUE_SCALES,
     VALUES,
     VISIBLE,
     WINDOW,
 )
+from shared.kernel.items import Items
 from shared.kernel.jit import (
     NUM_SHARES,
     compile_task,
@@ -56,6 +60,8 @@ from shared.kernel.jit import (
 from shared.kernel.simd import block_lanes, score_block, score_turned, turn_block, weigh_block, widen_block
 
 CACHE_LINE = 64
+SCALE_BYTES = 4
+FIRST_WITH_SCALES = int(Items.INT8)
 FETCH_AHEAD = 64  # keys
 MOST_RUN_TOKENS = 16
 MOST_SCRATCH = 1 << 19  # bytes of a run: they should stay in a core's own cache
@@ -72,13 +78,13 @@ def score_row(num_keys: int, head_dim: int) -> int:
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
     """Scratch of a run of so many tokens; see Room."""
     lanes = block_lanes(head_dim)
-    return 4 * (4 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
+    return 4 * (6 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
 
 
 def most_run_tokens(row: int, group: int, head_dim: int) -> int:
     """How many tokens a run may have: a power of two."""
     lanes = block_lanes(head_dim)
-    fixed, per_token = 4 * (4 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
+    fixed, per_token = 4 * (6 + head_dim + group) * lanes, 4 * group * (head_dim + lanes + row)
     fitting = min(MOST_RUN_TOKENS, max(1, (MOST_SCRATCH - fixed) // per_token))
     return 1 << fitting.bit_length() - 1
 
@@ -98,10 +104,19 @@ class Run(NamedTuple):
     seen: int
 
 
+class Side(NamedTuple):
+    """Keys or values of one kv head: addresses of what slot 0 of page 0 has. `scales` means nothing where pages hold no
+    bytes."""
+
+    items: int
+    scales: int
+
+
 class Room(NamedTuple):
     """Addresses in a thread's scratch. R: most tokens of a run; G: queries of a kv head."""
 
-    addresses: int  # (lanes,) int64: of a block's keys or values
+    items: int  # (lanes,) int64: addresses of a block's keys or values
+    scales: int  # (lanes,) int64: and of their scales
     wide: int  # (lanes,) int64: of the rows of `block`
     block: int  # float32: keys as (D, lanes), or values as (lanes, D)
     edge: int  # (G, lanes) float32: weights of a block that is not full
@@ -111,11 +126,14 @@ class Room(NamedTuple):
 
 
 @functools.cache
-def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, scale: float) -> Any:
+def make_attend(
+    num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, page_items: Items, scale: float
+) -> Any:
     """(run, kv head) pairs are dealt out to the shares. Keys before a layer's window are not looked at: their pages may
     have other owners."""
-    lanes, group, item = block_lanes(head_dim), num_heads // num_kv_heads, 2 if is_half else 4
-    head_bytes, group_bytes, token_bytes = head_dim * item, group * head_dim * 4, num_heads * head_dim * 4
+    lanes, group, items, plain = block_lanes(head_dim), num_heads // num_kv_heads, int(page_items), int(Items.FLOATS)
+    row_bytes, out_bytes = head_dim * page_items.num_bytes, head_dim * (2 if is_half else 4)
+    group_bytes, token_bytes = group * head_dim * 4, num_heads * head_dim * 4
 
     def attend(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
@@ -124,46 +142,49 @@ def make_attend(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool,
         room = _room_at(memory, step[RUN_TOKENS], group, head_dim, lanes)
         for index in range(share, step[NUM_RUNS] * num_kv_heads, words[NUM_SHARES]):
             run, head = _run_at(step, words[WINDOW], index // num_kv_heads, lanes), index % num_kv_heads
-            before = head * step[PAGE_SIZE] * head_bytes
-            keys, values = words[KEYS] + before, words[VALUES] + before
+            rows = head * step[PAGE_SIZE]
+            keys = Side(words[KEYS] + rows * row_bytes, words[KEY_SCALES] + rows * SCALE_BYTES)
+            values = Side(words[VALUES] + rows * row_bytes, words[VALUE_SCALES] + rows * SCALE_BYTES)
             queries = step[QUERIES] + run.first * token_bytes + head * group_bytes
             _fill(room.tops, run.length * group * lanes, _f32(-np.inf))
-            _score_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, keys, values, queries, token_bytes)
+            _score_own(group, head_dim, items, lanes, row_bytes, step, run, room, keys, values, queries, token_bytes)
             for start in range(run.shared, run.end, lanes):
-                _fetch(keys, run.table, start + lanes, run.end, step, head_bytes, lanes)
-                _locate(room.addresses, keys, run.table, start, run.end, step, head_bytes, lanes)
-                turn_block(head_dim, is_half, room.addresses, room.block)
+                _fetch(keys, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
+                _locate(room, keys, run.table, start, run.end, step, items, row_bytes, lanes)
+                turn_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     found = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
                     tops = room.tops + i * group * lanes * 4
                     score_turned(group, head_dim, queries + i * token_bytes, room.block, found, stride, tops)
             _soften_run(room, run, stride, group, lanes, scale)
             _fill(room.sums, run.length * group * head_dim, _f32(0.0))
-            _weigh_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, values, True)
+            _weigh_own(group, head_dim, items, lanes, row_bytes, step, run, room, values, True)
             for start in range(run.shared, run.end, lanes):
-                _fetch(values, run.table, start + lanes, run.end, step, head_bytes, lanes)
-                _locate(room.addresses, values, run.table, start, run.end, step, head_bytes, lanes)
-                widen_block(head_dim, is_half, room.addresses, room.block)
+                _fetch(values, run.table, start + lanes, run.end, step, items, row_bytes, lanes)
+                _locate(room, values, run.table, start, run.end, step, items, row_bytes, lanes)
+                widen_block(head_dim, items, room.items, room.scales, room.block)
                 for i in range(run.length):
                     weights = room.scores + i * group * stride + (start - _oldest(run.num_keys + i, run.window)) * 4
-                    weigh_block(group, head_dim, False, weights, stride, room.wide, room.sums + i * group_bytes)
-            _weigh_own(group, head_dim, is_half, lanes, head_bytes, step, run, room, values, False)
-            out = words[OUT] + (run.first * num_heads + head * group) * head_bytes
-            _store_run(room, run, out, num_heads * head_bytes, group, head_dim, lanes, is_half)
+                    sums = room.sums + i * group_bytes
+                    weigh_block(group, head_dim, plain, weights, stride, room.wide, 0, sums)
+            _weigh_own(group, head_dim, items, lanes, row_bytes, step, run, room, values, False)
+            out = words[OUT] + (run.first * num_heads + head * group) * out_bytes
+            _store_run(room, run, out, num_heads * out_bytes, group, head_dim, lanes, is_half)
 
     return compile_task(attend)
 
 
 @inlined
 def _room_at(memory: int, run_tokens: int, group: int, head_dim: int, lanes: int) -> Room:
-    wide = memory + lanes * 8
+    scales = memory + lanes * 8
+    wide = scales + lanes * 8
     block = wide + lanes * 8
     for lane in range(lanes):
         longs_at(wide)[lane] = block + lane * head_dim * 4
     edge = block + lanes * head_dim * 4
     sums = edge + group * lanes * 4
     tops = sums + run_tokens * group * head_dim * 4
-    return Room(memory, wide, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
+    return Room(memory, scales, wide, block, edge, sums, tops, tops + run_tokens * group * lanes * 4)
 
 
 @inlined
@@ -189,14 +210,14 @@ def _oldest(num_keys: int, window: int) -> int:
 
 @copied
 def _score_own(
-    group: int, head_dim: int, is_half: bool, lanes: int, head_bytes: int, step: Any, run: Run, room: Room, keys: int,
-    values: int, queries: int, token_bytes: int,
+    group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, keys: Side,
+    values: Side, queries: int, token_bytes: int,
 ) -> None:  # fmt: skip
     """What each token reads by itself: early keys, and those behind the shared ones. A block that is not full spills
     over what is written later."""
     if run.length == 1:
         for start in range(run.shared, run.shared + FETCH_AHEAD, lanes):
-            _fetch(keys, run.table, start, run.num_keys, step, head_bytes, lanes)
+            _fetch(keys, run.table, start, run.num_keys, step, items, row_bytes, lanes)
     for i in range(run.length):
         num_keys = run.num_keys + i
         oldest, early = _oldest(num_keys, run.window), min(run.shared, num_keys)
@@ -204,22 +225,21 @@ def _score_own(
         start = oldest if oldest < early else run.end
         while start < num_keys:
             if run.length == 1:
-                _fetch(keys, run.table, start + FETCH_AHEAD, num_keys, step, head_bytes, lanes)
-                _fetch(values, run.table, start, num_keys, step, head_bytes, lanes)
+                _fetch(keys, run.table, start + FETCH_AHEAD, num_keys, step, items, row_bytes, lanes)
+                _fetch(values, run.table, start, num_keys, step, items, row_bytes, lanes)
             stop = early if start < early else num_keys
-            _locate(room.addresses, keys, run.table, start, stop, step, head_bytes, lanes)
+            _locate(room, keys, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
-                _locate_seen(room.addresses, keys, run, start, step, head_bytes, lanes)
+                _locate_seen(room, keys, run, start, step, row_bytes, lanes)
             found = rows + (start - oldest) * 4
-            score_block(
-                group, head_dim, is_half, queries + i * token_bytes, room.addresses, found, step[SCORE_BYTES], tops
-            )
+            asked = queries + i * token_bytes
+            score_block(group, head_dim, items, asked, room.items, room.scales, found, step[SCORE_BYTES], tops)
             start = run.end if start < early <= start + lanes else start + lanes
 
 
 @copied
 def _weigh_own(
-    group: int, head_dim: int, is_half: bool, lanes: int, head_bytes: int, step: Any, run: Run, room: Room, values: int,
+    group: int, head_dim: int, items: int, lanes: int, row_bytes: int, step: Any, run: Run, room: Room, values: Side,
     is_early: bool,
 ) -> None:  # fmt: skip
     """Early keys, or those behind the shared ones: values are added in their order."""
@@ -229,14 +249,15 @@ def _weigh_own(
         oldest = _oldest(num_keys, run.window)
         first, stop = (oldest, min(run.shared, num_keys)) if is_early else (run.end, num_keys)
         for start in range(first, stop, lanes):
-            _locate(room.addresses, values, run.table, start, stop, step, head_bytes, lanes)
+            _locate(room, values, run.table, start, stop, step, items, row_bytes, lanes)
             if run.seen != 0 and start + lanes > run.tree_start:
-                _locate_seen(room.addresses, values, run, start, step, head_bytes, lanes)
+                _locate_seen(room, values, run, start, step, row_bytes, lanes)
             weights, row = room.scores + i * group * stride + (start - oldest) * 4, stride
             if is_early:  # behind them the row goes on with weights of others
                 _copy_edge(weights, stride, room.edge, stop - start, group, lanes)
                 weights, row = room.edge, lanes * 4
-            weigh_block(group, head_dim, is_half, weights, row, room.addresses, room.sums + i * group * head_dim * 4)
+            sums = room.sums + i * group * head_dim * 4
+            weigh_block(group, head_dim, items, weights, row, room.items, room.scales, sums)
 
 
 @inlined
@@ -280,21 +301,31 @@ def _store_run(
 
 
 @inlined
+def _at(side: Side, table: int, page: int, slot: int, step: Any, row_bytes: int) -> Side:
+    """Where a row's own page and slot have it."""
+    number = np.int64(ints_at(table)[page])
+    scales = side.scales + number * step[SCALE_PAGE_BYTES] + slot * SCALE_BYTES
+    return Side(side.items + number * step[PAGE_BYTES] + slot * row_bytes, scales)
+
+
+@inlined
 def _locate(
-    addresses: int, base: int, table: int, start: int, stop: int, step: Any, head_bytes: int, lanes: int
+    room: Room, side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int
 ) -> None:
     """Where the keys start .. start + lanes lie; behind stop - 1 it is repeated (its weight is 0)."""
-    pages, out, page_size, page_bytes = ints_at(table), longs_at(addresses), step[PAGE_SIZE], step[PAGE_BYTES]
+    page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
-    at = base + np.int64(pages[page]) * page_bytes + slot * head_bytes
+    at = _at(side, table, page, slot, step, row_bytes)
     for lane in range(lanes):
         if lane > 0 and start + lane < stop:
             slot += 1
-            at += head_bytes
+            at = Side(at.items + row_bytes, at.scales + SCALE_BYTES)
             if slot == page_size:
                 page, slot = page + 1, 0
-                at = base + np.int64(pages[page]) * page_bytes
-        out[lane] = at
+                at = _at(side, table, page, 0, step, row_bytes)
+        longs_at(room.items)[lane] = at.items
+        if items >= FIRST_WITH_SCALES:
+            longs_at(room.scales)[lane] = at.scales
 
 
 @inlined
@@ -308,37 +339,41 @@ def _window_of(seen: int, end: int) -> tuple[int, int]:
 
 
 @inlined
-def _locate_seen(addresses: int, base: int, run: Run, start: int, step: Any, head_bytes: int, lanes: int) -> None:
+def _locate_seen(room: Room, side: Side, run: Run, start: int, step: Any, row_bytes: int, lanes: int) -> None:
     """Corrects a block's addresses from a tree's first slot on: its n-th key is the n-th slot that is seen. Behind the
     last one it is repeated, as it is where there is no tree."""
-    pages, out, page_size = ints_at(run.table), longs_at(addresses), step[PAGE_SIZE]
-    key, slot, at, seen = run.tree_start, run.tree_start, base, run.seen
+    page_size = step[PAGE_SIZE]
+    key, slot, at, seen = run.tree_start, run.tree_start, side, run.seen
     while seen != 0:
         if seen & 1:
-            at = base + np.int64(pages[slot // page_size]) * step[PAGE_BYTES] + slot % page_size * head_bytes
+            at = _at(side, run.table, slot // page_size, slot % page_size, step, row_bytes)
             if start <= key < start + lanes:
-                out[key - start] = at
+                longs_at(room.items)[key - start] = at.items
+                longs_at(room.scales)[key - start] = at.scales
             key += 1
         seen >>= 1
         slot += 1
     for lane in range(key - start, lanes):
-        out[lane] = at
+        longs_at(room.items)[lane] = at.items
+        longs_at(room.scales)[lane] = at.scales
 
 
 @inlined
-def _fetch(base: int, table: int, start: int, stop: int, step: Any, head_bytes: int, lanes: int) -> None:
+def _fetch(side: Side, table: int, start: int, stop: int, step: Any, items: int, row_bytes: int, lanes: int) -> None:
     """Asks for the memory of the keys start .. start + lanes: pages lie anywhere, where the processor, left to itself,
     would not look before it needs them."""
     if start >= stop:
         return
-    pages, page_size = ints_at(table), step[PAGE_SIZE]
+    page_size = step[PAGE_SIZE]
     page, slot = start // page_size, start % page_size
     for _ in range(min(lanes, stop - start)):
         if slot == page_size:
             page, slot = page + 1, 0
-        key = base + np.int64(pages[page]) * step[PAGE_BYTES] + slot * head_bytes
-        for line in range(0, head_bytes, CACHE_LINE):
-            prefetch(key + line)
+        at = _at(side, table, page, slot, step, row_bytes)
+        for line in range(0, row_bytes, CACHE_LINE):
+            prefetch(at.items + line)
+        if items >= FIRST_WITH_SCALES:
+            prefetch(at.scales)
         slot += 1
 
 

@@ -20,6 +20,7 @@ from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
 from shared.kernel.attention_words import (
     COS,
     K_NORM,
+    KEY_SCALES,
     KEYS,
     NUM_RUNS,
     NUM_STEP_WORDS,
@@ -34,6 +35,7 @@ from shared.kernel.attention_words import (
     ROWS,
     RUN_TOKENS,
     RUNS,
+    SCALE_PAGE_BYTES,
     SCORE_BYTES,
     SCRATCH,
     SCRATCH_BYTES,
@@ -42,14 +44,18 @@ from shared.kernel.attention_words import (
     STEP,
     TABLE,
     TABLE_STRIDE,
+    VALUE_SCALES,
     VALUES,
     VISIBLE,
     WINDOW,
 )
+from shared.kernel.items import ITEMS, Items
 from shared.kernel.jit import (
     NUM_ROWS,
     NUM_SHARES,
+    compile_exact_task,
     compile_task,
+    copied,
     floats_at,
     halves_at,
     inlined,
@@ -61,7 +67,7 @@ from shared.kernel.jit import (
 from shared.kernel.program import Program
 from shared.kernel.scratch import Scratch
 from shared.kernel.shares import MOST_COST, shares_of
-from shared.kernel.simd import block_lanes
+from shared.kernel.simd import block_lanes, narrow_row
 from shared.kernel.team import Team
 
 _f32 = np.float32
@@ -85,7 +91,7 @@ class AttentionStep:
         self.words = np.zeros(NUM_STEP_WORDS, np.int64)
         self._queries, self._scratch = torch.empty(0), Scratch(num_threads)
 
-    def begin(self, inputs: AttentionInputs, kv: torch.Tensor) -> None:
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """Holds on to the inputs until the next step."""
         shape, num_tokens = self._shape, len(inputs.positions)
         bounds = inputs.cu_q_lens.numpy()
@@ -94,7 +100,7 @@ class AttentionStep:
         self._positions, self._slots = inputs.positions.contiguous(), inputs.key_slots.contiguous()
         self._visible = None if inputs.visible is None else inputs.visible.contiguous()
         self._table = inputs.page_table.contiguous()
-        self._kv = kv
+        self._kv, self._scales = kv, scales
         self._check(inputs)
         self._queries = _at_least(self._queries, num_tokens * shape.num_heads * shape.head_dim)
         row = score_row(inputs.max_seq_len, shape.head_dim)
@@ -109,6 +115,7 @@ class AttentionStep:
         words[[TABLE, TABLE_STRIDE]] = self._table.data_ptr(), self._table.shape[1]
         words[VISIBLE] = 0 if self._visible is None else self._visible.data_ptr()
         words[[PAGE_BYTES, PAGE_SIZE]] = kv.stride(0) * kv.element_size(), kv.shape[4]
+        words[SCALE_PAGE_BYTES] = 0 if scales is None else scales.stride(0) * scales.element_size()
         words[[QUERIES, SCORE_BYTES]] = self._queries.data_ptr(), row * 4
         words[[RUNS, NUM_RUNS, RUN_TOKENS]] = self._runs.ctypes.data, len(self._runs) - 1, run_tokens
         words[[SCRATCH, SCRATCH_BYTES]] = self._scratch.words
@@ -129,7 +136,7 @@ class AttentionStep:
 
     @property
     def pool(self) -> tuple[int, int, int]:
-        """What `fill` looks at."""
+        """What `fill` looks at: the scales lie behind the numbers of a page."""
         return self._kv.data_ptr(), self._kv.stride(1), self._kv.stride(2)
 
     def fill(self, words: npt.NDArray[np.int64], tasks: npt.NDArray[np.int64], layers: npt.NDArray[np.int64]) -> None:
@@ -137,6 +144,10 @@ class AttentionStep:
         layer_bytes, half_bytes = (self._kv.stride(dim) * self._kv.element_size() for dim in (1, 2))
         keys = self._kv.data_ptr() + layers * layer_bytes
         words[tasks, KEYS], words[tasks, VALUES] = keys, keys + half_bytes
+        if self._scales is not None:
+            layer_bytes, half_bytes = (self._scales.stride(dim) * self._scales.element_size() for dim in (1, 2))
+            scales = self._scales.data_ptr() + layers * layer_bytes
+            words[tasks, KEY_SCALES], words[tasks, VALUE_SCALES] = scales, scales + half_bytes
         words[tasks, STEP] = self.words.ctypes.data
         windows = self._windows[layers] if len(self._windows) else np.zeros(len(layers), np.int64)
         cos, sin, local_cos, local_sin = (table.data_ptr() for table in self._tables)
@@ -146,6 +157,8 @@ class AttentionStep:
 
     def _check(self, inputs: AttentionInputs) -> None:
         """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
+        if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
+            raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
         limit = min(inputs.max_seq_len, *map(len, self._tables), self._table.shape[1] * self._kv.shape[4])
         for name, places in (("positions", self._positions), ("slots", inputs.slots)):
             low, high = (0, 0) if places is None else (int(bound) for bound in places.aminmax())
@@ -159,7 +172,7 @@ class AttentionStep:
 
 
 class NumbaAttention:
-    """AttentionBackend for CPU tensors, float32 or bfloat16."""
+    """AttentionBackend for CPU tensors, float32 or bfloat16; pages may hold bytes."""
 
     def __init__(
         self,
@@ -168,15 +181,18 @@ class NumbaAttention:
         tables: RopeTables,
         team: Team,
         local_tables: RopeTables | None = None,
+        page_dtype: torch.dtype | None = None,
     ) -> None:
-        self._shape, self._dtype = shape, dtype
+        """`page_dtype`: None is `dtype`."""
+        self._shape, self._dtype, self._page_dtype = shape, dtype, page_dtype or dtype
         self._step = AttentionStep(shape, tables, team.size, local_tables)
         self._tasks = np.arange(2)
-        self._program = Program(team, make_tasks(shape, dtype), np.zeros((2, NUM_WORDS), np.int64))
+        self._program = Program(team, make_tasks(shape, dtype, page_dtype), np.zeros((2, NUM_WORDS), np.int64))
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
-        assert scales is None, "pages of bytes are read by TorchAttention"
-        self._step.begin(inputs, kv)
+        if kv.dtype != self._page_dtype:
+            raise TypeError(f"pages of {kv.dtype}; these kernels are for {self._page_dtype}")
+        self._step.begin(inputs, kv, scales)
         shape = (len(inputs.positions), self._shape.num_heads * self._shape.head_dim)
         self._out = torch.empty(shape, dtype=self._dtype)
 
@@ -193,9 +209,10 @@ class NumbaAttention:
         return self._out
 
 
-def make_tasks(shape: AttentionShape, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Write, then attend: both of one layer, on the same words."""
-    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16)
+def make_tasks(shape: AttentionShape, dtype: torch.dtype, page_dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+    """Write, then attend: both of one layer, on the same words. `page_dtype`: None is `dtype`."""
+    items = ITEMS[page_dtype or dtype]
+    sizes = (shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype == torch.bfloat16, items)
     return make_write(*sizes, shape.eps), make_attend(*sizes, shape.score_scale)
 
 
@@ -204,50 +221,91 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @functools.cache
-def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, eps: float) -> Any:
-    """Rotates q into float32 scratch and k into the pages, copies v there. Tokens are dealt out to the shares."""
-    item = 2 if is_half else 4
-    head_bytes = head_dim * item
+def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
+    """Rotates q into float32 scratch and k into the pages, copies v there. Tokens are dealt out to the shares. What
+    becomes bytes is computed exactly as it is written, for the plain reference's bits: a byte is a large step."""
+    if items.has_scales:
+        return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
+    head_bytes = head_dim * items.num_bytes
 
     def write(words: Any, share: int, worker: int) -> None:
         step = longs_at(words[STEP])
-        page_size = step[PAGE_SIZE]
-        block = page_size * head_bytes  # one head's slots of one page
+        block = step[PAGE_SIZE] * head_bytes  # one head's slots of one page
         for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
-            row, position = longs_at(step[ROWS])[token], longs_at(step[POSITIONS])[token]
-            place = longs_at(step[SLOTS])[token]
-            page = np.int64(ints_at(step[TABLE] + row * step[TABLE_STRIDE] * 4)[place // page_size])
-            slot = page * step[PAGE_BYTES] + place % page_size * head_bytes
-            cos, sin = words[COS] + position * head_dim * 2, words[SIN] + position * head_dim * 2
+            page, slot = _place(step, token)
+            at = page * step[PAGE_BYTES] + slot * head_bytes
+            cos, sin = _turn(words, step, token, head_dim)
             source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
             for head in range(num_heads):
                 target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
                 _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
                 source += head_bytes
             for head in range(num_kv_heads):
-                target = words[KEYS] + slot + head * block
+                target = words[KEYS] + at + head * block
                 _rotate(source, cos, sin, words[K_NORM], eps, target, head_dim, is_half, is_half)
                 source += head_bytes
             for head in range(num_kv_heads):
-                _copy(source, words[VALUES] + slot + head * block, head_dim, is_half)
+                _copy(source, words[VALUES] + at + head * block, head_dim, is_half)
                 source += head_bytes
 
     return compile_task(write)
 
 
+def _make_write_bytes(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
+    """A key is rotated in the thread's scratch. Its scale lies in the scales' plane where its bytes lie in theirs."""
+    head_bytes = head_dim * (2 if is_half else 4)
+    source_items, byte_items = int(Items.HALVES if is_half else Items.FLOATS), int(items)
+
+    def write_bytes(words: Any, share: int, worker: int) -> None:
+        step = longs_at(words[STEP])
+        page_size = step[PAGE_SIZE]
+        key = step[SCRATCH] + worker * step[SCRATCH_BYTES]
+        for token in range(share, words[NUM_ROWS], words[NUM_SHARES]):
+            page, slot = _place(step, token)
+            at, scale_at = page * step[PAGE_BYTES], page * step[SCALE_PAGE_BYTES]
+            cos, sin = _turn(words, step, token, head_dim)
+            source = words[QKV] + token * (num_heads + 2 * num_kv_heads) * head_bytes
+            for head in range(num_heads):
+                target = step[QUERIES] + (token * num_heads + head) * head_dim * 4
+                _rotate(source, cos, sin, words[Q_NORM], eps, target, head_dim, is_half, False)
+                source += head_bytes
+            for head in range(num_kv_heads):
+                _rotate(source, cos, sin, words[K_NORM], eps, key, head_dim, is_half, is_half)
+                row = head * page_size + slot
+                target, scale = words[KEYS] + at + row * head_dim, words[KEY_SCALES] + scale_at + row * 4
+                narrow_row(head_dim, source_items, byte_items, key, target, scale)
+                source += head_bytes
+            for head in range(num_kv_heads):
+                row = head * page_size + slot
+                target, scale = words[VALUES] + at + row * head_dim, words[VALUE_SCALES] + scale_at + row * 4
+                narrow_row(head_dim, source_items, byte_items, source, target, scale)
+                source += head_bytes
+
+    return compile_exact_task(write_bytes)
+
+
 @inlined
+def _place(step: Any, token: int) -> tuple[int, int]:
+    """The page and slot of a token's key and value."""
+    place = longs_at(step[SLOTS])[token]
+    table = step[TABLE] + longs_at(step[ROWS])[token] * step[TABLE_STRIDE] * 4
+    return ints_at(table)[place // step[PAGE_SIZE]], place % step[PAGE_SIZE]
+
+
+@inlined
+def _turn(words: Any, step: Any, token: int, head_dim: int) -> tuple[int, int]:
+    """Addresses of the cosines and sines of a token's position."""
+    offset = longs_at(step[POSITIONS])[token] * head_dim * 2
+    return words[COS] + offset, words[SIN] + offset
+
+
+@copied
 def _rotate(
     source: int, cos: int, sin: int, norm: int, eps: float, out: int, head_dim: int, is_half: bool, out_half: bool
 ) -> None:
     """One head: RMS norm if there is a weight, then each (x[d], x[d + D/2]) turned by its angle, in float32."""
     half = head_dim // 2
-    scale = _f32(1.0)
-    if norm != 0:
-        total = _f32(0.0)
-        for d in range(head_dim):
-            x = load(source, d, is_half)
-            total += x * x
-        scale = _f32(1.0) / np.sqrt(total / _f32(head_dim) + _f32(eps))
+    scale = _norm_scale(source, head_dim, eps, is_half) if norm != 0 else _f32(1.0)
     for d in range(half):
         left, right = load(source, d, is_half), load(source, d + half, is_half)
         if norm != 0:
@@ -256,6 +314,16 @@ def _rotate(
         c, s = floats_at(cos)[d], floats_at(sin)[d]
         store(out, d, left * c - right * s, out_half)
         store(out, d + half, right * c + left * s, out_half)
+
+
+@inlined
+def _norm_scale(source: int, head_dim: int, eps: float, is_half: bool) -> np.float32:
+    total = _f32(0.0)
+    for d in range(head_dim):
+        x = load(source, d, is_half)
+        total += x * x
+    scale: np.float32 = _f32(1.0) / np.sqrt(total / _f32(head_dim) + _f32(eps))
+    return scale
 
 
 @inlined

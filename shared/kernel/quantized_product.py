@@ -17,6 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from shared.kernel.items import Items, widened
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
 from shared.kernel.product import (
     BIAS,
@@ -45,7 +46,6 @@ from shared.kernel.team import Team
 
 SCALE = 8
 NUM_WORDS = 9
-EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
 
 
 class QuantizedTileLinear:
@@ -169,17 +169,8 @@ def _bytes_at(builder: Any, address: Any, num_bytes: Any) -> Any:
 
 
 def _float8s(builder: Any, address: Any, num_bytes: Any) -> Any:
-    """16 of them, as the bits of float32. An fp8 number's own bits, in float32's places, stand for a number 2^120 times
-    smaller, denormal ones too."""
-
-    def constant(value: int) -> Any:
-        return ir.Constant(STEPS, [value] * COLUMNS)
-
-    bits = builder.zext(_bytes_at(builder, address, num_bytes), STEPS)
-    sign = builder.shl(builder.and_(bits, constant(0x80)), constant(24))
-    rest = builder.shl(builder.and_(bits, constant(0x7F)), constant(20))
-    small = builder.bitcast(builder.or_(sign, rest), SUMS)
-    return builder.bitcast(builder.fmul(small, ir.Constant(SUMS, [EXPONENT] * COLUMNS)), STEPS)
+    """16 of them, as the bits of float32."""
+    return builder.bitcast(widened(builder, _bytes_at(builder, address, num_bytes), Items.FP8), STEPS)
 
 
 def _one_input(builder: Any, address: Any, is_half: bool) -> Any:

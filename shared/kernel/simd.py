@@ -17,10 +17,12 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from shared.kernel.items import Items, magnitude_bits, narrowed, widened
 from shared.kernel.jit import emit_call, emitted_for_constants
 
 FLOAT, LONG = ir.FloatType(), ir.IntType(64)
 QUERY_REGISTERS, SUM_REGISTERS = 16, 20  # of 32 vector registers: what may hold queries, and what sums
+SMALLEST_SCALE = 2.0**-126  # what rows are divided by at least: float32's smallest normal number
 TREE_QUERIES = 4  # each has up to 5 vectors of parts
 
 
@@ -34,29 +36,31 @@ def score_block(
     typing_context: Any,
     group: Any,
     head_dim: Any,
-    is_half: Any,
+    items: Any,
     queries: Any,
     keys: Any,
+    scales: Any,
     out: Any,
     stride: Any,
     tops: Any,
 ) -> Any:
-    """Products of a group's queries with one block of keys. Constants: group, head_dim, is_half. Addresses:
+    """Products of a group's queries with one block of keys. Constants: group, head_dim, items. Addresses:
 
-    queries (group, D) float32; keys (lanes,) int64 addresses; out: row g of scores is at out + g * stride bytes, lanes
-    float32 are written; tops (group, lanes) float32, raised to the scores where these are larger.
+    queries (group, D) float32; keys and, where items have scales, scales (lanes,) int64 addresses; out: row g of scores
+    is at out + g * stride bytes, lanes float32 are written; tops (group, lanes) float32, raised to the scores where
+    these are larger.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
-        _, _, _, queries_at, keys_at, out_at, stride_bytes, tops_at = args
+        code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
+        _, _, _, queries_at, keys_at, scales_at, out_at, stride_bytes, tops_at = args
         chunk = max(1, QUERY_REGISTERS // code.per_head)
         for first in range(0, group.literal_value, chunk):
             heads = range(first, min(first + chunk, group.literal_value))
             vectors = {g: code.read_floats(queries_at, g * code.head_dim) for g in heads}
             trees: dict[int, list[tuple[int, Any]]] = {g: [] for g in heads}
             for lane in range(code.lanes):
-                key = code.read_items(code.read_long(keys_at, lane))
+                key = code.read_block(keys_at, scales_at, lane)
                 for g in heads:
                     code.push(trees[g], code.dot(vectors[g], key))
             for g in heads:
@@ -65,29 +69,37 @@ def score_block(
                 code.raise_top(tops_at, g, scores)
         return context.get_dummy_value()
 
-    return _block_signature(group, head_dim, is_half, queries, keys, out, stride, tops), codegen
+    return _block_signature((group, head_dim, items), queries, keys, scales, out, stride, tops), codegen
 
 
 @emitted_for_constants
 def weigh_block(
-    typing_context: Any, group: Any, head_dim: Any, is_half: Any, weights: Any, stride: Any, values: Any, sums: Any
+    typing_context: Any,
+    group: Any,
+    head_dim: Any,
+    items: Any,
+    weights: Any,
+    stride: Any,
+    values: Any,
+    scales: Any,
+    sums: Any,
 ) -> Any:
-    """Adds one block of weighted values to a group's sums. Constants: group, head_dim, is_half. Addresses:
+    """Adds one block of weighted values to a group's sums. Constants: group, head_dim, items. Addresses:
 
-    weights: row g is at weights + g * stride bytes, lanes float32; values (lanes,) int64 addresses; sums (group, D)
-    float32, changed in place, value by value in their order.
+    weights: row g is at weights + g * stride bytes, lanes float32; values, scales (lanes,) int64 addresses; sums
+    (group, D) float32, changed in place, value by value in their order.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
-        _, _, _, weights_at, stride_bytes, values_at, sums_at = args
+        code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
+        _, _, _, weights_at, stride_bytes, values_at, scales_at, sums_at = args
         chunk = max(1, SUM_REGISTERS // code.per_head)
         for first in range(0, group.literal_value, chunk):
             heads = range(first, min(first + chunk, group.literal_value))
             totals = {g: code.read_floats(sums_at, g * code.head_dim) for g in heads}
             rows = {g: code.offset(weights_at, builder.mul(stride_bytes, LONG(g))) for g in heads}
             for lane in range(code.lanes):
-                value = code.read_items(code.read_long(values_at, lane))
+                value = code.read_block(values_at, scales_at, lane)
                 for g in heads:
                     weight = code.splat(rows[g], lane)
                     totals[g] = [code.add_product(weight, v, t) for v, t in zip(value, totals[g], strict=True)]
@@ -96,38 +108,38 @@ def weigh_block(
                     code.write(sums_at, g * code.head_dim + j * code.lanes, total)
         return context.get_dummy_value()
 
-    return _block_signature(group, head_dim, is_half, weights, stride, values, sums), codegen
+    return _block_signature((group, head_dim, items), weights, stride, values, scales, sums), codegen
 
 
 @emitted_for_constants
-def turn_block(typing_context: Any, head_dim: Any, is_half: Any, keys: Any, out: Any) -> Any:
-    """Keys of a block, widened: number d of all lanes is vector d. Constants: head_dim, is_half. keys (lanes,) int64
-    addresses; out: address of (D, lanes) float32."""
+def turn_block(typing_context: Any, head_dim: Any, items: Any, keys: Any, scales: Any, out: Any) -> Any:
+    """Keys of a block, widened: number d of all lanes is vector d. Constants: head_dim, items. keys, scales
+    (lanes,) int64 addresses; out: address of (D, lanes) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
-        rows = [code.read_items(code.read_long(args[2], lane)) for lane in range(code.lanes)]
+        code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
+        rows = [code.read_block(args[2], args[3], lane) for lane in range(code.lanes)]
         for j in range(code.per_head):
             for n, vector in enumerate(code.turned([row[j] for row in rows])):
-                code.write(args[3], (j * code.lanes + n) * code.lanes, vector)
+                code.write(args[4], (j * code.lanes + n) * code.lanes, vector)
         return context.get_dummy_value()
 
-    return _block_signature(None, head_dim, is_half, keys, out), codegen
+    return _block_signature((head_dim, items), keys, scales, out), codegen
 
 
 @emitted_for_constants
-def widen_block(typing_context: Any, head_dim: Any, is_half: Any, values: Any, out: Any) -> Any:
-    """Values of a block. Constants: head_dim, is_half. values (lanes,) int64 addresses; out: address of (lanes, D)
-    float32."""
+def widen_block(typing_context: Any, head_dim: Any, items: Any, values: Any, scales: Any, out: Any) -> Any:
+    """Values of a block. Constants: head_dim, items. values, scales (lanes,) int64 addresses; out: address of
+    (lanes, D) float32."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Vectors(builder, head_dim.literal_value, bool(is_half.literal_value))
+        code = _Vectors(builder, head_dim.literal_value, Items(items.literal_value))
         for lane in range(code.lanes):
-            for j, vector in enumerate(code.read_items(code.read_long(args[2], lane))):
-                code.write(args[3], lane * code.head_dim + j * code.lanes, vector)
+            for j, vector in enumerate(code.read_block(args[2], args[3], lane)):
+                code.write(args[4], lane * code.head_dim + j * code.lanes, vector)
         return context.get_dummy_value()
 
-    return _block_signature(None, head_dim, is_half, values, out), codegen
+    return _block_signature((head_dim, items), values, scales, out), codegen
 
 
 @emitted_for_constants
@@ -137,7 +149,7 @@ def score_turned(
     """score_block for the keys that turn_block has left at the address `keys`: the same bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        code = _Vectors(builder, head_dim.literal_value, is_half=False)
+        code = _Vectors(builder, head_dim.literal_value, Items.FLOATS)
         _, _, queries_at, keys_at, out_at, stride_bytes, tops_at = args
         chunks = -(-group.literal_value // TREE_QUERIES)
         size = -(-group.literal_value // chunks)
@@ -155,22 +167,43 @@ def score_turned(
                 code.write(code.offset(out_at, builder.mul(stride_bytes, LONG(g))), 0, trees[g][0][1])
         return context.get_dummy_value()
 
-    return _block_signature(group, head_dim, None, queries, keys, out, stride, tops), codegen
+    return _block_signature((group, head_dim), queries, keys, out, stride, tops), codegen
 
 
-def _block_signature(group: Any, head_dim: Any, is_half: Any, *addresses: Any) -> Any:
-    """None: a constant that the block does not have."""
-    constants = [constant for constant in (group, head_dim, is_half) if constant is not None]
+@emitted_for_constants
+def narrow_row(
+    typing_context: Any, head_dim: Any, source_items: Any, items: Any, row: Any, out: Any, scale: Any
+) -> Any:
+    """One head of floats or halves as bytes, and its scale: the bits of quantized.py, NaN and infinity too. Constants:
+    head_dim, source_items, items. Addresses: the row is read, the others are written."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = _Vectors(builder, head_dim.literal_value, Items(source_items.literal_value))
+        kind = Items(items.literal_value)
+        _, _, _, row_at, out_at, scale_at = args
+        numbers = code.read_items(row_at)
+        code.write_scale(scale_at, builder.fdiv(code.peak(numbers), FLOAT(kind.largest)))
+        unit = code.splat(scale_at, 0)
+        is_tiny = builder.fcmp_ordered("<", unit, code.all(SMALLEST_SCALE))
+        unit = builder.select(is_tiny, code.all(SMALLEST_SCALE), unit)
+        for j, vector in enumerate(numbers):
+            code.write_bytes(out_at, j * code.lanes, narrowed(builder, builder.fdiv(vector, unit), kind))
+        return context.get_dummy_value()
+
+    return _block_signature((head_dim, source_items, items), row, out, scale), codegen
+
+
+def _block_signature(constants: tuple[Any, ...], *addresses: Any) -> Any:
     if not all(isinstance(constant, types.Literal) for constant in constants):
-        raise TypeError("group, head_dim and is_half must be constants where a block is used")
+        raise TypeError("group, head_dim and items must be constants where a block is used")
     return types.void(*constants, *(types.int64 for _ in addresses))
 
 
 class _Vectors:
     """Writes vector code of one block. Indices count float32 (or the pool's items), addresses are int64 values."""
 
-    def __init__(self, builder: Any, head_dim: int, is_half: bool) -> None:
-        self._builder, self._is_half = builder, is_half
+    def __init__(self, builder: Any, head_dim: int, items: Items) -> None:
+        self._builder, self._items = builder, items
         self.head_dim = head_dim
         self.lanes = block_lanes(head_dim)
         self.per_head = head_dim // self.lanes
@@ -195,18 +228,42 @@ class _Vectors:
         """One head of float32."""
         return [self.read(address, first + j * self.lanes) for j in range(self.per_head)]
 
-    def read_items(self, address: Any) -> list[Any]:
-        """One head of the pool, widened to float32: a bfloat16 is the upper half of one."""
-        if not self._is_half:
+    def read_block(self, addresses: Any, scales: Any, lane: int) -> list[Any]:
+        """One head of a block."""
+        scale = self.read_long(scales, lane) if self._items.has_scales else None
+        return self.read_items(self.read_long(addresses, lane), scale)
+
+    def read_items(self, address: Any, scale: Any = None) -> list[Any]:
+        """One head of the pool, widened to float32: a bfloat16 is the upper half of one, a byte has a scale."""
+        if self._items == Items.FLOATS:
             return self.read_floats(address, 0)
-        halves, words = (ir.VectorType(ir.IntType(bits), self.lanes) for bits in (16, 32))
+        size, build = self._items.num_bytes, self._builder
+        narrow, words = (ir.VectorType(ir.IntType(bits), self.lanes) for bits in (8 * size, 32))
+        places = [self._at(address, size * j * self.lanes, narrow) for j in range(self.per_head)]
+        vectors = [build.load(place, align=size) for place in places]
+        if self._items.has_scales:
+            unit = self.splat(scale, 0)
+            return [build.fmul(widened(build, vector, self._items), unit) for vector in vectors]
         upper = ir.Constant(words, [16] * self.lanes)
-        vectors = []
-        for j in range(self.per_head):
-            bits = self._builder.load(self._at(address, 2 * j * self.lanes, halves), align=2)
-            wide = self._builder.shl(self._builder.zext(bits, words), upper)
-            vectors.append(self._builder.bitcast(wide, self._type))
-        return vectors
+        return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
+
+    def peak(self, vectors: list[Any]) -> Any:
+        """The largest magnitude, a scalar; NaN where one is."""
+        build = self._builder
+        top, *others = [magnitude_bits(build, vector) for vector in vectors]
+        for other in others:
+            top = build.select(build.icmp_unsigned(">", other, top), other, top)
+        bits = emit_call(build, f"llvm.vector.reduce.umax.v{self.lanes}i32", ir.IntType(32), [top])
+        return build.bitcast(bits, FLOAT)
+
+    def write_scale(self, address: Any, scale: Any) -> None:
+        self._builder.store(scale, self._at(address, 0, FLOAT), align=4)
+
+    def write_bytes(self, address: Any, index: int, data: Any) -> None:
+        self._builder.store(data, self._at(address, index, data.type), align=1)
+
+    def all(self, value: float) -> Any:
+        return ir.Constant(self._type, [value] * self.lanes)
 
     def splat(self, address: Any, index: int) -> Any:
         """One float32 in every lane."""

@@ -132,10 +132,9 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
         return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
 
     def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
-        if supports(shape) and formats.kv == "auto":
-            return NumbaAttention(shape, dtype, rope, team, local)
-        told = f"heads of {shape.head_dim}" if formats.kv == "auto" else f"KV in {formats.kv}"
-        logging.getLogger(__name__).info("attention runs on plain torch: no kernel for %s", told)
+        if supports(shape):
+            return NumbaAttention(shape, dtype, rope, team, local, DTYPES.get(formats.kv))
+        logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
         return library.make_attention(rope, local)
 
     inner = [config.intermediate_size] + ([] if config.experts is None else [config.experts.intermediate_size])

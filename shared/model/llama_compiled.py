@@ -29,6 +29,7 @@ from shared.kernel.block_product import BlockTileLinear
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
 from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
+from shared.kernel.quantized import DTYPES
 from shared.kernel.scratch import Scratch
 from shared.kernel.shares import MOST_ROWS, TILE_COLUMNS, Work, cut, shares_of
 from shared.kernel.team import Team
@@ -37,7 +38,7 @@ from shared.kv.pool import KVPool
 from shared.model.config import LlamaConfig
 from shared.model.interface import Carried, LayerMarks, ModelInputs, ModelOutput, ModelSpec
 from shared.model.kernels import attention_shape, is_gelu
-from shared.model.llama import KV_PLANE, capped, check_layers, embed_scale, kv_planes
+from shared.model.llama import KV_PLANE, SCALE_PLANE, capped, check_layers, embed_scale, kv_planes
 from shared.model.span import Span, all_layers
 from shared.model.weights import LayerWeights, LlamaWeights
 
@@ -97,11 +98,9 @@ def make_layout(span: Span, captured: tuple[int, ...], has_posts: bool = False) 
     )
 
 
-def obstacle(config: LlamaConfig, spec: ModelSpec, weights: LlamaWeights) -> str | None:
+def obstacle(config: LlamaConfig, weights: LlamaWeights) -> str | None:
     """Why a network can't be one program, None if it can: every product is ours and none has columns filled up, for a
     task's rows are the next one's."""
-    if spec.kv_dtype != "auto":
-        return f"no kernel for KV in {spec.kv_dtype}"
     if config.experts is not None:
         return "experts are chosen as it runs"
     if not attention.supports(attention_shape(config)):
@@ -166,7 +165,8 @@ class CompiledLlama:
         num_tokens, num_outputs = len(inputs.input_ids), len(inputs.logits_idx)
         check_range("input ids", inputs.input_ids, self.config.vocab_size)
         check_range("logits_idx", inputs.logits_idx, num_tokens)
-        self._step.begin(inputs.for_attention(), kv.plane(KV_PLANE))
+        scales = None if self.spec.kv_dtype == "auto" else kv.plane(SCALE_PLANE)
+        self._step.begin(inputs.for_attention(), kv.plane(KV_PLANE), scales)
         self._reserve(max(num_tokens, num_outputs))
         self._fill_step(num_tokens, num_outputs if self._span.is_last else num_tokens)
         ids = inputs.input_ids.contiguous()
@@ -238,7 +238,7 @@ class CompiledLlama:
         norm = blocks.make_norm(config.hidden_size, config.rms_eps, is_half)
         gate = blocks.make_gate(config.intermediate_size, is_half, is_gelu(config))
         post = [blocks.make_rows_norm(config.hidden_size, config.rms_eps, is_half)] * config.style.post_norms
-        attend = attention.make_tasks(attention_shape(config), self._dtype)
+        attend = attention.make_tasks(attention_shape(config), self._dtype, DTYPES.get(self.spec.kv_dtype))
         layers = [self._weights.layers[layer] for layer in self._layers]
         fronts = [[norm, as_task(layer.qkv).task, *attend, *self._capture(index)] for index, layer in enumerate(layers)]
         backs = [

@@ -128,7 +128,7 @@ def assemble(
     if picked.team is not None and as_program:
         from shared.model.llama_compiled import CompiledLlama, obstacle
 
-        reason = obstacle(config, spec, weights)
+        reason = obstacle(config, weights)
         if reason is None:
             program = CompiledLlama(config, spec, weights, picked.team, span)
             return AdaptedModel(program, model) if adapters else program

@@ -1,8 +1,10 @@
 """Where a step of a model on a CPU spends its time: Python before the compiled call, and each kind of task.
 
-    python -m tests.bench.step_parts [--model smollm2] [--weights auto,file] [--threads 1] [--against FOLDER]
+    python -m tests.bench.step_parts [--model smollm2] [--weights auto,file] [--kv auto,int8] [--threads 1]
+                                     [--steps "decode 8,prefill 512"] [--against FOLDER]
 
-Steps: prefill of one prompt of 512 and of 1,500 tokens, decode at batch 1, 8 and 32 behind 128 tokens. Minima of some
+Steps: prefill of one prompt of 512 and of 1,500 tokens, decode at batch 1, 8 and 32 behind 128 and behind 1,500 tokens.
+A model that is not one program has no kinds of task. Minima of some
 rounds, ms; of one thread the processor's time, of several the clock's. With --against, the tree in that folder takes
 turns with this one, a process each, and its time over ours is printed too: a busy machine hurts both.
 """
@@ -10,6 +12,7 @@ turns with this one, a process each, and its time over ours is printed too: a bu
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = {"prefill 512": (1, 0, 512), "prefill 1500": (1, 0, 1500)} | {f"decode {n}": (n, 128, 1) for n in (1, 8, 32)}
+STEPS |= {f"decode {n} behind 1500": (n, 1500, 1) for n in (1, 8, 32)}
 PAGE_SIZE = 16
 KINDS = ("norm", "qkv", "write", "attend", "out", "mlp_norm", "gate_up", "gate", "down", "head")
 
@@ -44,7 +48,9 @@ class Timed:
             before = after
 
 
-def measure(model: Any, num_rows: int, context: int, count: int, rounds: int) -> dict[str, float]:
+def measure(
+    model: Any, num_rows: int, context: int, count: int, rounds: int, clock: Callable[[], float]
+) -> dict[str, float]:
     """Minima in ms: whole, Python before the call, and each kind of task."""
     import torch
 
@@ -54,9 +60,10 @@ def measure(model: Any, num_rows: int, context: int, count: int, rounds: int) ->
     length = context + count
     per_row = -(-length // PAGE_SIZE)
     pool = KVPool(model.kv_planes(PAGE_SIZE), 1 + num_rows * per_row, PAGE_SIZE)
+    for plane in pool.planes:  # memory that was never written is one page for all
+        pool.plane(plane.name).fill_(1)
     table = torch.arange(1, 1 + num_rows * per_row, dtype=torch.int32).view(num_rows, per_row)
-    program, found = model._program, []
-    clock = time.thread_time if model._team.size == 1 else time.perf_counter
+    program, found = getattr(model, "_program", None), []
     for turn in range(2 * rounds + 2):
         ids = torch.randint(100, 40_000, (num_rows * count,), generator=torch.Generator().manual_seed(turn))
         inputs = ModelInputs(
@@ -68,17 +75,15 @@ def measure(model: Any, num_rows: int, context: int, count: int, rounds: int) ->
             max_q_len=count,
             max_seq_len=length,
         )
-        model._program = timed = Timed(model, clock) if turn % 2 else program
+        timed = Timed(model, clock) if turn % 2 and program is not None else None
+        model._program = timed or program
         before = clock()
         model.forward(inputs, pool)
         whole = clock() - before
         model._program = program
-        if turn % 2:
-            found.append({"python": timed.begun - before, **timed.seconds})
-        else:
-            found.append({"whole": whole})
+        found.append({"whole": whole} if timed is None else {"python": timed.begun - before, **timed.seconds})
     names = ("whole", "python", *KINDS, "other")
-    return {name: 1e3 * min(turn[name] for turn in found[2:] if name in turn) for name in names}
+    return {name: 1e3 * min(ms) for name in names if (ms := [turn[name] for turn in found[2:] if name in turn])}
 
 
 def measure_all(args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -89,13 +94,14 @@ def measure_all(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     from shared.model.opened import LoadOptions
 
     torch.set_num_threads(args.threads)
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
     rows = {}
     with torch.inference_mode():
-        for weights in args.weights.split(","):
-            options = LoadOptions(args.dtype, threads=args.threads, formats=Formats(weights=weights))
+        for weights, kv in itertools.product(args.weights.split(","), args.kv.split(",")):
+            options = LoadOptions(args.dtype, threads=args.threads, formats=Formats(kv, weights))
             model = load_model(args.model, options)
-            for name, step in STEPS.items():
-                rows[f"{weights}: {name}"] = measure(model, *step, args.rounds)
+            for name in args.steps.split(","):
+                rows[f"{weights}, KV {kv}: {name}"] = measure(model, *STEPS[name], args.rounds, clock)
     return rows
 
 
@@ -116,7 +122,8 @@ def report(rows: dict[str, dict[str, float]], others: dict[str, dict[str, float]
     for name, row in rows.items():
         print(name)
         for part, ms in row.items():
-            beside = f"{others[name][part]:10.3f} there   x{others[name][part] / ms:.2f}" if others and ms else ""
+            there = others.get(name, {}).get(part)
+            beside = f"{there:10.3f} there   x{there / ms:.2f}" if there and ms else ""
             print(f"    {part:10}{ms:10.3f}{beside}")
 
 
@@ -125,6 +132,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--weights", default="auto,file", help="formats, as in --weight-dtype")
+    parser.add_argument("--kv", default="auto", help="formats, as in --kv-dtype")
+    parser.add_argument("--steps", default=",".join(STEPS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="processes of each tree, with --against")
@@ -143,6 +152,7 @@ def main() -> None:
             report(rows, {})
         return
     argv = ["--model", args.model, "--dtype", args.dtype, "--weights", args.weights, "--json"]
+    argv += ["--kv", args.kv, "--steps", args.steps]
     argv += ["--threads", str(args.threads), "--rounds", str(args.rounds)]
     ours: dict[str, dict[str, float]] = {}
     theirs: dict[str, dict[str, float]] = {}

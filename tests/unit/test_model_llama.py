@@ -11,6 +11,7 @@ import transformers
 
 from shared.kernel.product import supports
 from shared.model.interface import LayerMarks, ModelInputs
+from shared.model.kernels import Formats
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
@@ -177,14 +178,15 @@ def test_hidden_is_what_the_head_reads(llama: tuple[transformers.PreTrainedModel
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", ["auto", "int8", "fp8"])
+def test_one_program_has_the_bits_of_separate_kernels(kv: str, dtype: str, threads: int, tmp_path: Path) -> None:
     save("qwen3-whole", tmp_path)
-    model = load_model(str(tmp_path), LoadOptions(dtype, threads=threads))
+    model = load_model(str(tmp_path), LoadOptions(dtype, threads=threads, formats=Formats(kv)))
     if not supports(128, getattr(torch, dtype)):
         pytest.skip("our products don't run on this processor")
     assert isinstance(model, CompiledLlama)
     program = Rows(model, 2, 16)
-    separate = Rows(load_model(str(tmp_path), LoadOptions(dtype, kernels="separate")), 2, 16)
+    separate = Rows(load_model(str(tmp_path), LoadOptions(dtype, kernels="separate", formats=Formats(kv))), 2, 16)
     ids = prompt(60)
     for chunks, wanted in (
         ({0: ids[:40]}, [39]),
@@ -193,7 +195,9 @@ def test_one_program_has_the_bits_of_separate_kernels(dtype: str, threads: int, 
         ({0: ids[41:42], 1: ids[30:31]}, None),
     ):
         assert torch.equal(program.step(chunks, wanted), separate.step(chunks, wanted))
-    assert torch.equal(program.pool.plane("kv").nan_to_num(), separate.pool.plane("kv").nan_to_num())
+    for plane in program.pool.planes:
+        got, want = (rows.pool.plane(plane.name).float().nan_to_num() for rows in (program, separate))
+        assert torch.equal(got, want)
 
 
 class Watch(LayerMarks):

@@ -14,6 +14,7 @@ import transformers
 from shared.kv.pool import KVPool
 from shared.model.hashlm.model import HashLM
 from shared.model.interface import Model, ModelInputs
+from shared.model.kernels import Formats
 from shared.model.llama import LlamaModel
 from shared.model.llama_compiled import CompiledLlama
 from shared.model.load import load_model
@@ -75,13 +76,14 @@ class Row:
 def make(kind: str, folder: Path) -> Model:
     if kind == "hashlm":
         return HashLM()
-    model = load_model(str(folder), LoadOptions("float32", kernels="torch" if kind == "torch" else "auto"))
-    assert isinstance(model, CompiledLlama if kind == "compiled" else LlamaModel)
+    kernels, formats = "torch" if kind == "torch" else "auto", Formats("int8" if "int8" in kind else "auto")
+    model = load_model(str(folder), LoadOptions("float32", kernels=kernels, formats=formats))
+    assert isinstance(model, LlamaModel if kind == "torch" else CompiledLlama)
     return model
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("kind", ["hashlm", "torch", "compiled"])
+@pytest.mark.parametrize("kind", ["hashlm", "torch", "compiled", "compiled, int8"])
 def test_every_node_is_its_path_run_as_a_chain(kind: str, page_size: int, folder: Path) -> None:
     model = make(kind, folder)
     for seed in range(4):

@@ -14,6 +14,7 @@ import torch
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
 from shared.engine.drafter import Drafter
+from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
@@ -29,6 +30,7 @@ SAMPLINGS = (
     SamplingParams(40, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.4, num_logprobs=0),
     SamplingParams(40, temperature=0.8, top_p=0.9, presence_penalty=0.5),
 )
+KINDS = {"torch": ("torch", "auto"), "program": ("auto", "auto"), "program, int8 KV": ("auto", "int8")}
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +42,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, head
 
 
-def make(folders: tuple[Path, Path], kernels: str, page_size: int, width: int, drafter: Drafter | str) -> NodeCore:
+def make(folders: tuple[Path, Path], kind: str, page_size: int, width: int, drafter: Drafter | str) -> NodeCore:
     target, folder = folders
-    model = load_model(str(target), LoadOptions("float32", kernels=kernels))
+    kernels, kv = KINDS[kind]
+    model = load_model(str(target), LoadOptions("float32", kernels=kernels, formats=Formats(kv)))
+    assert getattr(model, "is_program", False) == (kernels == "auto")
     if drafter == "eagle":
         head = load_eagle_head(str(folder), str(target), model, kernels=kernels)  # type: ignore[arg-type]
         model.capture_aux(head.aux_layers)  # type: ignore[attr-defined]
@@ -66,15 +70,15 @@ def run(core: NodeCore, todo: list[Job]) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_streams_of_a_real_network_are_those_of_plain_decoding(kernels: str, folders: tuple[Path, Path]) -> None:
-    plain = run(make(folders, kernels, 16, 1, "none"), jobs()).streams
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_of_a_real_network_are_those_of_plain_decoding(kind: str, folders: tuple[Path, Path]) -> None:
+    plain = run(make(folders, kind, 16, 1, "none"), jobs()).streams
     assert all(len(stream) == 40 for stream in plain.values())
     for page_size in (1, 16):
         trees = RandomTrees(jobs(), page_size, plain)
-        core = make(folders, kernels, page_size, 8, trees)
+        core = make(folders, kind, page_size, 8, trees)
         process = core.scheduler.process
         core.scheduler.process = lambda result, p=process, t=trees: (t.check(result), p(result))  # type: ignore[method-assign]
         assert run(core, jobs()).streams == plain
         assert trees.num_checked > 30 and trees.num_moved > 10
-    assert run(make(folders, kernels, 16, 8, "eagle"), jobs()).streams == plain
+    assert run(make(folders, kind, 16, 8, "eagle"), jobs()).streams == plain

@@ -1,0 +1,101 @@
+"""What the numbers in a page of KV are, and the bytes among them as vector code.
+
+Bytes are those of quantized.py: a scale per row maps its largest magnitude to the largest byte. What is written here
+has the same bits as there, so nodes with and without compiled kernels fill pages alike.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+from llvmlite import ir
+
+from shared.kernel.quantized import LARGEST
+
+EXPONENT = 2.0**120  # between the exponents of fp8 and of float32
+ROUNDING = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits, ties to even
+MAGNITUDE = 0x7FFFFFFF
+TOO_LARGE = 1087 << 20  # bits of 480: from here on fp8 has no number
+SMALLEST_NORMAL = 121 << 23  # bits of 2^-6
+DENORMAL = 141 << 23  # bits of 2^14, whose last place is fp8's smallest step
+
+
+class Items(IntEnum):
+    """A constant of compiled code."""
+
+    FLOATS = 0
+    HALVES = 1  # bfloat16
+    INT8 = 2
+    FP8 = 3  # e4m3
+
+    @property
+    def num_bytes(self) -> int:
+        return (4, 2, 1, 1)[self]
+
+    @property
+    def has_scales(self) -> bool:
+        return self >= Items.INT8
+
+    @property
+    def largest(self) -> float:
+        """Return what the largest magnitude of a row of bytes becomes."""
+        return LARGEST[torch.int8 if self == Items.INT8 else torch.float8_e4m3fn]
+
+
+ITEMS = {
+    torch.float32: Items.FLOATS,
+    torch.bfloat16: Items.HALVES,
+    torch.int8: Items.INT8,
+    torch.float8_e4m3fn: Items.FP8,
+}
+
+
+def widened(builder: Any, data: Any, items: Items) -> Any:
+    """A vector of bytes -> their numbers, float32, without the scale."""
+    words, floats = _words(data.type.count), ir.VectorType(ir.FloatType(), data.type.count)
+    if items == Items.INT8:
+        return builder.sitofp(builder.sext(data, words), floats)
+    # An fp8 number's own bits, in float32's places, stand for a number 2^120 times smaller, denormal ones too.
+    bits = builder.zext(data, words)
+    sign = builder.shl(builder.and_(bits, _all(words, 0x80)), _all(words, 24))
+    rest = builder.shl(builder.and_(bits, _all(words, 0x7F)), _all(words, 20))
+    small = builder.bitcast(builder.or_(sign, rest), floats)
+    return builder.fmul(small, _all(floats, EXPONENT))
+
+
+def narrowed(builder: Any, numbers: Any, items: Items) -> Any:
+    """A vector of float32, already divided by the scale -> bytes, nearest, ties to even. What is no number becomes 0 in
+    int8: its row's scale is none either."""
+    words, data = _words(numbers.type.count), ir.VectorType(ir.IntType(8), numbers.type.count)
+    if items == Items.INT8:
+        shifted = builder.fadd(numbers, _all(numbers.type, ROUNDING))
+        return builder.trunc(builder.bitcast(shifted, words), data)
+    bits = builder.bitcast(numbers, words)
+    rest = builder.and_(bits, _all(words, MAGNITUDE))
+    sign = builder.lshr(builder.xor(bits, rest), _all(words, 24))
+    is_odd = builder.and_(builder.lshr(rest, _all(words, 20)), _all(words, 1))
+    half_a_step = _all(words, (((7 - 127) << 23) + 0x7FFFF) & 0xFFFFFFFF)  # and the exponent moved to fp8's
+    normal = builder.lshr(builder.add(builder.add(rest, half_a_step), is_odd), _all(words, 20))
+    step = builder.bitcast(_all(words, DENORMAL), numbers.type)
+    denormal = builder.fadd(builder.bitcast(rest, numbers.type), step)
+    denormal = builder.sub(builder.bitcast(denormal, words), _all(words, DENORMAL))
+    is_small = builder.icmp_unsigned("<", rest, _all(words, SMALLEST_NORMAL))
+    byte = builder.select(is_small, denormal, normal)
+    byte = builder.select(builder.icmp_unsigned(">=", rest, _all(words, TOO_LARGE)), _all(words, 0x7F), byte)
+    return builder.trunc(builder.or_(byte, sign), data)
+
+
+def magnitude_bits(builder: Any, numbers: Any) -> Any:
+    """Bits of |x| as integers, which are ordered as the magnitudes are, and NaN above all."""
+    words = _words(numbers.type.count)
+    return builder.and_(builder.bitcast(numbers, words), _all(words, MAGNITUDE))
+
+
+def _words(count: int) -> Any:
+    return ir.VectorType(ir.IntType(32), count)
+
+
+def _all(kind: Any, value: float) -> Any:
+    return ir.Constant(kind, [value] * kind.count)
