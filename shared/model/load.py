@@ -28,6 +28,7 @@ from shared.model.kernels import Kernels, pick_kernels
 from shared.model.llama import LlamaModel
 from shared.model.lora import AdaptedModel, Adapter, LlamaLike, load_adapter
 from shared.model.opened import AS_GIVEN, DTYPES, WINDOW_SLACK, EncoderFolder, LoadOptions, OpenedModel, open_named
+from shared.model.packed_weights import map_weights
 from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
@@ -92,8 +93,10 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    form = opened.options.formats.weights
-    weights = load_weights(opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form)
+    form, packed = opened.options.formats.weights, map_weights(opened, make)
+    weights = load_weights(
+        opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed
+    )
     folders = opened.folders.values()
     adapters = [load_adapter(folder.pairs, config, dtype, device, make.make_linear) for folder in folders]
     spec, as_program = opened.spec(), opened.options.kernels == "auto"
