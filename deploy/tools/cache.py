@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shared.config.cache_folder import packed_folder
 from shared.core.errors import ConfigError
-from shared.model.packed_folder import Listed, PackedFolder, PackedRefused
+
+if TYPE_CHECKING:
+    from shared.model.packed_folder import Listed
 
 MIB = 1 << 20
 DESCRIPTION = """\
@@ -27,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """ConfigError where the folder can't be read, or is not this user's alone."""
+    from shared.model.packed_folder import PackedFolder, PackedRefused  # it loads xxhash, which routers lack
+
     try:
         folder = PackedFolder(packed_folder(), 0)
         found = folder.listed() if args.action == "list" else folder.clear()

@@ -64,20 +64,21 @@ class MappedWeights:
         return flat.view(entry.shape)
 
 
-def map_weights(opened: OpenedModel, kernels: Kernels) -> MappedWeights | None:
-    """Return the model's packed weights, which are made if need be; None where they are not kept in a file."""
+def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
+    """Return the model's packed weights, which are made if need be; None where they are not kept in a file.
+    `weights_hash`: the model's own, as ModelSpec has it."""
     folder, packing = opened.options.packed, kernels.packing
     if folder is None or packing is None:
         return None
-    key, need = key_of(opened), opened.weights_bytes(opened.source.config)
+    key, need = key_of(opened, weights_hash), opened.weights_bytes(opened.source.config)
     file = folder.take(key, need, lambda writer: write_weights(writer, opened, packing, key))
     return None if file is None else MappedWeights(file, packing)
 
 
-def key_of(opened: OpenedModel) -> PackedKey:
+def key_of(opened: OpenedModel, weights_hash: str) -> PackedKey:
     about = {
         "model": opened.source.config.name,
-        "content": opened.source.content_hash(),
+        "content": weights_hash,
         "dtype": opened.options.dtype,
         "weights": opened.options.formats.weights,
         "processor": xxhash.xxh3_64_hexdigest(processor().encode()),
@@ -109,7 +110,7 @@ def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, k
         if packed is not None:
             add_product(writer, product.name, packed)
     add_tensor(writer, EMBED, source.tensor(EMBED).to(dtype))
-    if source.content_hash() != key.about["content"]:
+    if opened.spec().weights_hash != key.about["content"]:
         raise PackedRefused("the model's files have changed while they were read")
 
 

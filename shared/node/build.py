@@ -83,6 +83,11 @@ class Loaded:
     stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
     packed: PackedFolder | None = None  # whose files its weights may be in
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the memory that holds mapped weights, which the system takes for free."""
+        return 0 if self.packed is None else self.packed.mapped_bytes
+
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
     """Exit code of the process. Raises ConfigError for what the person who typed it can mend."""
@@ -149,7 +154,13 @@ def build_core(
     cores.take(device, log)
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
-    log.info("model loaded", model=loaded.model.spec.name, ranks=size, stages=num_stages, seconds=seconds)
+    told = {
+        "model": loaded.model.spec.name,
+        "ranks": size,
+        "stages": num_stages,
+        "mapped_mib": loaded.mapped_bytes >> 20,
+    }
+    log.info("model loaded", **told, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
     on_start = partial(torch.set_num_threads, cores.threads)
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)
@@ -190,11 +201,10 @@ def measured_plan(
 ) -> MemoryPlan:
     """Plan the node's memory by what is free. `make_least`: a core with a pool of two pages, to measure
     steps on a GPU."""
-    mapped_bytes = 0 if loaded.packed is None else loaded.packed.mapped_bytes
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
-    available = psutil.virtual_memory().available - mapped_bytes  # which the system takes for free
+    available = psutil.virtual_memory().available - loaded.mapped_bytes
     plan = plan_memory(parts, max_context, num_bytes, depth, device, available, use)
     log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
     if use is not None:
@@ -373,6 +383,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     core.take_events()
     core.kv.flush_cache()
     gc.freeze()  # what lives from here to the end need not be looked at by every collection
+    give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup, file_store
-from shared.device.malloc import keep_freed_memory
+from shared.device.malloc import give_freed_memory_back, keep_freed_memory
 from shared.kv.layout import PlaneSpec, page_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.interface import Model
@@ -29,6 +29,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     tell(orders, Done())
     group = RankGroup(file_store(start.store, start.size), start.rank, start.size, start.load_s)
     model = load(start, group, threads)
+    give_freed_memory_back()
     pages = hear(orders, Pages)
     if pages is None:
         return

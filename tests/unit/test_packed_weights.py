@@ -17,7 +17,7 @@ from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions, OpenedModel, open_named
-from shared.model.packed_folder import PackedFolder
+from shared.model.packed_folder import PackedFolder, PackedKey
 from shared.model.packed_weights import key_of
 from shared.model.pipeline import load_pipeline
 from tests.support import tiny_gguf
@@ -92,6 +92,10 @@ def test_products_that_no_kernel_takes_come_from_the_model(tmp_path: Path, monke
     loaded_twice(model, LoadOptions("float32"), tmp_path)
 
 
+def key_of_model(found: OpenedModel) -> PackedKey:
+    return key_of(found, found.spec().weights_hash)
+
+
 def opened(name: Path, **changes: object) -> OpenedModel:
     found = open_named(str(name), replace(LoadOptions("float32"), **changes))  # type: ignore[arg-type]
     assert isinstance(found, OpenedModel)
@@ -100,16 +104,16 @@ def opened(name: Path, **changes: object) -> OpenedModel:
 
 def test_the_key_has_all_that_changes_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = write_tiny_llama(tmp_path / "one"), write_tiny_llama(tmp_path / "two", layers=2)
-    same = key_of(opened(model))
-    assert key_of(opened(model, max_context=64, threads=2)) == same
-    others = [key_of(opened(other)), key_of(opened(model, dtype="bfloat16"))]
-    others += [key_of(opened(model, formats=Formats(weights=form))) for form in ("int8", "fp8")]
+    same = key_of_model(opened(model))
+    assert key_of_model(opened(model, max_context=64, threads=2)) == same
+    others = [key_of_model(opened(other)), key_of_model(opened(model, dtype="bfloat16"))]
+    others += [key_of_model(opened(model, formats=Formats(weights=form))) for form in ("int8", "fp8")]
     monkeypatch.setattr(packed_weights, "processor", lambda: "another")
-    others.append(key_of(opened(model)))
+    others.append(key_of_model(opened(model)))
     assert len({key.slot for key in [same, *others]}) == 6
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    assert key_of(opened(model)).slot not in {key.slot for key in [same, *others]}
+    assert key_of_model(opened(model)).slot not in {key.slot for key in [same, *others]}
 
 
 def test_the_code_is_what_packs_and_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
