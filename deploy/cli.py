@@ -16,6 +16,7 @@ from deploy.cluster.restart import start_again
 from deploy.cluster.restart_policy import EXIT_CONFIG
 from deploy.hub.local_model import with_local_model, with_local_text
 from deploy.ray import command as on_ray
+from deploy.tools import cache
 from deploy.tools.doctor import command as doctor
 from deploy.tools.generate import command as generate
 from deploy.tools.head import command as head
@@ -112,6 +113,9 @@ class Tool:
 TOOLS = {
     "admin": Tool(
         "look at nodes, drain or restart them, change their role", admin.EXAMPLES, admin.add_arguments, admin.run
+    ),
+    "cache": Tool(
+        "list and remove packed weights, which nodes keep on disk", cache.DESCRIPTION, cache.add_arguments, cache.run
     ),
     "doctor": Tool(
         "what is wrong with a cluster and this machine, and what to do",

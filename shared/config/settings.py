@@ -91,6 +91,14 @@ class MemoryConfig:
     max_pinned_fraction: float = option(
         0.5, "prefill node: most of its pages that may wait for a decode node", low=0.05, high=1.0
     )
+    packed_bytes: int = option(
+        20480 * MIB,
+        "CPU: weights are packed once, into a file that all nodes of this machine map; most bytes of such files (see "
+        "`baton cache`), the one used longest ago goes first; 0: each node packs its own",
+        low=0,
+        is_bytes=True,
+        metavar="SIZE",
+    )
     offload_bytes: int = option(
         0,
         "host memory for KV pages that leave the pool, as 2GiB: cached prompts, and requests that gave their memory "

@@ -32,6 +32,7 @@ from shared.kernel.jit import (
     emitted_for_constants,
     processor_features,
 )
+from shared.kernel.packed import Packed, of_columns
 from shared.kernel.product import (
     BIAS,
     BLOCKS,
@@ -69,27 +70,19 @@ def packable(form: BlockFormat) -> BlockFormat:
 
 
 class BlockTileLinear:
-    """x (M, in) -> (M, out), fresh, contiguous; of one dtype, bfloat16 or float32; the result of either. Keeps its own
-    packed copy of the weight."""
+    """x (M, in) -> (M, out), fresh, contiguous; of one dtype, bfloat16 or float32; the result of either. `packed`: what
+    `pack` returns."""
 
     def __init__(
-        self,
-        weight: BlockWeights,
-        bias: torch.Tensor | None,
-        team: Team,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype | None = None,
-        dot: Dot | None = None,
+        self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None, dot: Dot | None = None
     ) -> None:
         """`dot`: the processor's best one if not given."""
-        self.out_features, self.in_features = weight.shape
-        self.format, self._team = packable(weight.format), team
-        self._packed = pack(weight, self.format)
-        self._bias = torch.zeros(len(self._packed) * TILE_COLUMNS)
-        if bias is not None:
-            self._bias[: self.out_features] = bias
-        self.out_dtype = out_dtype or dtype
-        halves = dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
+        assert packed.form is not None
+        self.out_features, self.in_features = packed.shape
+        self.format, self._team = packed.form, team
+        self._packed, self._bias = packed.weight, packed.bias
+        self.out_dtype = out_dtype or packed.dtype
+        halves = packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16
         self.task = make_task(self.format, *halves, best_dot(processor_features()) if dot is None else dot)
         row_bytes = row_bytes_of(self.in_features, self.format.block)
         self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=True)
@@ -128,7 +121,14 @@ class BlockTileLinear:
         return self.cut(out)
 
 
-def pack(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
+def pack(weight: BlockWeights, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    """`dtype`: of x."""
+    form = packable(weight.format)
+    tiles = pack_tiles(weight, form)
+    return Packed(weight.shape, dtype, tiles, of_columns(bias, len(tiles)), form=form)
+
+
+def pack_tiles(weight: BlockWeights, form: BlockFormat) -> torch.Tensor:
     """(tiles, blocks of k, bytes) uint8; outputs filled up to whole tiles with 0. `form`: of what is packed."""
     num_columns, num_inputs = weight.shape
     tiles, depth, quads = -(-num_columns // TILE_COLUMNS), num_inputs // form.block, form.block // 4

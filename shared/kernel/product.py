@@ -33,6 +33,7 @@ from shared.kernel.jit import (
     inlined,
     processor_features,
 )
+from shared.kernel.packed import Packed, of_columns
 from shared.kernel.program import Program
 from shared.kernel.shares import TILE_COLUMNS, Work, cut
 from shared.kernel.team import Team
@@ -59,19 +60,14 @@ def supports(num_inputs: int, dtype: torch.dtype) -> bool:
 
 class TileLinear:
     """x (M, in) -> (M, out), fresh, contiguous; x and weight of one dtype, bfloat16 or float32, the result of either.
-    Keeps its own packed copy of the weight."""
+    `packed`: what `pack` returns."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, team: Team, out_dtype: torch.dtype | None = None
-    ) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._packed = pack(weight)
-        self._bias = torch.zeros(self._packed.shape[0] * TILE_COLUMNS)
-        if bias is not None:
-            self._bias[: self.out_features] = bias
-        self.out_dtype = out_dtype or weight.dtype
-        self.task = make_task(weight.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
-        row_bytes = self.in_features * weight.itemsize
+    def __init__(self, packed: Packed, team: Team, out_dtype: torch.dtype | None = None) -> None:
+        self.out_features, self.in_features = packed.shape
+        self._packed, self._bias = packed.weight, packed.bias
+        self.out_dtype = out_dtype or packed.dtype
+        self.task = make_task(packed.dtype == torch.bfloat16, self.out_dtype == torch.bfloat16)
+        row_bytes = self.in_features * packed.dtype.itemsize
         self._team = team
         self.work = Work(len(self._packed), self.in_features, row_bytes, MOST_ROWS, is_rounded=False)
         self._program = Program(team, [self.task], np.zeros((1, NUM_WORDS), np.int64))
@@ -106,7 +102,12 @@ class TileLinear:
         return self.cut(out)
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    tiles = pack_tiles(weight)
+    return Packed((weight.shape[0], weight.shape[1]), weight.dtype, tiles, of_columns(bias, len(tiles)))
+
+
+def pack_tiles(weight: torch.Tensor) -> torch.Tensor:
     """(out, in) -> (tiles, in, 64, 1), of bfloat16 (tiles, in / 2, 64, 2); `out` filled up to whole tiles with 0."""
     num_columns, num_inputs = weight.shape
     together = 2 if weight.dtype == torch.bfloat16 else 1

@@ -19,6 +19,7 @@ from numba.core import cgutils
 
 from shared.kernel.items import Items, widened
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES, compile_task, emit_prefetch, emitted_for_constants
+from shared.kernel.packed import Packed, of_columns
 from shared.kernel.product import (
     BIAS,
     BLOCKS,
@@ -49,19 +50,14 @@ NUM_WORDS = 9
 
 
 class QuantizedTileLinear:
-    """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16; keeps its own packed bytes of the weight."""
+    """A Linear: x (M, in) -> (M, out), both float32 or both bfloat16. `packed`: what `pack` returns."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, team: Team) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._dtype = weight.dtype
-        data, scale = quantize(weight, torch.float8_e4m3fn)
-        self._packed = pack_bytes(data)
-        padded = len(self._packed) * TILE_COLUMNS
-        self._scale, self._bias = torch.zeros(padded), torch.zeros(padded)
-        self._scale[: self.out_features] = scale
-        if bias is not None:
-            self._bias[: self.out_features] = bias
-        task = make_byte_task(weight.dtype == torch.bfloat16)
+    def __init__(self, packed: Packed, team: Team) -> None:
+        assert packed.scale is not None
+        self.out_features, self.in_features = packed.shape
+        self._dtype = packed.dtype
+        self._packed, self._scale, self._bias = packed.weight, packed.scale, packed.bias
+        task = make_byte_task(packed.dtype == torch.bfloat16)
         self._program = Program(team, [task], np.zeros((1, NUM_WORDS), np.int64))
         words = self._program.words[0]
         words[NUM_TILES], words[DEPTH] = self._packed.shape[:2]
@@ -74,6 +70,13 @@ class QuantizedTileLinear:
         words[NUM_ROWS], words[X], words[OUT] = len(x), x.data_ptr(), out.data_ptr()
         self._program.run()
         return out if out.shape[1] == self.out_features else out[:, : self.out_features].contiguous()
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
+    data, scale = quantize(weight, torch.float8_e4m3fn)
+    tiles = pack_bytes(data)
+    shape = weight.shape[0], weight.shape[1]
+    return Packed(shape, weight.dtype, tiles, of_columns(bias, len(tiles)), of_columns(scale, len(tiles)))
 
 
 def pack_bytes(data: torch.Tensor) -> torch.Tensor:

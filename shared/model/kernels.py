@@ -25,6 +25,7 @@ from shared.kernel.linear import (
     WeightFactory,
     pick_linear,
 )
+from shared.kernel.packed import Packed
 from shared.kernel.quantized import DTYPES
 from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
@@ -39,6 +40,17 @@ class Formats:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """A product in two steps."""
+
+    pack: Callable[
+        [Weight, torch.Tensor | None, bool], Packed | None
+    ]  # the flag: the head; None: the library's product
+    unpack: Callable[[Packed], Linear]
+    unpack_head: Callable[[Packed], Head]
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     make_weight: WeightFactory  # a layer's products
     make_linear: LinearFactory  # others: adapters, draft heads
@@ -46,6 +58,7 @@ class Kernels:
     make_attention: Callable[[RopeTables, RopeTables | None], AttentionBackend]  # of all layers, or of two kinds
     blocks: BlockKernels
     team: Team | None = None  # of the compiled ones
+    packing: Packing | None = None  # of those, too
 
 
 AS_DTYPE = Formats()
@@ -105,31 +118,23 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
     """What ours don't take (an odd size, an older processor) the library does."""
     from shared.kernel import product
     from shared.kernel.attention_numba import NumbaAttention, supports
-    from shared.kernel.block_product import BlockTileLinear
     from shared.kernel.blocks_numba import NumbaBlocks
-    from shared.kernel.quantized_product import QuantizedTileLinear
 
     library = library_kernels(config, dtype, torch.device("cpu"), formats)
+    packing = compiled_packing(dtype, team, formats)
     shape = attention_shape(config)
 
     def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         ours = product.supports(weight.shape[1], dtype)
-        return product.TileLinear(weight, bias, team) if ours else library.make_linear(weight, bias)
+        return product.TileLinear(product.pack(weight, bias), team) if ours else library.make_linear(weight, bias)
 
     def make_weight(weight: Weight, bias: torch.Tensor | None) -> Linear:
-        if isinstance(weight, BlockWeights):
-            return BlockTileLinear(weight, bias, team, dtype)
-        if formats.weights != "fp8":
-            return make_linear(weight, bias)
-        if not product.supports(weight.shape[1], torch.float32):
-            return library.make_weight(weight, bias)
-        return QuantizedTileLinear(weight, bias, team)
+        packed = packing.pack(weight, bias, False)
+        return library.make_weight(weight, bias) if packed is None else packing.unpack(packed)
 
     def make_head(weight: Weight) -> Head:
-        if isinstance(weight, BlockWeights):
-            return BlockTileLinear(weight, None, team, dtype, torch.float32)
-        ours = product.supports(weight.shape[1], dtype)
-        return product.TileLinear(weight, None, team, torch.float32) if ours else library.make_head(weight)
+        packed = packing.pack(weight, None, True)
+        return library.make_head(weight) if packed is None else packing.unpack_head(packed)
 
     def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
         if supports(shape):
@@ -139,7 +144,28 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
 
     inner = [config.intermediate_size] + ([] if config.experts is None else [config.experts.intermediate_size])
     blocks = NumbaBlocks(config.hidden_size, tuple(inner), config.rms_eps, dtype, team, is_gelu(config))
-    return Kernels(make_weight, make_linear, make_head, make_attention, blocks, team)
+    return Kernels(make_weight, make_linear, make_head, make_attention, blocks, team, packing)
+
+
+def compiled_packing(dtype: torch.dtype, team: Team, formats: Formats) -> Packing:
+    from shared.kernel import block_product, product, quantized_product
+
+    def pack(weight: Weight, bias: torch.Tensor | None, is_head: bool) -> Packed | None:
+        if isinstance(weight, BlockWeights):
+            return block_product.pack(weight, bias, dtype)
+        num_inputs = weight.shape[1]
+        if is_head or formats.weights != "fp8":
+            return product.pack(weight, bias) if product.supports(num_inputs, dtype) else None
+        return quantized_product.pack(weight, bias) if product.supports(num_inputs, torch.float32) else None
+
+    def unpack(packed: Packed, out_dtype: torch.dtype | None = None) -> Linear:
+        if packed.form is not None:
+            return block_product.BlockTileLinear(packed, team, out_dtype)
+        if packed.scale is not None:
+            return quantized_product.QuantizedTileLinear(packed, team)
+        return product.TileLinear(packed, team, out_dtype)
+
+    return Packing(pack, unpack, lambda packed: unpack(packed, torch.float32))
 
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:

@@ -37,6 +37,7 @@ from shared.model.opened import (
     open_named,
     settled,
 )
+from shared.model.packed_weights import map_weights
 from shared.model.span import Span
 from shared.model.weights import LlamaWeights, load_weights
 
@@ -102,11 +103,13 @@ def build_spans(opened: OpenedModel, device: torch.device, spans: Sequence[Span 
     config = opened.source.config
     picked = [opened.pick_kernels(config, device) for _ in spans]
     make, dtype = picked[0], opened.dtype
-    form = opened.options.formats.weights
-    weights = load_weights(opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form)
+    spec, as_program = opened.spec(), opened.options.kernels == "auto"
+    form, packed = opened.options.formats.weights, map_weights(opened, make.packing, spec.weights_hash)
+    weights = load_weights(
+        opened.source, dtype, device, opened.num_positions, make.make_weight, make.make_head, form, packed
+    )
     folders = opened.folders.values()
     adapters = [load_adapter(folder.pairs, config, dtype, device, make.make_linear) for folder in folders]
-    spec, as_program = opened.spec(), opened.options.kernels == "auto"
     return [
         assemble(config, spec, weights, own, adapters, as_program, span)
         for own, span in zip(picked, spans, strict=True)

@@ -28,6 +28,7 @@ from shared.model.gguf_file import GgufFile
 from shared.model.interface import AdapterSpec, ModelSpec
 from shared.model.kernels import AS_DTYPE, Formats, Kernels, pick_kernels
 from shared.model.lora_file import LoraFolder
+from shared.model.packed_folder import PackedFolder
 from shared.model.safetensors_folder import SafetensorsFolder
 from shared.model.weights import TensorSource, weights_bytes
 
@@ -50,6 +51,7 @@ class LoadOptions:
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
     formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
+    packed: PackedFolder | None = None  # where packed weights are kept; None: each model packs its own
     memory: MemoryInfo | None = None  # of the device, bounds the weights; None asks the operating system
 
     def check_memory(self, need: int) -> None:
@@ -104,8 +106,12 @@ class OpenedModel:
 
     def check_memory(self, config: LlamaConfig) -> None:
         """`config`: of the part that is loaded."""
+        self.options.check_memory(self.weights_bytes(config))
+
+    def weights_bytes(self, config: LlamaConfig) -> int:
+        """Return what the weights of `config` need at most."""
         item, head_item = self._bytes_per_weight()
-        self.options.check_memory(weights_bytes(config, self.dtype, self.context, item, head_item))
+        return weights_bytes(config, self.dtype, self.context, item, head_item)
 
     def _bytes_per_weight(self) -> tuple[float | None, float]:
         """In the layers (None: as the dtype) and in the head."""

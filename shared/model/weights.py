@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ import torch
 from shared.kernel.block_weights import INT8, BlockWeights, concatenate, quantize_weight
 from shared.kernel.experts import Experts
 from shared.kernel.linear import Head, HeadFactory, Linear, Weight, WeightFactory
+from shared.kernel.packed import Packed
 from shared.kernel.rope import inverse_frequencies, rope_tables, yarn_frequencies
 from shared.model.config import LlamaConfig, RopeConfig
 
@@ -25,6 +26,34 @@ class TensorSource(Protocol):
     def tensor(self, name: str) -> torch.Tensor: ...
     def blocks(self, name: str) -> BlockWeights | None: ...  # None: the file has it as plain numbers
     def content_hash(self) -> str: ...
+
+
+class PackedWeights(Protocol):
+    """Products that are packed already, by their names, and the embedding."""
+
+    embed: torch.Tensor
+
+    def product(self, name: str) -> Packed | None: ...  # None: it is made of the source
+    def unpack(self, packed: Packed) -> Linear: ...
+    def unpack_head(self, packed: Packed) -> Head: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix that activations are multiplied with: tensors of the source, one below another."""
+
+    name: str
+    tensors: tuple[str, ...]
+    biases: tuple[str, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        return self.name == HEAD
+
+
+HEAD = "head"
+FUSED = {"qkv": ("q", "k", "v"), "out": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+ATTENTION = ("qkv", "out")  # with a bias in some models
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +92,74 @@ def load_weights(
     make: WeightFactory,
     make_head: HeadFactory,
     form: str = "auto",
+    packed: PackedWeights | None = None,
 ) -> LlamaWeights:
-    """Read every tensor once, that of a tied head twice where it is in blocks. `form`: of the products' weights, as
-    Formats has it. Peak memory is the result plus one layer and the head, as each layer's source is dropped at once."""
+    """Read every tensor once, that of a tied head twice where it is in blocks, and no matrix that is packed already.
+    `form`: of the products' weights, as Formats has it. Peak memory is the result plus one layer and the head, as each
+    layer's source is dropped at once."""
     config = source.config
-    embed = source.tensor("embed").to(device, dtype)
-    if config.tie_embeddings and form in ("auto", "fp8"):
-        head: Weight = embed
-    else:
-        head = read_weight(source, ["embed" if config.tie_embeddings else "head"], dtype, device, form)
+    embed = source.tensor("embed").to(device, dtype) if packed is None else packed.embed
+
+    def make_one(product: Product) -> Linear:
+        kept = None if packed is None else packed.product(product.name)
+        if packed is not None and kept is not None:
+            return packed.unpack(kept)
+        return make(*read_product(source, product, dtype, device, form))
+
+    def head() -> Head:
+        kept = None if packed is None else packed.product(HEAD)
+        if packed is not None and kept is not None:
+            return packed.unpack_head(kept)
+        if config.tie_embeddings and form in ("auto", "fp8"):
+            return make_head(embed)
+        return make_head(read_product(source, head_of(config), dtype, device, form)[0])
+
     local = config.local_rope
     return LlamaWeights(
         embed=embed,
-        layers=tuple(_load_layer(source, n, dtype, device, make, make_head, form) for n in range(config.num_layers)),
+        layers=tuple(_load_layer(source, n, dtype, device, make_one, make_head) for n in range(config.num_layers)),
         norm=source.tensor("norm").to(device, torch.float32) + config.style.norm_offset,
-        head=make_head(head),
+        head=head(),
         rope=_on(device, rope_of(source, max_context)),
         local_rope=None if local is None else _on(device, rope_tables_of(config.head_dim, local, max_context)),
     )
+
+
+def products_of(config: LlamaConfig) -> Iterator[Product]:
+    """Every matrix that is packed, the head last."""
+    for n in range(config.num_layers):
+        names = [*FUSED] if not config.has_experts(n) else [*ATTENTION, *expert_products(config)]
+        for name in names:
+            yield product_of(n, name)
+    yield head_of(config)
+
+
+def expert_products(config: LlamaConfig) -> list[str]:
+    count = 0 if config.experts is None else config.experts.count
+    return [f"experts.{e}.{name}" for e in range(count) for name in ("gate_up", "down")]
+
+
+def head_of(config: LlamaConfig) -> Product:
+    return Product(HEAD, ("embed" if config.tie_embeddings else "head",))
+
+
+def product_of(n: int, name: str) -> Product:
+    """`name`: one of FUSED, of a layer or of one of its experts."""
+    group, _, kind = name.rpartition(".")
+    prefix = f"layers.{n}.{group}." if group else f"layers.{n}."
+    tensors = tuple(prefix + part for part in FUSED[kind])
+    biases = tuple(f"{tensor}_bias" for tensor in tensors) if name in ATTENTION else ()
+    return Product(prefix + kind, tensors, biases)
+
+
+def read_product(
+    source: TensorSource, product: Product, dtype: torch.dtype, device: torch.device, form: str
+) -> tuple[Weight, torch.Tensor | None]:
+    """Return the weight and the bias, if it has any."""
+    weight = read_weight(source, product.tensors, dtype, device, form)
+    if not product.biases or not source.has(product.biases[0]):
+        return weight, None
+    return weight, torch.cat([source.tensor(name).to(device, dtype) for name in product.biases])
 
 
 def read_weight(
@@ -109,39 +188,33 @@ def _load_layer(
     n: int,
     dtype: torch.dtype,
     device: torch.device,
-    make: WeightFactory,
+    make: Callable[[Product], Linear],
     make_head: HeadFactory,
-    form: str,
 ) -> LayerWeights:
     config = source.config
 
     def get(name: str, as_dtype: torch.dtype = dtype) -> torch.Tensor:
         return source.tensor(f"layers.{n}.{name}").to(device, as_dtype)
 
-    def weight(*names: str) -> Weight:
-        return read_weight(source, [f"layers.{n}.{name}" for name in names], dtype, device, form)
+    def product(name: str) -> Linear:
+        return make(product_of(n, name))
 
     def norm(name: str) -> torch.Tensor | None:
         if not source.has(f"layers.{n}.{name}"):
             return None
         return get(name, torch.float32) + config.style.norm_offset
 
-    def bias(*names: str) -> torch.Tensor | None:
-        if not source.has(f"layers.{n}.{names[0]}"):
-            return None
-        return torch.cat([get(name) for name in names])
-
     dense = not config.has_experts(n)
     return LayerWeights(
         attn_norm=get("attn_norm", torch.float32) + config.style.norm_offset,
-        qkv=make(weight("q", "k", "v"), bias("q_bias", "k_bias", "v_bias")),
+        qkv=product("qkv"),
         q_norm=norm("q_norm"),
         k_norm=norm("k_norm"),
-        out=make(weight("o"), bias("o_bias")),
+        out=product("out"),
         mlp_norm=get("mlp_norm", torch.float32) + config.style.norm_offset,
-        gate_up=make(weight("gate", "up"), None) if dense else None,
-        down=make(weight("down"), None) if dense else None,
-        experts=None if dense else _load_experts(config, get, weight, make, make_head),
+        gate_up=product("gate_up") if dense else None,
+        down=product("down") if dense else None,
+        experts=None if dense else _load_experts(config, get, product, make_head),
         attn_post_norm=norm("attn_post_norm") if config.style.post_norms else None,
         mlp_post_norm=norm("mlp_post_norm") if config.style.post_norms else None,
     )
@@ -150,15 +223,13 @@ def _load_layer(
 def _load_experts(
     config: LlamaConfig,
     get: Callable[[str], torch.Tensor],
-    weight: Callable[..., Weight],
-    make: WeightFactory,
+    product: Callable[[str], Linear],
     make_head: HeadFactory,
 ) -> Experts:
     choice = config.experts
     assert choice is not None
-    names = [f"experts.{e}" for e in range(choice.count)]
-    gate_ups = [make(weight(f"{name}.gate", f"{name}.up"), None) for name in names]
-    downs = [make(weight(f"{name}.down"), None) for name in names]
+    gate_ups = [product(f"experts.{e}.gate_up") for e in range(choice.count)]
+    downs = [product(f"experts.{e}.down") for e in range(choice.count)]
     return Experts(make_head(get("router")), gate_ups, downs, choice.top_k, choice.normalise)
 
 

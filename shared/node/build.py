@@ -31,7 +31,7 @@ from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
 from shared.device.gpu import Gpu, MemoryInfo
 from shared.device.group import RankGroup
-from shared.device.malloc import keep_freed_memory
+from shared.device.malloc import give_freed_memory_back, keep_freed_memory
 from shared.device.streams import make_streams
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.drafter import Drafter
@@ -42,6 +42,7 @@ from shared.model.interface import Model, ModelSpec, Stage
 from shared.model.kernels import Formats
 from shared.model.load import load_model, why_on_cpu
 from shared.model.opened import LoadOptions
+from shared.model.packed_folder import PackedFolder, packed_of
 from shared.node.assemble import CoreSizes, assemble_core, boundary_of, pool_planes
 from shared.node.compiling import KernelLog, tell_of_kernels
 from shared.node.context import NodeContext, NodeFacts
@@ -81,6 +82,13 @@ class Loaded:
     model: Model
     drafter: Drafter | None
     stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
+    packed: PackedFolder | None = None  # whose files its weights may be in
+    num_parts: int = 1  # equal ones, which processes of this node have mapped
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Return the memory that holds this node's mapped weights, which the system takes for free."""
+        return 0 if self.packed is None else self.packed.mapped_bytes * self.num_parts
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
@@ -149,8 +157,16 @@ def build_core(
     loaded = load(parts, device, cores, others.model_group, gpu)
     seconds = round(time.monotonic() - started, 2)
     spec = loaded.model.spec
-    formats = {"dtype": spec.dtype, "weights": spec.weight_dtype, "kv": spec.kv_dtype}
-    log.info("model loaded", model=spec.name, **formats, ranks=size, stages=num_stages, seconds=seconds)
+    told = {
+        "model": spec.name,
+        "dtype": spec.dtype,
+        "weights": spec.weight_dtype,
+        "kv": spec.kv_dtype,
+        "ranks": size,
+        "stages": num_stages,
+        "mapped_mib": loaded.mapped_bytes >> 20,
+    }
+    log.info("model loaded", **told, seconds=seconds)
     overlap = parts.sched.overlap and streams != "inline"
     on_start = partial(torch.set_num_threads, cores.threads)
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)
@@ -195,7 +211,7 @@ def measured_plan(
     memory, max_context = parts.memory, loaded.model.spec.max_context
     num_bytes = page_bytes(pool_planes(loaded.model, loaded.drafter, memory.page_size))
     use = None if gpu is None else measure_use(gpu, torch.device(device), make_least, memory, num_bytes)
-    available = psutil.virtual_memory().available
+    available = psutil.virtual_memory().available - loaded.mapped_bytes
     plan = plan_memory(parts, max_context, num_bytes, depth, device, available, use)
     log.info("KV memory", pages=plan.num_pages, page_size=memory.page_size, max_context=plan.max_context)
     if use is not None:
@@ -247,7 +263,10 @@ def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: Memor
     """`memory`: of the GPU that the model goes to."""
     wanted = parts.model
     formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    options = LoadOptions(wanted.dtype, wanted.max_context, adapters=wanted.adapters, formats=formats, memory=memory)
+    packed = packed_of(parts.memory.packed_bytes)
+    options = LoadOptions(
+        wanted.dtype, wanted.max_context, adapters=wanted.adapters, formats=formats, packed=packed, memory=memory
+    )
     if cores is None:
         return options
     if parts.parallel.pp > 1:  # stages compute at the same time: each gets a team of its own
@@ -273,7 +292,11 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
         with explained(gpu, device, TOO_LARGE):
             model = load_model(name, options, device)
     with explained(gpu, device, TOO_LARGE):
-        return Loaded(model, make_drafter(parts.spec, name, model, cores.team), stages)
+        loaded = Loaded(
+            model, make_drafter(parts.spec, name, model, cores.team), stages, options.packed, parts.parallel.tp
+        )
+    give_freed_memory_back()
+    return loaded
 
 
 def core_sizes(parts: NodeParts, device: str, plan: MemoryPlan) -> CoreSizes:
@@ -369,6 +392,7 @@ def warm_up(core: NodeCore, log: Logger) -> None:
     core.take_events()
     core.kv.flush_cache()
     gc.freeze()  # what lives from here to the end need not be looked at by every collection
+    give_freed_memory_back()
     log.info("warm", seconds=round(time.monotonic() - started, 2))
 
 

@@ -8,13 +8,14 @@ import torch
 
 from shared.core.errors import RankLost
 from shared.device.group import RankGroup, file_store
-from shared.device.malloc import keep_freed_memory
+from shared.device.malloc import give_freed_memory_back, keep_freed_memory
 from shared.kv.layout import PlaneSpec, page_bytes
 from shared.kv.pool import KVPool, map_pool
 from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
+from shared.model.packed_folder import packed_of
 from shared.model.shard import load_shard
 from shared.ranks.dp import follow_dp
 from shared.ranks.orders import Done, Pages, Start, hear, tell
@@ -28,6 +29,7 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
     tell(orders, Done())
     group = RankGroup(file_store(start.store, start.size), start.rank, start.size, start.load_s)
     model = load(start, group, threads)
+    give_freed_memory_back()
     pages = hear(orders, Pages)
     if pages is None:
         return
@@ -40,7 +42,10 @@ def follow_to_the_end(start: Start, orders: socket.socket, threads: int) -> None
 
 def load(start: Start, group: RankGroup, threads: int) -> Model:
     formats = Formats(kv=start.kv_dtype, weights=start.weight_dtype)
-    options = LoadOptions(start.dtype, start.max_context, threads, adapters=start.adapters, formats=formats)
+    packed = packed_of(start.packed_bytes)
+    options = LoadOptions(
+        start.dtype, start.max_context, threads, adapters=start.adapters, formats=formats, packed=packed
+    )
     return load_model(start.model, options) if start.is_dp else load_shard(start.model, options, group)
 
 

@@ -95,6 +95,7 @@ class RankProcesses:
                 kv_dtype=parts.model.kv_dtype,
                 weight_dtype=parts.model.weight_dtype,
                 max_context=parts.model.max_context,
+                packed_bytes=parts.memory.packed_bytes,
                 adapters=parts.model.adapters,
                 load_s=LOAD_S,
                 silence_s=parts.node.silence_s,

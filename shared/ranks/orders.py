@@ -34,6 +34,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_dtype: str
     weight_dtype: str
     max_context: int
+    packed_bytes: int  # most bytes of the folder of packed weights
     adapters: dict[str, str]  # LoRA folders by name
     load_s: float  # how long ranks may wait for one another until all are ready
     silence_s: float  # and from then on

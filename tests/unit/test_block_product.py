@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from shared.core.errors import ConfigError
-from shared.kernel.block_product import BlockTileLinear
+from shared.kernel.block_product import BlockTileLinear, pack
 from shared.kernel.block_weights import INT8, BlockFormat, BlockWeights, concatenate, fma, product, quantize_weight
 from shared.kernel.dot import Dot, best_dot
 from shared.kernel.jit import processor_features
@@ -99,7 +99,7 @@ def test_the_kernel_has_the_bits_of_the_definition(form: BlockFormat, dot: Dot) 
     for columns, inputs, threads in ((100, 64, 1), (320, 96, 3)):
         weight, bias = random_weight(form, columns, inputs), torch.randn(columns)
         for dtype, out_dtype in dtypes:
-            linear = BlockTileLinear(weight, bias, Team(threads), dtype, out_dtype, dot)
+            linear = BlockTileLinear(pack(weight, bias, dtype), Team(threads), out_dtype, dot)
             for count in (1, 2, 3, 4, 5, 6, 11):
                 x = random_rows(count, inputs, dtype)
                 want = product(x, weight, bias).to(out_dtype or dtype)
@@ -132,7 +132,7 @@ def digests() -> str:
     """By what products are made here, and their results in each format."""
     found = [best_dot(processor_features()).name]
     for form in FORMATS:
-        linear = BlockTileLinear(random_weight(form, 130, 96), None, Team(1), torch.float32)
+        linear = BlockTileLinear(pack(random_weight(form, 130, 96), None, torch.float32), Team(1))
         found.append(hashlib.sha256(linear(random_rows(7, 96, torch.float32)).numpy().tobytes()).hexdigest())
     return " ".join(found)
 

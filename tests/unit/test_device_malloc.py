@@ -1,4 +1,5 @@
-"""Freed memory stays with the process: the second use of a large block faults no page in."""
+"""Freed memory stays with the process: the second use of a large block faults no page in. After loading it is given
+back once."""
 
 from __future__ import annotations
 
@@ -25,6 +26,29 @@ for _ in range(10):
     use(8 << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+
+GIVE_BACK = """
+import ctypes, psutil
+from shared.device.malloc import give_freed_memory_back, keep_freed_memory
+keep_freed_memory()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+blocks = [libc.malloc(1 << 20) for _ in range(64)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+for block in blocks[:-1]:
+    libc.free(block)
+kept = psutil.Process().memory_info().rss
+give_freed_memory_back()
+print(kept - psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc only")
+def test_freed_blocks_are_given_back() -> None:
+    run = subprocess.run([sys.executable, "-c", GIVE_BACK], capture_output=True, text=True, check=True)
+    assert int(run.stdout) > 60 << 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc only")

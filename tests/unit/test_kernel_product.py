@@ -7,7 +7,7 @@ import torch
 
 from shared.kernel import shares
 from shared.kernel.linear import FloatHead, PlainLinear
-from shared.kernel.product import TileLinear, pack, supports
+from shared.kernel.product import TileLinear, pack, pack_tiles, supports
 from shared.kernel.shares import Work, cut
 from shared.kernel.team import Team
 
@@ -26,7 +26,7 @@ def test_equals_float64(
     torch.manual_seed(0)
     weight, x = torch.randn(columns, inputs).to(dtype), torch.randn(20, inputs).to(dtype)
     for bias in (None, torch.randn(columns).to(dtype)):
-        linear = TileLinear(weight, bias, Team(threads), out_dtype)
+        linear = TileLinear(pack(weight, bias), Team(threads), out_dtype)
         want = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
         whole = linear(x)
         assert whole.dtype == (out_dtype or dtype) and whole.is_contiguous()
@@ -42,18 +42,18 @@ def test_rounds_as_torch_does(dtype: torch.dtype) -> None:
         pytest.skip("nothing is rounded")
     torch.manual_seed(1)
     weight, x = torch.randn(64, 48).bfloat16(), torch.randn(9, 48).bfloat16()
-    exact = TileLinear(weight, None, Team(1), torch.float32)(x)
-    assert torch.equal(TileLinear(weight, None, Team(1))(x), exact.bfloat16())
+    exact = TileLinear(pack(weight), Team(1), torch.float32)(x)
+    assert torch.equal(TileLinear(pack(weight), Team(1))(x), exact.bfloat16())
 
 
 @pytest.mark.parametrize("most", [1 << 12, 1 << 17, 1 << 26])
 def test_same_bits_however_the_work_is_cut(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(2)
     weight, x = torch.randn(320, 64, generator=draw), torch.randn(70, 64, generator=draw)
-    want = torch.cat([TileLinear(weight, None, Team(1))(row) for row in x.split(1)])
+    want = torch.cat([TileLinear(pack(weight), Team(1))(row) for row in x.split(1)])
     monkeypatch.setattr(shares, "MOST_COST", most)
     shares.cut_passes.cache_clear()
-    linears = [TileLinear(weight, None, Team(threads)) for threads in (1, 2, 3)]
+    linears = [TileLinear(pack(weight), Team(threads)) for threads in (1, 2, 3)]
     found = [linear(x) for linear in linears]
     num_shares = [cut(linear.work, len(x), 2).num_shares for linear in linears]
     shares.cut_passes.cache_clear()
@@ -86,11 +86,11 @@ def test_threads_finish_together_and_shares_are_short(
 
 def test_packing_puts_the_pairs_of_a_tile_together() -> None:
     weight = torch.arange(128 * 6, dtype=torch.float32).view(128, 6).bfloat16()
-    packed = pack(weight)
+    packed = pack_tiles(weight)
     assert packed.shape == (2, 3, 64, 2) and packed.is_contiguous()
     assert torch.equal(packed[1, 1, 37], weight[64 + 37, 2:4])
-    assert pack(weight[:100]).shape == packed.shape and not pack(weight[:100])[1, :, 36:].any()
-    assert torch.equal(pack(weight.float())[1, 4, 37], weight.float()[64 + 37, 4:5])
+    assert pack_tiles(weight[:100]).shape == packed.shape and not pack_tiles(weight[:100])[1, :, 36:].any()
+    assert torch.equal(pack_tiles(weight.float())[1, 4, 37], weight.float()[64 + 37, 4:5])
 
 
 def test_float_head_takes_any_dtype() -> None:

@@ -16,7 +16,7 @@ from shared.kernel.attention import AttentionInputs, AttentionShape, TorchAttent
 from shared.kernel.linear import QuantizedLinear
 from shared.kernel.product import supports
 from shared.kernel.quantized import DTYPES, dequantize, quantize
-from shared.kernel.quantized_product import QuantizedTileLinear
+from shared.kernel.quantized_product import QuantizedTileLinear, pack
 from shared.kernel.rope import inverse_frequencies, rope_tables
 from shared.kernel.team import Team
 from shared.kv.pool import KVPool
@@ -63,7 +63,7 @@ def test_our_product_is_the_library_s(dtype: torch.dtype, num_inputs: int, num_o
     x = torch.randn(17, num_inputs, generator=generator).to(dtype)
     for offset in (bias, None):
         want = QuantizedLinear(weight, offset, DTYPES["fp8"])(x)
-        ours = QuantizedTileLinear(weight, offset, Team(2))
+        ours = QuantizedTileLinear(pack(weight, offset), Team(2))
         got = ours(x)
         assert got.dtype == dtype and got.shape == want.shape
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5 if dtype == torch.float32 else 1e-2)
@@ -75,7 +75,7 @@ def test_our_product_is_the_library_s(dtype: torch.dtype, num_inputs: int, num_o
 def test_every_fp8_number_is_read_as_it_is() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     finite = codes[codes.isfinite()]
-    linear = QuantizedTileLinear(finite[None].repeat(3, 1), None, Team(1))
+    linear = QuantizedTileLinear(pack(finite[None].repeat(3, 1), None), Team(1))
     got = linear(torch.eye(len(finite)))
     assert torch.equal(got, finite[:, None].repeat(1, 3))
 

@@ -1,0 +1,57 @@
+"""`baton cache`: the files of packed weights that this user's nodes map, and how to get rid of them."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shared.config.cache_folder import packed_folder
+from shared.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shared.model.packed_folder import Listed
+
+MIB = 1 << 20
+DESCRIPTION = """\
+baton cache: packed weights. A node on a CPU lays weights out for its kernels once, in a file that all nodes of this
+user on this machine map, so they share one copy in memory. A file is made anew when the model, its format, the
+processor or Baton's code is another. --packed-bytes of the nodes bounds them all; these commands wait for no node.
+
+  baton cache           what is there, the one first that was used last
+  baton cache clear     remove it all; nodes that run keep what they have mapped, the next to start packs anew
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("list", "clear"), default="list", help="list if not given")
+
+
+def run(args: argparse.Namespace) -> int:
+    """ConfigError where the folder can't be read, or is not this user's alone."""
+    from shared.model.packed_folder import PackedFolder, PackedRefused  # it loads xxhash, which routers lack
+
+    try:
+        folder = PackedFolder(packed_folder(), 0)
+        found = folder.listed() if args.action == "list" else folder.clear()
+    except (OSError, PackedRefused) as error:
+        raise ConfigError(str(error)) from None
+    except RuntimeError:
+        raise ConfigError("there is no home folder; set XDG_CACHE_HOME") from None
+    print("\n".join(told(found, str(folder.path), "removed from" if args.action == "clear" else "in")))
+    return 0
+
+
+def told(found: Sequence[Listed], path: str, where: str) -> list[str]:
+    """The lines that are printed."""
+    if not found:
+        return [f"no packed weights in {path}"]
+    whole = sum(one.num_bytes for one in found)
+    return [f"{len(found)} files, {whole // MIB} MiB, {where} {path}", *map(line_of, found)]
+
+
+def line_of(one: Listed) -> str:
+    about = " ".join(one.about[field] for field in ("model", "dtype", "weights") if field in one.about)
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
+    return f"{one.num_bytes // MIB:8} MiB  {used}  {'in use ' if one.in_use else '       '}{about or one.name}"

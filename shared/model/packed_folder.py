@@ -1,0 +1,301 @@
+"""The folder of packed weights: one file per model and layout, made by one process and mapped by all.
+
+    .lock                     held (flock) while a file is made, so that two nodes which start together pack once
+    SLOT-CODE.packed          SLOT: a digest of what is packed and for which processor; CODE: of the code that packs it
+    SLOT-CODE.packed.PID.draft    a file that is being made; of a process that was killed, the next one removes it
+
+A stranger can't have written what is mapped: the folder is this user's and of mode 0700, a file his and of mode 0600,
+and both are looked at through the descriptor that is read. Who maps a file holds a shared lock on it, by which the
+others know not to remove it to make room. Locks are the kernel's: those of a process that was killed are void.
+
+Whatever fails here (no room, a disk that can't be written, a folder that can't be trusted) costs memory only: the
+caller packs its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from shared.config.cache_folder import packed_folder
+from shared.core.errors import BatonError
+from shared.model.packed_file import BrokenFile, MappedFile, PackedWriter, read_about
+
+LOCK, ENDING, DRAFT = ".lock", ".packed", ".draft"
+OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not hold us up
+WAIT_S, LOOK_S = 300.0, 0.05
+GIB = 1 << 30
+_log = logging.getLogger(__name__)
+
+
+class PackedRefused(BatonError):
+    """Why packed weights are not kept in a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKey:
+    """All that the bits of a file depend on, in words."""
+
+    about: Mapping[str, str]
+    code: str  # of the program that packs
+
+    @property
+    def whole(self) -> dict[str, str]:
+        return {**self.about, "code": self.code}
+
+    @property
+    def slot(self) -> str:
+        return _short(repr(sorted(self.about.items())))
+
+    @property
+    def name(self) -> str:
+        return f"{self.slot}-{_short(self.code)}{ENDING}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file, as people are told of it."""
+
+    name: str
+    num_bytes: int
+    used: float  # seconds since 1970
+    in_use: bool
+    about: Mapping[str, str]  # empty where it can't be read
+
+
+class PackedFolder:
+    """`max_bytes`: of all files together."""
+
+    def __init__(self, path: Path, max_bytes: int, wait_s: float = WAIT_S) -> None:
+        self.path, self._max_bytes, self._wait_s = path, max_bytes, wait_s
+        self.mapped_bytes = 0  # by this process: memory that the system takes for free
+
+    def take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile | None:
+        """Return the key's file, mapped and checked; `write` makes it, of about `need` bytes, where it is not there.
+        None, and one log line, where it can't be had."""
+        try:
+            file = self._take(key, need, write)
+        except (OSError, PackedRefused, BrokenFile) as error:
+            _log.warning("the weights are packed in this process's own memory: %s", error)
+            return None
+        self.mapped_bytes += file.num_bytes
+        return file
+
+    def listed(self) -> list[Listed]:
+        """All files, the one first that was used last. PackedRefused, OSError."""
+        if not self.path.is_dir():
+            return []
+        with _opened(self.path) as folder:
+            return [_describe(folder, name) for name in reversed(_names(folder))]
+
+    def clear(self) -> list[Listed]:
+        """Remove all files; return them. Who has mapped one goes on, and its space is free when the last of them ends.
+        PackedRefused, OSError."""
+        found = self.listed()
+        if self.path.is_dir():
+            with _opened(self.path) as folder:
+                with contextlib.suppress(BlockingIOError), _locked(folder, wait_s=0):
+                    _remove_drafts(folder)
+                for one in found:
+                    _unlink(folder, one.name)
+        return found
+
+    def _take(self, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _opened(self.path) as folder:
+            with contextlib.suppress(FileNotFoundError, BrokenFile):
+                return _map(folder, key)
+            try:
+                with _locked(folder, self._wait_s):
+                    return self._make(folder, key, need, write)
+            except BlockingIOError:
+                raise PackedRefused(f"another process has packed for {self._wait_s:g} s") from None
+
+    def _make(self, folder: int, key: PackedKey, need: int, write: Callable[[PackedWriter], None]) -> MappedFile:
+        """With the lock, so nobody else makes one."""
+        try:
+            return _map(folder, key)  # made while this process waited
+        except FileNotFoundError:
+            pass
+        except BrokenFile as error:
+            _log.warning("%s is packed anew: %s", self.path / key.name, error)
+            _unlink(folder, key.name)
+        _remove_drafts(folder)
+        self._make_room(folder, need)
+        started = time.monotonic()
+        _write(folder, key, write)
+        for name in _names(folder):
+            if name.startswith(key.slot) and name != key.name:  # what other code has packed of the same
+                _remove_unused(folder, name)
+        _log.info("packed the weights in %.1f s into %s", time.monotonic() - started, self.path / key.name)
+        return _map(folder, key)
+
+    def _make_room(self, folder: int, need: int) -> None:
+        sizes = {name: os.stat(name, dir_fd=folder, follow_symlinks=False).st_size for name in _names(folder)}
+        if need > self._max_bytes:
+            raise PackedRefused(f"{_gib(need)} are more than --packed-bytes allows ({_gib(self._max_bytes)})")
+        for name in sizes:
+            if sum(sizes.values()) + need > self._max_bytes and _remove_unused(folder, name):
+                sizes[name] = 0
+        if sum(sizes.values()) + need > self._max_bytes:
+            raise PackedRefused(f"files in use leave no {_gib(need)} of --packed-bytes ({_gib(self._max_bytes)})")
+        disk = os.fstatvfs(folder)
+        if disk.f_bavail * disk.f_frsize < need:
+            raise PackedRefused(f"the disk of {self.path} has no {_gib(need)} left")
+
+
+def packed_of(max_bytes: int) -> PackedFolder | None:
+    """Return this user's folder; None where nothing may be kept."""
+    if not max_bytes:
+        return None
+    try:
+        return PackedFolder(packed_folder(), max_bytes)
+    except RuntimeError:  # a user without a home
+        _log.warning("the weights are packed in this process's own memory: no home folder, and no XDG_CACHE_HOME")
+        return None
+
+
+def _map(folder: int, key: PackedKey) -> MappedFile:
+    """FileNotFoundError; BrokenFile for one that is not this user's alone, has changed, or is about something else."""
+    try:
+        fd = os.open(key.name, OPEN, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BrokenFile("it is a symbolic link") from None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not (stat.S_ISREG(found.st_mode) and _is_private(found)):
+            raise BrokenFile("others could have written it")
+        fcntl.flock(fd, fcntl.LOCK_SH)  # the map keeps a copy of the descriptor, and so the lock, to its end
+        file = MappedFile(fd)
+        if file.about != key.whole:
+            raise BrokenFile("it is about something else")
+        with contextlib.suppress(OSError):
+            os.utime(fd)  # used last
+    finally:
+        os.close(fd)
+    return file
+
+
+def _write(folder: int, key: PackedKey, write: Callable[[PackedWriter], None]) -> None:
+    draft = f"{key.name}.{os.getpid()}{DRAFT}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(draft, flags, 0o600, dir_fd=folder), "wb") as file:
+            writer = PackedWriter(file)
+            write(writer)
+            writer.finish(key.whole)
+            os.fsync(file.fileno())
+        os.rename(draft, key.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    except BaseException:
+        _unlink(folder, draft)
+        raise
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of the folder. PackedRefused where others could have written into it."""
+    fd = os.open(path, OPEN | os.O_DIRECTORY)
+    try:
+        if not _is_private(os.fstat(fd)):
+            raise PackedRefused(f"{path} must belong to the user who runs this, with mode 0700")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _locked(folder: int, wait_s: float) -> Iterator[None]:
+    """Hold the folder's lock. BlockingIOError if another process still has it after `wait_s`."""
+    fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    give_up, has_told = time.monotonic() + wait_s, False
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up:
+                    raise
+            if not has_told:
+                _log.info("another process packs weights: waiting for it")
+                has_told = True
+            time.sleep(LOOK_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _names(folder: int) -> list[str]:
+    """Of all files, the one first that was used longest ago."""
+    with os.scandir(folder) as found:
+        used = {one.name: one.stat(follow_symlinks=False).st_mtime for one in found if one.name.endswith(ENDING)}
+    return sorted(used, key=lambda name: used[name])
+
+
+def _remove_drafts(folder: int) -> None:
+    for name in os.listdir(folder):
+        if name.endswith(DRAFT):
+            _unlink(folder, name)
+
+
+def _remove_unused(folder: int, name: str) -> bool:
+    """Whether it is gone: nobody has mapped it."""
+    if _in_use(folder, name):
+        return False
+    _unlink(folder, name)
+    return True
+
+
+def _in_use(folder: int, name: str) -> bool:
+    try:
+        fd = os.open(name, OPEN, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _describe(folder: int, name: str) -> Listed:
+    found, about = os.stat(name, dir_fd=folder, follow_symlinks=False), {}
+    with contextlib.suppress(OSError, BrokenFile):
+        fd = os.open(name, OPEN, dir_fd=folder)
+        try:
+            about = dict(read_about(fd))
+        finally:
+            os.close(fd)
+    return Listed(name, found.st_size, found.st_mtime, _in_use(folder, name), about)
+
+
+def _is_private(found: os.stat_result) -> bool:
+    return found.st_uid == os.geteuid() and found.st_mode & 0o077 == 0
+
+
+def _unlink(folder: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def _short(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"

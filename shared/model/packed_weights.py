@@ -1,0 +1,138 @@
+"""A model's weights in a packed file: what the file's bits depend on, how it is made, and products out of it.
+
+Everything that could change a bit is in the key: the content of the model's files, the dtype, the format, the
+processor, and all code of this package and of the kernels, with the versions of the libraries that read and convert.
+So a changed file, another layout and another release each pack anew, and nobody has to count versions up.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import xxhash
+
+from shared.kernel.block_weights import BlockFormat
+from shared.kernel.linear import Head, Linear
+from shared.kernel.packed import Packed, processor
+from shared.model.kernels import Packing
+from shared.model.opened import OpenedModel
+from shared.model.packed_file import MappedFile, PackedWriter
+from shared.model.packed_folder import PackedKey, PackedRefused
+from shared.model.weights import products_of, read_product
+
+EMBED = "embed"
+CPU = torch.device("cpu")
+CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
+LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
+
+
+class MappedWeights:
+    """Implements PackedWeights. Tensors are views of the file, and writing to one ends the process."""
+
+    def __init__(self, file: MappedFile, packing: Packing) -> None:
+        self._file, self._packing = file, packing
+        self.embed = self._tensor(EMBED)
+
+    def product(self, name: str) -> Packed | None:
+        entry = self._file.entries.get(f"{name}.weight")
+        if entry is None:
+            return None
+        note = json.loads(entry.note)
+        form = None if note["form"] is None else BlockFormat(**note["form"])
+        scale = self._tensor(f"{name}.scale") if f"{name}.scale" in self._file.entries else None
+        tensors = self._tensor(f"{name}.weight"), self._tensor(f"{name}.bias"), scale
+        return Packed(tuple(note["shape"]), getattr(torch, note["dtype"]), *tensors, form)
+
+    def unpack(self, packed: Packed) -> Linear:
+        return self._packing.unpack(packed)
+
+    def unpack_head(self, packed: Packed) -> Head:
+        return self._packing.unpack_head(packed)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        entry = self._file.entries[name]
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")  # it is meant to be so
+            flat = torch.frombuffer(
+                self._file.data, dtype=dtype, count=entry.num_bytes // dtype.itemsize, offset=entry.offset
+            )
+        return flat.view(entry.shape)
+
+
+def map_weights(
+    opened: OpenedModel, packing: Packing | None, weights_hash: str, part: str = "all"
+) -> MappedWeights | None:
+    """Return the model's packed weights, which are made if need be; None where they are not kept in a file.
+    `weights_hash`: the model's own, as ModelSpec has it; `part`: what of it `opened` has the source of."""
+    folder = opened.options.packed
+    if folder is None or packing is None:
+        return None
+    key, need = key_of(opened, weights_hash, part), opened.weights_bytes(opened.source.config)
+    file = folder.take(key, need, lambda writer: write_weights(writer, opened, packing, key))
+    return None if file is None else MappedWeights(file, packing)
+
+
+def key_of(opened: OpenedModel, weights_hash: str, part: str) -> PackedKey:
+    about = {
+        "model": opened.source.config.name,
+        "content": weights_hash,
+        "part": part,
+        "dtype": opened.options.dtype,
+        "weights": opened.options.formats.weights,
+        "processor": xxhash.xxh3_64_hexdigest(processor().encode()),
+    }
+    return PackedKey(about, code_digest())
+
+
+@functools.cache
+def code_digest() -> str:
+    digest = xxhash.xxh3_128()
+    for folder in CODE:
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
+    for name in LIBRARIES:
+        digest.update(f"{name} {importlib.metadata.version(name)}\n".encode())
+    return digest.hexdigest()
+
+
+code_digest()  # as this module is imported: sources that change later are not the ones that run
+
+
+def write_weights(writer: PackedWriter, opened: OpenedModel, packing: Packing, key: PackedKey) -> None:
+    """One product after another: memory holds one at a time. PackedRefused if the model's files change meanwhile, as
+    the key would not be of what was read."""
+    source, dtype, form = opened.source, opened.dtype, opened.options.formats.weights
+    for product in products_of(source.config):
+        weight, bias = read_product(source, product, dtype, CPU, form)
+        packed = packing.pack(weight, bias, product.is_head)
+        if packed is not None:
+            add_product(writer, product.name, packed)
+    add_tensor(writer, EMBED, source.tensor(EMBED).to(dtype))
+    if opened.spec().weights_hash != key.about["content"]:
+        raise PackedRefused("the model's files have changed while they were read")
+
+
+def add_product(writer: PackedWriter, name: str, packed: Packed) -> None:
+    form = None if packed.form is None else asdict(packed.form)
+    note: Mapping[str, object] = {"shape": packed.shape, "dtype": _name_of(packed.dtype), "form": form}
+    add_tensor(writer, f"{name}.weight", packed.weight, json.dumps(note))
+    add_tensor(writer, f"{name}.bias", packed.bias)
+    if packed.scale is not None:
+        add_tensor(writer, f"{name}.scale", packed.scale)
+
+
+def add_tensor(writer: PackedWriter, name: str, tensor: torch.Tensor, note: str = "") -> None:
+    data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+    writer.add(name, data, _name_of(tensor.dtype), tuple(tensor.shape), note)
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
