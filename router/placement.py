@@ -18,7 +18,7 @@ from router.policy.interface import Policy
 from router.policy.least_load import prompt_tokens
 from router.prompt_cost import MOST_LOCAL_TOKENS, Work, costs_less_on_decode
 from router.registry import RegisteredNode, Registry, fitting
-from shared.config.settings import BY_COST, UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
 
 NODES_AWAY_S = 2.0

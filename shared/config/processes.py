@@ -8,6 +8,7 @@ from shared.config.core_plan import CorePlan
 from shared.config.frozen import PIPELINE
 from shared.config.hub_settings import HubConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
+from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     LimitsConfig,
     LocalConfig,
@@ -16,7 +17,6 @@ from shared.config.settings import (
     ModelConfig,
     NodeConfig,
     ParallelConfig,
-    RouterConfig,
     SchedConfig,
     SecurityConfig,
     SpecConfig,

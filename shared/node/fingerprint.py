@@ -10,7 +10,7 @@ from shared.model.interface import ModelSpec
 from shared.wire.fitting import NO_DRAFT_STATE, NO_GRAMMAR, PLANE_SEPARATOR, misfit
 from shared.wire.messages import PROTOCOL_VERSION, Fingerprint
 
-NUMERICS_VERSION = 1  # rises when the same weights, seed and prompt may give other tokens than before
+NUMERICS_VERSION = 2  # rises when the same weights, seed and prompt may give other tokens than before
 
 
 def make_fingerprint(

@@ -30,7 +30,7 @@ from router.text.load import load_text_model
 from shared.config.core_plan import usable_cores
 from shared.config.device_defaults import CPU
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.pd_report import page
 from tests.bench.pd_study import FIELDS, SIDES, Figures, Row, Study, misses
 from tests.bench.pd_workloads import MIXES, Mix

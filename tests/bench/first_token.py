@@ -42,7 +42,7 @@ from deploy.cluster.local import child_specs
 from shared.config import core_plan
 from shared.config.load import load
 from shared.config.processes import ClusterConfig
-from shared.config.settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.cluster import READY_TIMEOUT_S, free_port
 from tests.bench.report import report
 

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from shared.config.settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from tests.bench.cluster import baton_up
 from tests.bench.report import report
 from tests.bench.sse_client import Stream, percentile, stream_completion

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from shared.config.settings import BY_COST
+from shared.config.router_settings import BY_COST
 from shared.observe.metrics import ClusterMetrics
 from tests.support.sim.cluster import run_seed
 from tests.support.sim.moods import draw_plan

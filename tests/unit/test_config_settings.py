@@ -12,13 +12,13 @@ from shared.config.flags import concerns_of, fields_of, sections_of
 from shared.config.load import all_concerns, replaced
 from shared.config.options import option_of, parse_bytes
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
+from shared.config.router_settings import RouterConfig
 from shared.config.settings import (
     LocalConfig,
     MemoryConfig,
     ModelConfig,
     NodeConfig,
     ParallelConfig,
-    RouterConfig,
     SchedConfig,
     SecurityConfig,
     SpecConfig,

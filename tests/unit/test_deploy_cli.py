@@ -19,7 +19,8 @@ from shared.config.core_plan import CorePlan
 from shared.config.flags import given_values, sections_of
 from shared.config.load import load, replaced
 from shared.config.processes import ClusterConfig, NodeParts, NodeProcessConfig, RouterProcessConfig
-from shared.config.settings import LocalConfig, ModelConfig, NodeConfig, RouterConfig
+from shared.config.router_settings import RouterConfig
+from shared.config.settings import LocalConfig, ModelConfig, NodeConfig
 
 ROUTER = "tcp://127.0.0.1:7001"
 

@@ -13,7 +13,7 @@ from deploy.cluster import restart as again
 from deploy.cluster.admin_key import ensure_key, with_admin_key
 from deploy.cluster.restart_policy import RestartPolicy
 from shared.config.processes import ClusterConfig
-from shared.config.settings import RouterConfig
+from shared.config.router_settings import RouterConfig
 from shared.core.exit_codes import EXIT_DRAINED, exit_code_after, start_again_as
 from shared.observe.log import Logger
 

@@ -26,7 +26,8 @@ from shared.config.core_plan import CorePlan
 from shared.config.load import load, replaced
 from shared.config.processes import NodeParts, RayClusterConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig, environment, is_local
-from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, RouterConfig, SecurityConfig
+from shared.config.router_settings import RouterConfig
+from shared.config.settings import MemoryConfig, NodeConfig, ParallelConfig, SecurityConfig
 from shared.core.errors import ConfigError
 
 HERE = Place("10.0.0.1", "a", "n1", (0, 1, 2, 3))

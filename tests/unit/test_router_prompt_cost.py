@@ -17,7 +17,7 @@ from router.placement import Placer
 from router.policy.least_load import LeastLoad
 from router.prompt_cost import ENOUGH_STEPS, FRESH_S, HALF_LIFE_STEPS, MOST_LOCAL_TOKENS, PromptFigures
 from router.registry import RegisteredNode
-from shared.config.settings import BY_COST, UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
 from shared.observe.metrics import ClusterMetrics

@@ -13,7 +13,8 @@ import zmq
 import router.app
 import shared.node.build
 from shared.config.processes import NodeParts, RouterProcessConfig
-from shared.config.settings import NodeConfig, RouterConfig, TimeoutsConfig
+from shared.config.router_settings import RouterConfig
+from shared.config.settings import NodeConfig, TimeoutsConfig
 from shared.config.silence import link_silence
 from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions

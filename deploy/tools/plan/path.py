@@ -24,7 +24,7 @@ from deploy.tools.plan.tokens import SimTokens
 from router.text.load import load_text_model
 from shared.config.flags import to_argv
 from shared.config.processes import NodeProcessConfig
-from shared.config.settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import ConfigError
 
 SHORT, LONG = 60, 490  # words: both are handed over, and their last chunks are as unlike as they can be

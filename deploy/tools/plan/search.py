@@ -18,7 +18,7 @@ from deploy.tools.plan.layout import ClusterLayout
 from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.simulate import Forecast, rank
 from shared.config.device_defaults import CPU
-from shared.config.settings import UNMEASURED_LOCAL_TOKENS
+from shared.config.router_settings import UNMEASURED_LOCAL_TOKENS
 
 Forecaster = Callable[[ClusterLayout, LoadPlan], Forecast]
 FEW = 4  # machines that stand for many, if that leaves them
