@@ -80,6 +80,7 @@ COMMANDS = {
         "the HTTP API; nodes dial in to it",
         "baton router --port 8000 --node-endpoint tcp://127.0.0.1:7001",
         app="router.app",
+        hidden=frozenset({"borrow"}),
     ),
     "prefill": Command(
         NodeProcessConfig,

@@ -18,7 +18,9 @@ LITTLE = 16 << 20  # bytes of KV: nobody is served
 
 
 def main() -> int:
-    config = load(NodeProcessConfig, {"memory": {"kv_bytes": LITTLE}}, fixed={"node": {"role": "decode"}})
+    config = load(
+        NodeProcessConfig, {"memory": {"kv_bytes": LITTLE, "packed_bytes": 0}}, fixed={"node": {"role": "decode"}}
+    )
     core_plan.apply(config.cores)
     from shared.node.build import build_core, warm_up  # they load torch, whose threads are dealt out now
     from shared.node.compiling import KernelLog, tell_of_kernels

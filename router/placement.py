@@ -71,31 +71,29 @@ class Placer:
             return Placement(prefill=self._policy.pick(prefills, num_tokens), decode=None)
         if on_one:
             return Placement(prefill=None, decode=self._policy.pick(decodes, num_tokens))
-        is_short = num_tokens <= self._local_tokens and not self._is_by_cost
-        partners = prefills if others and not is_short else []
-        return self._pair(partners, decodes, num_tokens, now)
+        return self._pair(prefills if others else [], decodes, num_tokens, now)
 
     def _pair(
         self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], num_tokens: int, now: float
     ) -> Placement:
-        """The decode node is picked first. One that no fitting prefill node can reach gives way to the next, and runs
-        the request alone only where all are like that."""
-        left, first = list(decodes), None
+        """The decode node is picked first. One that no fitting prefill node can reach keeps a short prompt. A longer
+        one goes to the next, and to the first alone only where all are like that."""
+        left, first, is_short = list(decodes), None, num_tokens <= self._local_tokens
         while left:
             decode = self._policy.pick(left, num_tokens)
             first = first or decode
-            partners = fitting(prefills, decode)
-            reachable = self.pairs.reachable(partners, decode, now)
-            if reachable or not partners:
-                prefill = self._policy.pick(reachable, num_tokens) if reachable else None
-                return self._start(prefill, decode, num_tokens, now)
+            partners = fitting(prefills, decode) if self._is_by_cost or not is_short else []
+            if reachable := self.pairs.reachable(partners, decode, now):
+                return self._start(self._policy.pick(reachable, num_tokens), decode, num_tokens, now)
+            if is_short or not partners:
+                return Placement(prefill=None, decode=decode)
             left.remove(decode)
         return Placement(prefill=None, decode=first)
 
-    def _start(self, prefill: RegisteredNode | None, decode: RegisteredNode, num_tokens: int, now: float) -> Placement:
+    def _start(self, prefill: RegisteredNode, decode: RegisteredNode, num_tokens: int, now: float) -> Placement:
         """On which of the two: nothing but the nodes' figures and loads decides. One that lacks room for the prompt, or
         for those that were sent there to be computed, never begins it by cost."""
-        if prefill is None or not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
+        if not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
             return Placement(prefill, decode)
         there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)
         if there is None or handoff_s is None:

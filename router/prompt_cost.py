@@ -4,12 +4,13 @@ The currency is stream-seconds: a second that one stream waits. Weighed against 
 
     on the decode node    the prompt's own time there, behind the prompts that wait there, and the same time of this
                           prompt's tokens once more for each stream that runs there and stands still meanwhile
-    handed over           the prompt's own time on the prefill node, behind those that wait there, and the hand-off:
-                          what of it computing has not hidden, up to the word that it is installed
+    handed over           the wait on the prefill node, the prompt's own time there, and the part of the hand-off that
+                          computing does not hide, up to the word that it is installed
 
 The prompt's own time runs until its decode node can go on with it: the first token of a prompt that is handed over
-comes before that, the second one does not. Chunks bound how long a stream stands still at a time; all in all it is as
-long. Requests that come later count nowhere. Nor does a prefix cache: the router does not know it.
+comes before that, the second one does not. Chunks bound how long a stream stands still at a time. The part of a
+step that its length does not change counts once for a prompt, however many steps it takes. Streams count as the node's
+last heartbeat told of them. Requests that come later count nowhere, nor does a prefix cache, which no router knows.
 
     seconds of n prompt tokens = step_s + n * token_s     a line through the steps that a node's heartbeats tell of
 
@@ -90,7 +91,7 @@ class PromptFigures:
     __slots__ = ("_handoff_at", "_handoff_s", "_measured_at", "_speed", "_sums", "_totals")
 
     def __init__(self) -> None:
-        self._totals = (0.0, 0.0, 0.0)
+        self._totals: tuple[float, ...] | None = None
         self._sums = StepSums()
         self._speed: PromptSpeed | None = None
         self._measured_at = -float("inf")
@@ -98,11 +99,12 @@ class PromptFigures:
         self._handoff_at = -float("inf")
 
     def learn(self, counters: Mapping[str, float], handoffs: Sequence[float], now: float) -> None:
-        """Take a heartbeat's totals, and the seconds of each hand-off behind its prompt. Nonsense is passed over."""
-        totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
-        if totals != self._totals:
-            steps, tokens, seconds = (new - old for new, old in zip(totals, self._totals, strict=True))
-            self._totals = totals
+        """Take a heartbeat's totals, and the seconds of each hand-off behind its prompt. Nonsense is passed over. The
+        first totals are of the whole life before, and only begin the count."""
+        before = self._totals
+        self._totals = totals = (counters.get(STEPS, 0.0), counters.get(TOKENS, 0.0), counters.get(SECONDS, 0.0))
+        if before is not None and totals != before:
+            steps, tokens, seconds = (new - old for new, old in zip(totals, before, strict=True))
             if is_plausible(steps, tokens, seconds):
                 self._measured(steps, tokens, seconds, now)
         for seconds in handoffs:

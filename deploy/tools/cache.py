@@ -48,7 +48,8 @@ def told(found: Sequence[Listed], path: str, where: str) -> list[str]:
     if not found:
         return [f"no packed weights in {path}"]
     whole = sum(one.num_bytes for one in found)
-    return [f"{len(found)} files, {whole // MIB} MiB, {where} {path}", *map(line_of, found)]
+    files = "1 file" if len(found) == 1 else f"{len(found)} files"
+    return [f"{files}, {whole // MIB} MiB, {where} {path}", *map(line_of, found)]
 
 
 def line_of(one: Listed) -> str:

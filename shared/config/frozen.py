@@ -39,6 +39,7 @@ PIPELINE = FrozenPath(
     "pipeline stages",
     {
         "--device": "would need a device and pages of their own; use --device cpu",
+        "--itl-budget": "have no step whose time is that of its own tokens; use --mixed-chunk-size",
         "--layer-parts": "do not tell how far their layers are, so pages travel whole",
     },
 )
@@ -47,6 +48,7 @@ ENCODER = FrozenPath(
     "models with an encoder",
     {
         "--device": "run on the CPU only; use --device cpu",
+        "--itl-budget": "compute a prompt in one piece",
         "--kv-dtype": "keep KV in the numbers of --dtype",
         "--lora": "have no adapters",
         "--offload-bytes": "have no cold tier for their pages",

@@ -62,6 +62,7 @@ def check_pipeline(parallel: ParallelConfig, sched: SchedConfig, transfer: Trans
         asked = {
             "--device cuda": sched.device == "cuda",
             f"--layer-parts {transfer.layer_parts}": transfer.layer_parts > 1,
+            f"--itl-budget {sched.itl_budget:g}": sched.itl_budget > 0,
         }
         PIPELINE.refuse(asked, given=f"--pp {parallel.pp}")
 

@@ -10,7 +10,7 @@ from shared.config.settings import MAX_PORT
 from shared.core.errors import ConfigError
 
 BY_COST = -1  # as local_prefill_tokens: what a prompt costs on either node decides
-UNMEASURED_LOCAL_TOKENS = 32  # : until that is measured
+UNMEASURED_LOCAL_TOKENS = 32  # while that is not measured
 
 
 @dataclass(frozen=True, slots=True)

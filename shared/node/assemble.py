@@ -35,7 +35,7 @@ from shared.node.core import NodeCore
 from shared.ranks.tp import Ranks
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
-from shared.sched.mixed_chunk import MixedChunk
+from shared.sched.mixed_chunk import BudgetedChunk, MixedChunk
 from shared.sched.offload import ColdTier
 from shared.sched.page_budget import MAX_ADAPTERS, MAX_VOCAB
 from shared.sched.prompts import ForEncoder, InChunks, PromptRules
@@ -71,12 +71,18 @@ def make_cache(window: int, page_size: int, enabled: bool) -> PrefixCache | Wind
     return WindowCache(page_size, window, enabled) if window else PrefixCache(page_size, enabled)
 
 
-def prompts_of(spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None) -> PromptRules:
+def prompts_of(
+    spec: ModelSpec, sizes: CoreSizes, drafter: Drafter | None, mixed_chunk: MixedChunk | None
+) -> PromptRules:
     """How the model's prompts are computed. ConfigError for what one with an encoder can't have."""
     if not spec.has_encoder:
         return InChunks()
-    has_head = drafter is not None and bool(drafter.kv_planes(1))
-    ENCODER.refuse({"--spec": has_head, "--offload-bytes": bool(sizes.cold_pages)}, of=spec.name)
+    asked = {
+        "--spec": drafter is not None and bool(drafter.kv_planes(1)),
+        "--offload-bytes": bool(sizes.cold_pages),
+        "--itl-budget": isinstance(mixed_chunk, BudgetedChunk),
+    }
+    ENCODER.refuse(asked, of=spec.name)
     return ForEncoder()
 
 
@@ -126,7 +132,9 @@ def assemble_core(
     with a grammar are refused. `boundary`: that of `settings.device`, when not given."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
-    settings = replace(settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter))
+    settings = replace(
+        settings, depth=depth, layer_ends=ends, prompts=prompts_of(model.spec, sizes, drafter, mixed_chunk)
+    )
     planes = pool_planes(model, drafter, settings.page_size)
     exact = settings.needs_cpu_seq_lens or model.spec.needs_cpu_seq_lens
     settings = replace(settings, adapters=adapters_of(model.spec), needs_cpu_seq_lens=exact)

@@ -28,7 +28,8 @@ class KernelLog:
     def serving(self) -> None:
         """From here on somebody may wait."""
         self._is_serving = True
-        self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))
+        if self.num_ready:
+            self._log.info("kernels are ready", kernels=self.num_ready, seconds=round(self.seconds, 2))
 
     def compiling(self, kernel: str) -> None:
         now = self._clock()

@@ -86,7 +86,7 @@ class NodeCores:
         """For people: the own cores, whom they are lent to, what is borrowed at this moment, or why nothing ever is."""
         own = ",".join(map(str, self._plan.cpus))
         if not self._computes or not own:
-            return own
+            return ""
         if self._table is None or self.why_fixed:
             return f"{own}; it keeps to them: {self.why_fixed}"
         lent = [use for use in self._table.uses() if use.core in self._plan.cpus and use.guest is not None]

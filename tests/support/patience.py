@@ -9,8 +9,8 @@ HANG_GUARD_S = float(os.environ.get("BATON_TEST_HANG_GUARD_S", "300"))
 # After which a cluster under test takes a frozen peer for dead: longer than a busy machine keeps a living one from
 # speaking, and each test that freezes somebody waits for it.
 SILENCE_S = 4.0
-# What those who ask wait for a node that is being started again, and a supervisor for processes that end: no test is
-# about these bounds.
 # By cost an idle decode node takes nearly all prompts: a test about hand-offs says how long one has to be.
 HANDS_OVER = ("--local-prefill-tokens", "32")
+# What those who ask wait for a node that is being started again, and a supervisor for processes that end: no test is
+# about these bounds.
 PATIENT_UP = ("--resume-wait-s", str(HANG_GUARD_S), "--stop-timeout-s", str(HANG_GUARD_S))

@@ -38,7 +38,7 @@ how far to believe it
 """
 NODE_FLAGS_HIDDEN = frozenset(
     {"role", "node_id", "router", "bind_host", "bind_port", "transport", "heartbeat_s", "silence_s", "lease_s"}
-    | {"drain_s", "max_message_bytes", "threads", "cpus", "wait_policy", "keys", "log_level", "log_color"}
+    | {"drain_s", "max_message_bytes", "threads", "cpus", "borrow", "wait_policy", "keys", "log_level", "log_color"}
     | {"chunk_size", "mixed_chunk_size", "itl_budget", "prefix_cache", "served_model_name", "tp", "dp"}
     | {"offload_bytes", "offload_disk_bytes", "offload_dir"}
     | {"spec", "spec_width", "spec_topk", "spec_steps", "spec_copies", "spec_adaptive", "spec_head"}
