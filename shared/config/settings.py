@@ -91,8 +91,8 @@ class MemoryConfig:
     )
     packed_bytes: int = option(
         20480 * MIB,
-        "CPU: weights are packed once, into a file that all nodes of this machine map; most bytes of such files (see "
-        "`baton cache`), the one used longest ago goes first; 0: each node packs its own",
+        "CPU: weights are packed once, into a file that all nodes of this user on this machine map; most bytes of "
+        "such files (see `baton cache`), the one used longest ago goes first; 0: each node packs its own",
         low=0,
         is_bytes=True,
         metavar="SIZE",

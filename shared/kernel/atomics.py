@@ -33,7 +33,7 @@ def look_at(typing_context: Any, address: Any) -> Any:
 
 @emitted
 def put(typing_context: Any, address: Any, value: Any) -> Any:
-    """Writes the word. A thread that sees the new value also sees all that was written before it."""
+    """Write the word. A thread that sees the new value also sees all that was written before it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], _pointer(builder, args[0]), "seq_cst", 8)
@@ -51,25 +51,25 @@ def _changing(operation: str) -> Any:
 
 @emitted
 def add_to(typing_context: Any, address: Any, value: Any) -> Any:
-    """Adds to the word, and gives what it was before."""
+    """Add to the word. Return what it was before."""
     return _changing("add")
 
 
 @emitted
 def set_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Sets bits of the word. Returns what it was before."""
+    """Set bits of the word. Return what it was before."""
     return _changing("or")
 
 
 @emitted
 def keep_bits(typing_context: Any, address: Any, bits: Any) -> Any:
-    """Clears all other bits, and gives what the word was before."""
+    """Clear all other bits. Return what the word was before."""
     return _changing("and")
 
 
 @emitted
 def exchange(typing_context: Any, address: Any, value: Any) -> Any:
-    """Writes the word, and gives what it was before."""
+    """Write the word. Return what it was before."""
     return _changing("xchg")
 
 
@@ -86,7 +86,7 @@ def change_if(typing_context: Any, address: Any, old: Any, new: Any) -> Any:
 
 @emitted
 def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: Any) -> Any:
-    """Calls the compiled task at an address; see jit.compile_task."""
+    """Call the compiled task at an address; see jit.compile_task."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_LONG.as_pointer(), _LONG, _LONG])
@@ -99,7 +99,7 @@ def call_task(typing_context: Any, task: Any, words: Any, share: Any, worker: An
 
 @emitted
 def call_system(typing_context: Any, function: Any, number: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """Calls the C library's `syscall` at an address."""
+    """Call the C library's `syscall` at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_LONG, [_LONG] * 7)
@@ -151,7 +151,7 @@ def rest_a_moment(typing_context: Any) -> Any:
 
 @inlined
 def wait_for_change(calls: int, address: int, seen: int, most_ns: int) -> None:
-    """Sleeps while the lower half of the word is `seen`, until somebody wakes those who wait. `most_ns`: at most so
+    """Sleep while the lower half of the word is `seen`, until somebody wakes those who wait. `most_ns`: at most so
     long, less than a second; 0: without end. May return early."""
     timeout = address_of_time(most_ns) if most_ns > 0 else 0
     call_system(longs_at(calls)[0], longs_at(calls)[1], address, FUTEX_WAIT, seen & 0xFFFFFFFF, timeout)

@@ -76,7 +76,7 @@ def score_row(num_keys: int, head_dim: int) -> int:
 
 
 def run_bytes(num_tokens: int, row: int, group: int, head_dim: int) -> int:
-    """Scratch of a run of so many tokens; see Room."""
+    """Return the bytes of scratch that a run of `num_tokens` needs; see Room."""
     lanes = block_lanes(head_dim)
     return 4 * (6 * lanes + lanes * head_dim + group * lanes + num_tokens * group * (head_dim + lanes + row))
 

@@ -222,8 +222,9 @@ def _at_least(buffer: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.cache
 def make_write(num_heads: int, num_kv_heads: int, head_dim: int, is_half: bool, items: Items, eps: float) -> Any:
-    """Rotates q into float32 scratch and k into the pages, copies v there. Tokens are dealt out to the shares. What
-    becomes bytes is computed exactly as it is written, for the plain reference's bits: a byte is a large step."""
+    """Rotate q into float32 scratch and k into the pages, copy v there. Tokens are dealt out to the shares. What
+    becomes bytes is computed exactly as it is written, for the plain reference's bits (but for keys with a norm, whose
+    sums have another order): a byte is a large step."""
     if items.has_scales:
         return _make_write_bytes(num_heads, num_kv_heads, head_dim, is_half, items, eps)
     head_bytes = head_dim * items.num_bytes

@@ -2,7 +2,7 @@
 
     folder/table      a line of words for each core (core_words.py), mapped by every node
     folder/slot-07    says who has slot 7, and is locked as long as that process lives
-    folder/gate       locked by whoever comes, goes, or clears up behind the dead
+    folder/gate       locked while a node enters, leaves, or removes dead ones
 
 The system drops a lock with its process, so a slot whose file can be locked is a dead node's, in whatever container
 that ran. Nodes of other users have a folder of their own. The last one to go takes the folder with it.

@@ -120,7 +120,7 @@ def ask(calls: int, line: int, slot: int) -> None:
 
 @inlined
 def want(line: int, slot: int) -> bool:
-    """Whoever frees the core from now on rings the node's bell. Gives whether it is taken."""
+    """Ask that the node's bell be rung when the core becomes free. Return whether it is taken now."""
     set_bits(line + WANT, 1 << slot)
     word: int = look_at(line)
     return word != 0

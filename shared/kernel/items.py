@@ -1,7 +1,8 @@
 """What the numbers in a page of KV are, and the bytes among them as vector code.
 
 Bytes are those of quantized.py: a scale per row maps its largest magnitude to the largest byte. What is written here
-has the same bits as there, so nodes with and without compiled kernels fill pages alike.
+has the same bits as there, so nodes with and without compiled kernels fill pages alike; but for keys with a norm, of
+which few are off by a step: their sums have another order.
 """
 
 from __future__ import annotations

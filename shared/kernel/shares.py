@@ -2,7 +2,8 @@
 since a thread may only leave between two.
 
     share:  a run of tiles of columns x a group of rows
-    rows:   in whole passes of so many over a tile; a tile's weights are fetched once for all passes of a share
+    rows:   in whole passes, each of `pass_rows` rows over a tile; a tile's weights are fetched once for all passes of
+            a share
 """
 
 from __future__ import annotations

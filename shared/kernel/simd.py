@@ -243,7 +243,8 @@ class _Vectors:
         vectors = [build.load(place, align=size) for place in places]
         if self._items.has_scales:
             unit = self.splat(scale, 0)
-            return [build.fmul(widened(build, vector, self._items), unit) for vector in vectors]
+            wide = [widened(build, vector, self._items) for vector in vectors]
+            return [self._fenced(build.fmul(self._fenced(numbers), unit)) for numbers in wide]
         upper = ir.Constant(words, [16] * self.lanes)
         return [build.bitcast(build.shl(build.zext(vector, words), upper), self._type) for vector in vectors]
 
@@ -316,7 +317,7 @@ class _Vectors:
         tree.append((part, vector))
 
     def _fenced(self, vector: Any) -> Any:
-        """The compiler may take sums apart and put them together in another order, but not across this."""
+        """The compiler may take sums and products apart and put them together in another order, but not across this."""
         return emit_call(self._builder, f"llvm.arithmetic.fence.v{self.lanes}f32", self._type, [vector])
 
     def push(self, tree: list[tuple[int, Any]], vector: Any) -> None:

@@ -3,7 +3,7 @@
 A team leads with the thread that calls it, and has a helper for every other core it may use: its own ones, and, where
 nodes of one machine share a table of cores, those of others while these do not need them. Helpers sleep in compiled
 code, outside the GIL. A library's threads (OpenMP, numba's) would not do: they take as many cores as they were told at
-the start, whoever else computes, and spin for them.
+the start, however busy the machine is, and spin for them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Place:
 
 
 class Team:
-    """One program at a time: whoever comes meanwhile waits. Threads start with the first program."""
+    """Runs one program at a time: a second caller waits. Threads start with the first program."""
 
     def __init__(self, size: int = 1, places: Sequence[Place] = (), slot: int = 0, memory: object = None) -> None:
         """`size` threads, on cores of which nobody else is told. Or on `places`, own ones first, of which the first is
         the leader's: lines of a table, in which `slot` is this process's number. `memory`: what the lines lie in."""
-        if not can_sleep():
+        if (size > 1 or places) and not can_sleep():
             size, places = 1, ()
         lines = np.zeros((0 if places else size, LINE_WORDS), np.int64)
         own = [Place(line.ctypes.data, is_own=True) for line in lines]
@@ -79,9 +79,11 @@ class Team:
                 self._lock.release()
 
     def keep_to_own(self) -> None:
-        """From now on no core is borrowed."""
+        """Borrow no core from now on."""
         with self._lock:
-            if self._crew is not None:
+            if self._crew is None:
+                self._places = tuple(place for place in self._places if place.is_own)
+            else:
                 self._crew.keep_to_own()
 
     def close(self) -> None:

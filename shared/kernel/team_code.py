@@ -184,7 +184,7 @@ def _wait_until(calls: int, team: int, address: int, wanted: int, exactly: bool,
 
 @functools.cache
 def make_rest() -> Any:
-    """A C function (address of the team's words): gives the own cores back. Not while a program runs."""
+    """A C function (address of the team's words): releases the own cores. Call it only while no program runs."""
 
     def rest(team: int) -> None:
         known = longs_at(team)

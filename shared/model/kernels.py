@@ -41,13 +41,11 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A product in two steps."""
+    """A product in two steps. The flag: it is the head."""
 
-    pack: Callable[
-        [Weight, torch.Tensor | None, bool], Packed | None
-    ]  # the flag: the head; None: the library's product
-    unpack: Callable[[Packed], Linear]
-    unpack_head: Callable[[Packed], Head]
+    pack: Callable[[Weight, torch.Tensor | None, bool], Packed | None]  # None: the library's product takes this one
+    unpack: Callable[[Packed, bool], Linear]
+    packs_numbers: bool  # not only blocks: this processor has a product for numbers of the dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +128,11 @@ def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, format
 
     def make_weight(weight: Weight, bias: torch.Tensor | None) -> Linear:
         packed = packing.pack(weight, bias, False)
-        return library.make_weight(weight, bias) if packed is None else packing.unpack(packed)
+        return library.make_weight(weight, bias) if packed is None else packing.unpack(packed, False)
 
     def make_head(weight: Weight) -> Head:
         packed = packing.pack(weight, None, True)
-        return library.make_head(weight) if packed is None else packing.unpack_head(packed)
+        return library.make_head(weight) if packed is None else packing.unpack(packed, True)
 
     def make_attention(rope: RopeTables, local: RopeTables | None) -> AttentionBackend:
         if supports(shape):
@@ -158,14 +156,15 @@ def compiled_packing(dtype: torch.dtype, team: Team, formats: Formats) -> Packin
             return product.pack(weight, bias) if product.supports(num_inputs, dtype) else None
         return quantized_product.pack(weight, bias) if product.supports(num_inputs, torch.float32) else None
 
-    def unpack(packed: Packed, out_dtype: torch.dtype | None = None) -> Linear:
+    def unpack(packed: Packed, is_head: bool) -> Linear:
+        out_dtype = torch.float32 if is_head else None
         if packed.form is not None:
             return block_product.BlockTileLinear(packed, team, out_dtype)
         if packed.scale is not None:
             return quantized_product.QuantizedTileLinear(packed, team)
         return product.TileLinear(packed, team, out_dtype)
 
-    return Packing(pack, unpack, lambda packed: unpack(packed, torch.float32))
+    return Packing(pack, unpack, product.supports(2, torch.float32 if formats.weights == "fp8" else dtype))
 
 
 def attention_shape(config: LlamaConfig) -> AttentionShape:

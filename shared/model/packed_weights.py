@@ -19,15 +19,16 @@ import torch
 import xxhash
 
 from shared.kernel.block_weights import BlockFormat
-from shared.kernel.linear import Head, Linear
+from shared.kernel.linear import Linear
 from shared.kernel.packed import Packed, processor
-from shared.model.kernels import Packing
+from shared.model.kernels import Kernels, Packing
 from shared.model.opened import OpenedModel
 from shared.model.packed_file import MappedFile, PackedWriter
 from shared.model.packed_folder import PackedKey, PackedRefused
 from shared.model.weights import products_of, read_product
 
 EMBED = "embed"
+IN_BLOCKS = ("file", "int8")  # formats of weights that every processor has a product for
 CPU = torch.device("cpu")
 CODE = tuple(Path(__file__).parents[1] / folder for folder in ("kernel", "model"))
 LIBRARIES = ("gguf", "numpy", "safetensors", "torch")
@@ -50,11 +51,8 @@ class MappedWeights:
         tensors = self._tensor(f"{name}.weight"), self._tensor(f"{name}.bias"), scale
         return Packed(tuple(note["shape"]), getattr(torch, note["dtype"]), *tensors, form)
 
-    def unpack(self, packed: Packed) -> Linear:
-        return self._packing.unpack(packed)
-
-    def unpack_head(self, packed: Packed) -> Head:
-        return self._packing.unpack_head(packed)
+    def unpack(self, packed: Packed, is_head: bool) -> Linear:
+        return self._packing.unpack(packed, is_head)
 
     def _tensor(self, name: str) -> torch.Tensor:
         entry = self._file.entries[name]
@@ -67,24 +65,23 @@ class MappedWeights:
         return flat.view(entry.shape)
 
 
-def map_weights(
-    opened: OpenedModel, packing: Packing | None, weights_hash: str, part: str = "all"
-) -> MappedWeights | None:
-    """Return the model's packed weights, which are made if need be; None where they are not kept in a file.
-    `weights_hash`: the model's own, as ModelSpec has it; `part`: what of it `opened` has the source of."""
-    folder = opened.options.packed
+def map_weights(opened: OpenedModel, kernels: Kernels, weights_hash: str) -> MappedWeights | None:
+    """Return the model's packed weights, which are made if need be; None where they are not kept in a file, or no
+    kernel here takes them. `weights_hash`: the model's own, as ModelSpec has it."""
+    folder, packing = opened.options.packed, kernels.packing
     if folder is None or packing is None:
         return None
-    key, need = key_of(opened, weights_hash, part), opened.weights_bytes(opened.source.config)
+    if opened.options.formats.weights not in IN_BLOCKS and not packing.packs_numbers:
+        return None
+    key, need = key_of(opened, weights_hash), opened.weights_bytes(opened.source.config)
     file = folder.take(key, need, lambda writer: write_weights(writer, opened, packing, key))
     return None if file is None else MappedWeights(file, packing)
 
 
-def key_of(opened: OpenedModel, weights_hash: str, part: str) -> PackedKey:
+def key_of(opened: OpenedModel, weights_hash: str) -> PackedKey:
     about = {
         "model": opened.source.config.name,
         "content": weights_hash,
-        "part": part,
         "dtype": opened.options.dtype,
         "weights": opened.options.formats.weights,
         "processor": xxhash.xxh3_64_hexdigest(processor().encode()),

@@ -30,17 +30,14 @@ from shared.device.group import RankGroup
 from shared.kernel.attention import AttentionBackend, AttentionInputs
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.linear import Head, Weight
-from shared.kernel.packed import Packed
 from shared.model.config import LlamaConfig
 from shared.model.hashlm.shard import HashLMShard
 from shared.model.interface import Model
-from shared.model.kernels import Packing
 from shared.model.llama import LlamaModel
 from shared.model.load import warm_up
 from shared.model.lora import load_adapter
 from shared.model.lora_file import LoraPair
 from shared.model.opened import EncoderFolder, LoadOptions, OpenedModel, open_named
-from shared.model.packed_weights import map_weights
 from shared.model.weights import TensorSource, load_weights
 
 NORMS = {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm", "attn_post_norm", "mlp_post_norm"}
@@ -72,15 +69,17 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
     source = ShardSource(opened.source, group.rank, group.size)
     opened.check_memory(source.config)
     device, dtype = torch.device("cpu"), opened.dtype
-    picked, spec, form = opened.pick_kernels(source.config, device), opened.spec(), opened.options.formats.weights
+    picked = opened.pick_kernels(source.config, device)
 
     def make_head(weight: Weight) -> Head:
-        return OwnColumns(picked.make_head(own_rows(weight, group)), group)
+        num_rows = len(weight) if isinstance(weight, torch.Tensor) else weight.shape[0]
+        own = share(torch.arange(num_rows), group.rank, group.size)
+        return OwnColumns(
+            picked.make_head(weight[own] if isinstance(weight, torch.Tensor) else weight.take(own)), group
+        )
 
-    packing = None if picked.packing is None else own_packing(picked.packing, group)
-    part = f"rank {group.rank} of {group.size}"
-    packed = map_weights(replace(opened, source=source), packing, spec.weights_hash, part)
-    weights = load_weights(source, dtype, device, opened.num_positions, picked.make_weight, make_head, form, packed)
+    form = opened.options.formats.weights
+    weights = load_weights(source, dtype, device, opened.num_positions, picked.make_weight, make_head, form)
     deltas = [
         load_adapter(source.own_pairs(folder.pairs), source.config, dtype, device, picked.make_linear)
         for folder in opened.folders.values()
@@ -89,23 +88,7 @@ def build_shard(opened: OpenedModel, group: RankGroup) -> LlamaModel:
         picked.make_attention(weights.rope, weights.local_rope), source.first_kv_head, source.config.num_kv_heads
     )
     whole = opened.source.config
-    return LlamaModel(whole, spec, weights, attention, picked.blocks, deltas, group.side_by_side)
-
-
-def own_rows(weight: Weight, group: RankGroup) -> Weight:
-    """This rank's share of a head."""
-    num_rows = len(weight) if isinstance(weight, torch.Tensor) else weight.shape[0]
-    own = share(torch.arange(num_rows), group.rank, group.size)
-    return weight[own] if isinstance(weight, torch.Tensor) else weight.take(own)
-
-
-def own_packing(packing: Packing, group: RankGroup) -> Packing:
-    """The same, of this rank's share of the head."""
-
-    def pack(weight: Weight, bias: torch.Tensor | None, is_head: bool) -> Packed | None:
-        return packing.pack(own_rows(weight, group) if is_head else weight, bias, is_head)
-
-    return Packing(pack, packing.unpack, lambda packed: OwnColumns(packing.unpack_head(packed), group))
+    return LlamaModel(whole, opened.spec(), weights, attention, picked.blocks, deltas, group.side_by_side)
 
 
 class OwnColumns:

@@ -34,8 +34,7 @@ class PackedWeights(Protocol):
     embed: torch.Tensor
 
     def product(self, name: str) -> Packed | None: ...  # None: it is made of the source
-    def unpack(self, packed: Packed) -> Linear: ...
-    def unpack_head(self, packed: Packed) -> Head: ...
+    def unpack(self, packed: Packed, is_head: bool) -> Linear: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +102,13 @@ def load_weights(
     def make_one(product: Product) -> Linear:
         kept = None if packed is None else packed.product(product.name)
         if packed is not None and kept is not None:
-            return packed.unpack(kept)
+            return packed.unpack(kept, False)
         return make(*read_product(source, product, dtype, device, form))
 
     def head() -> Head:
         kept = None if packed is None else packed.product(HEAD)
         if packed is not None and kept is not None:
-            return packed.unpack_head(kept)
+            return packed.unpack(kept, True)
         if config.tie_embeddings and form in ("auto", "fp8"):
             return make_head(embed)
         return make_head(read_product(source, head_of(config), dtype, device, form)[0])

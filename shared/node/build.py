@@ -83,12 +83,11 @@ class Loaded:
     drafter: Drafter | None
     stages: tuple[Stage, ...] = ()  # of the model, where it is a pipeline
     packed: PackedFolder | None = None  # whose files its weights may be in
-    num_parts: int = 1  # equal ones, which processes of this node have mapped
 
     @property
     def mapped_bytes(self) -> int:
-        """Return the memory that holds this node's mapped weights, which the system takes for free."""
-        return 0 if self.packed is None else self.packed.mapped_bytes * self.num_parts
+        """Return the memory that holds mapped weights, which the system takes for free."""
+        return 0 if self.packed is None else self.packed.mapped_bytes
 
 
 def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
@@ -285,9 +284,7 @@ def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | Non
         with explained(gpu, device, TOO_LARGE):
             model = load_model(name, options, device)
     with explained(gpu, device, TOO_LARGE):
-        loaded = Loaded(
-            model, make_drafter(parts.spec, name, model, cores.team), stages, options.packed, parts.parallel.tp
-        )
+        loaded = Loaded(model, make_drafter(parts.spec, name, model, cores.team), stages, options.packed)
     give_freed_memory_back()
     return loaded
 

@@ -2,9 +2,9 @@
 
     python -m tests.bench.itl_budget [--rounds 6] [--threads 2] [--budgets 30 60]
 
-Four streams run; one prompt of 1,500 tokens at a time joins them. In each round the settings take turns in a drawn order:
-chunks of a fixed size, and budgets in milliseconds with chunks of up to 256 tokens. Milliseconds; `chunk`: mean prompt
-tokens of a step.
+Four streams run; one prompt of 1,500 tokens at a time joins them. In each round the settings take turns in a drawn
+order: chunks of a fixed size, and budgets in milliseconds with chunks of up to 256 tokens. Milliseconds; `chunk`: mean
+prompt tokens of a step.
 """
 
 from __future__ import annotations

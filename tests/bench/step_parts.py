@@ -4,9 +4,9 @@
                                      [--steps "decode 8,prefill 512"] [--against FOLDER]
 
 Steps: prefill of one prompt of 512 and of 1,500 tokens, decode at batch 1, 8 and 32 behind 128 and behind 1,500 tokens.
-A model that is not one program has no kinds of task. Minima of some
-rounds, ms; of one thread the processor's time, of several the clock's. With --against, the tree in that folder takes
-turns with this one, a process each, and its time over ours is printed too: a busy machine hurts both.
+A model that is not one program has no kinds of task. Minima of some rounds, ms; of one thread the processor's time,
+of several the clock's. With --against, the tree in that folder takes turns with this one, a process each, and its
+time over ours is printed too: a busy machine hurts both.
 """
 
 from __future__ import annotations

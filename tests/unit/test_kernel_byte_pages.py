@@ -105,6 +105,16 @@ def test_same_bits_for_any_cut_batch_page_size_and_team(heads: str, name: str, d
         assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_run_over_bytes_has_the_bits_of_each_token_alone(heads: str, name: str) -> None:
+    """A key that one query reads is not widened as one is that many read."""
+    shape, pages = SHAPES[heads], DTYPES[name]
+    whole = Paged(numba_backend(shape, pages=pages), shape, pages=pages).step({0: (0, 120)})
+    paged = Paged(numba_backend(shape, pages=pages), shape, pages=pages)
+    assert torch.equal(torch.cat([paged.step({0: (at, at + 1)}) for at in range(120)]), whole)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_no_number_of_a_later_token_reaches_an_earlier_one(name: str) -> None:
     """Nor what lies before its window: 0 times NaN is NaN, so no weight of 0 may hide it."""

@@ -93,7 +93,7 @@ def test_products_that_no_kernel_takes_come_from_the_model(tmp_path: Path, monke
 
 
 def key_of_model(found: OpenedModel) -> PackedKey:
-    return key_of(found, found.spec().weights_hash, "all")
+    return key_of(found, found.spec().weights_hash)
 
 
 def opened(name: Path, **changes: object) -> OpenedModel:

@@ -23,7 +23,6 @@ from shared.model.interface import LayerMarks, Model, ModelInputs, ModelOutput
 from shared.model.kernels import AS_DTYPE, Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions, open_model
-from shared.model.packed_folder import PackedFolder
 from shared.model.shard import check_shares, load_shard
 from shared.sched.events import Ended
 from shared.transfer.interface import Part
@@ -102,14 +101,11 @@ def run_steps(model: Model, pool: KVPool, forward) -> list[ModelOutput]:  # noqa
         return [forward(inputs_of(ids[a:b], a, wanted), pool) for a, b, wanted in steps]
 
 
-def assert_same_bits(
-    folder: Path, dtype: str, size: int, formats: Formats = AS_DTYPE, packed: PackedFolder | None = None
-) -> None:
-    options = LoadOptions(dtype, formats=formats)
-    whole = load_model(str(folder), options)
+def assert_same_bits(folder: Path, dtype: str, size: int, formats: Formats = AS_DTYPE) -> None:
+    whole = load_model(str(folder), LoadOptions(dtype, formats=formats))
     pool = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
     expected = run_steps(whole, pool, whole.forward)
-    with followers(size, lambda group: load_shard(str(folder), replace(options, packed=packed), group)) as team:
+    with followers(size, lambda group: load_shard(str(folder), LoadOptions(dtype, formats=formats), group)) as team:
         assert team.model.kv_planes(PAGE_SIZE) == whole.kv_planes(PAGE_SIZE)
         assert team.model.spec == whole.spec
         shared = KVPool(whole.kv_planes(PAGE_SIZE), 10, PAGE_SIZE)
@@ -140,15 +136,6 @@ def test_a_llama_has_the_bits_of_one_rank_in_logits_and_pages(llama: Path, size:
 def test_so_has_one_with_narrow_weights_or_pages(llama: Path, formats: Formats) -> None:
     skip_without_own_products("float32")
     assert_same_bits(llama, "float32", 2, formats)
-
-
-@pytest.mark.parametrize("weights", ["auto", "int8"])
-def test_so_has_one_that_maps_its_parts(llama: Path, weights: str, tmp_path: Path) -> None:
-    """Packed by the first node, mapped by the second."""
-    skip_without_own_products("float32")
-    for _ in range(2):
-        assert_same_bits(llama, "float32", 2, Formats(weights=weights), PackedFolder(tmp_path / "packed", 1 << 40))
-        assert len(list((tmp_path / "packed").glob("*.packed"))) == 2
 
 
 def test_so_has_a_gemma_with_windows_and_one_kv_head(tmp_path: Path) -> None:

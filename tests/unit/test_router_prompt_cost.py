@@ -296,8 +296,18 @@ def test_times_that_shrink_with_the_length_are_no_rate() -> None:
     assert speed is not None and speed.step_s == 0.0 and 0.004 < speed.token_s < 0.008
 
 
+def test_what_a_node_did_before_this_router_knew_it_is_not_measured_now() -> None:
+    """A router that starts today hears yesterday's totals first."""
+    node, figures = Reporter(), PromptFigures()
+    figures.learn(node.compute(LENGTHS * 10), (), 0.0)
+    assert figures.speed(0.0) is None
+    figures.learn(node.compute(LENGTHS * 10), (), 0.5)
+    assert figures.speed(0.5) is not None
+
+
 def test_a_few_steps_are_no_figures() -> None:
     node, figures = Reporter(), PromptFigures()
+    figures.learn(counters(0, 0, 0.0), (), 0.0)
     figures.learn(node.compute(LENGTHS[:3] * 2), (), 0.0)
     assert figures.speed(0.0) is None
     figures.learn(node.compute(LENGTHS), (), 0.5)

@@ -356,7 +356,7 @@ MUTANTS = {
         Broken("admit_off_stream", "admission on the forward stream", ("pair",), DETECTOR, admission_off_stream),
         Broken("live_batch", "the plan's own rows", LOCAL, DETECTOR, live_batch_rows),
         Broken("live_page_table", "the plan's own page table", LOCAL, DETECTOR, live_page_table),
-        Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked, 2),
+        Broken("incarnation_unchecked", "incarnation of a result", LOCAL, STREAM, incarnation_unchecked, 4),
         Broken("result_before_done", "lease.done.query()", LOCAL, DETECTOR, result_before_done),
         Broken("pull_no_wait", "transfer.wait(newest step)", ("pair",), DETECTOR, pull_does_not_wait, 2, "pulls"),
         Broken("pull_old_wait", "the NEWEST step", ("pair",), DETECTOR, pull_waits_for_an_older_step, 2, "pulls"),
