@@ -100,7 +100,7 @@ def test_the_command_lists_and_removes(tmp_path: Path, cache: Path, capsys: pyte
     kept = load_model(str(model), LoadOptions("float32", packed=PackedFolder(cache, GIB)))
     assert cli.main(["cache"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith(f"1 files, 1 MiB, in {cache}\n") and f"in use {kept.spec.name} float32 auto" in told
+    assert told.startswith(f"1 file, 1 MiB, in {cache}\n") and f"in use {kept.spec.name} float32 auto" in told
     assert cli.main(["cache", "clear"]) == 0 and "removed from" in capsys.readouterr().out
     assert list(cache.glob("*.packed")) == []
     cache.chmod(0o755)

@@ -46,7 +46,7 @@ LONG = SamplingParams(max_tokens=12, temperature=0.0)
 RELAY = (Offer, Grant, Ready, Prebuilt, Installed)
 PAIRING = (Join, StoreEntry, Take)
 TRANSPORTS = ("shm", "zmq", "gloo")
-NUM_MESSAGES = {"shm": 25, "zmq": 25, "gloo": 41}  # of three hand-offs, checked below
+NUM_MESSAGES = {"shm": 21, "zmq": 21, "gloo": 33}  # of three hand-offs, checked below
 
 
 def kinds_of(transport: str) -> tuple[type, ...]:
@@ -407,7 +407,7 @@ def test_a_slow_peer_keeps_nobody_else_waiting(pair: Pairs, transport: str, who:
 def test_staging_is_bounded_however_slow_the_other_side_is(pair: Pairs) -> None:
     p, d = pair("gloo", page_size=4, chunk_size=8, num_pages=200)
     net = Net([p, d])
-    keys = [net.generate(p, job(rid), d) for rid in range(3)]
+    keys = [net.generate(p, job(rid), d) for rid in range(4)]
     net.run(until=lambda: bool(net.messages(Take)))
     group_of(p).open = False
     net.run()
@@ -417,7 +417,7 @@ def test_staging_is_bounded_however_slow_the_other_side_is(pair: Pairs) -> None:
     group_of(p).open = True
     group_of(p).move()
     net.run()
-    assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(3)]
+    assert [net.router.streams[key] for key in keys] == [expected(job(rid)) for rid in range(4)]
     assert_clean(p, d)
 
 
