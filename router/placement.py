@@ -35,8 +35,8 @@ class Placement:
 
 
 class Placer:
-    """`local_tokens`: prompts up to this long are not worth a hand-off. BY_COST: those that cost less without one, and
-    while that is not measured those up to UNMEASURED_LOCAL_TOKENS."""
+    """`local_tokens`: prompts up to this length are not handed over. BY_COST: measured cost decides. Until there are
+    figures, the length is UNMEASURED_LOCAL_TOKENS."""
 
     def __init__(self, registry: Registry, policy: Policy, local_tokens: int) -> None:
         self._registry = registry
@@ -91,8 +91,8 @@ class Placer:
         return Placement(prefill=None, decode=first)
 
     def _start(self, prefill: RegisteredNode, decode: RegisteredNode, num_tokens: int, now: float) -> Placement:
-        """On which of the two: nothing but the nodes' figures and loads decides. One that lacks room for the prompt, or
-        for those that were sent there to be computed, never begins it by cost."""
+        """Choose where the prompt is computed, by the nodes' figures and loads alone. By cost, the decode node computes
+        it only if it has room for it and for all prompts that wait there."""
         if not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
             return Placement(prefill, decode)
         there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)

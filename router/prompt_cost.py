@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-HALF_LIFE_STEPS = 64  # so many steps later a measured one counts half
+HALF_LIFE_STEPS = 64  # a step counts half once so many have followed it
 ENOUGH_STEPS = 8
 UNLIKE = 0.1  # lengths that vary by less, beside their mean, tell no line
 HANDOFF_WEIGHT = 0.125  # of the newest
@@ -62,7 +62,7 @@ class StepSums:
     tokens_seconds: float = 0.0
 
     def add(self, steps: float, tokens: float, seconds: float) -> None:
-        """Age what is there by so many steps, and add these. However many, they count as one half-life of them."""
+        """Age the sums by the number of new steps, then add these. They weigh no more than HALF_LIFE_STEPS steps."""
         kept, share = 0.5 ** (steps / HALF_LIFE_STEPS), min(1.0, HALF_LIFE_STEPS / steps)
         self.steps = kept * self.steps + share * steps
         self.tokens = kept * self.tokens + share * tokens
@@ -127,8 +127,8 @@ class PromptFigures:
         return self._speed if now - self._measured_at <= FRESH_S else None
 
     def speed_beside(self, other: PromptSpeed, now: float) -> PromptSpeed:
-        """Return its line. A node without figures is taken to be as fast as the other one. One that has a rate and no
-        line is taken to be so many times as slow as it was at the lengths it was given."""
+        """Return this node's line. Without figures it is the other node's. With a rate only, it is the other's line
+        times how much slower this node was at its mean length."""
         own = self.speed(now)
         if own is None:
             return other
