@@ -367,7 +367,7 @@ class LocalConfig:
     decode_pp: int = option(0, "--pp of the decode nodes, where it is another than the prefill nodes'", low=0, high=64)
     start_timeout_s: float = option(300.0, "longest time until all of it is ready", low=1.0, high=3600.0)
     stop_timeout_s: float = option(15.0, "seconds processes get to stop before they are killed", low=0.5, high=3600.0)
-    share_cores: bool = option(False, "a node computes on the cores of nodes that have no work, too")
+    share_cores: bool = option(True, "a node computes on the cores of nodes that have no work, too")
     max_restarts: int = option(5, "restarts of one node within a minute before it is left down", low=0, high=100)
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from shared.core.latest import Latest
 from shared.engine.boundary import Boundary, Packed, SameMemory
 from shared.engine.carry import Carry
 from shared.engine.compact import compact
@@ -29,8 +30,8 @@ from shared.engine.verify import Drafts, Verified, verify
 from shared.engine.window import counted_tokens, lay_out
 from shared.kv.pool import KVPool
 from shared.model.interface import Carried, Model, ModelInputs, ModelOutput
-from shared.sample.interface import DeviceMasks, SampleOutput, TokenMasks
-from shared.sample.knobs import LatestKnobs
+from shared.sample.interface import DeviceMasks, SampleOutput, SamplingBatch, TokenMasks
+from shared.sample.knobs import Knobs, knobs_of
 from shared.sample.sampler import needs_history, sample
 
 OnVerifyComplete = Callable[[FutureIndices, torch.Tensor], None]  # the batch rows of the relay, (B,) lengths
@@ -69,11 +70,11 @@ class Worker:
         self.drafter = drafter
         self.boundary: Boundary = boundary or SameMemory()
         self._runner = runner or Whole()
-        self._knobs = LatestKnobs(model.spec.vocab_size)
+        self._knobs = Latest[SamplingBatch, Knobs[np.ndarray]](lambda batch: knobs_of(batch, model.spec.vocab_size))
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
-        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self._knobs.of)
+        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self._knobs)
         yield
         resolve_forward_inputs(fb, self.future_map)
         self.future_map.seed_history(plan.history_seeds, fb.arrays.seeded)

@@ -7,12 +7,14 @@ how an output is drawn.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba.np.numpy_support import carray
 
+from shared.core.latest import Latest
 from shared.kernel.jit import NUM_SHARES, compile_exact_task, floats_at, ints_at, longs_at
 from shared.kernel.noise_numba import exact
 from shared.kernel.program import Program
@@ -20,30 +22,37 @@ from shared.kernel.sample_cpu import draw_output
 from shared.kernel.sample_edits import Outputs, RowParams
 from shared.kernel.team import Team
 
-# The words behind a task's first two: of each array its address, rows and columns.
-ARRAYS, WORDS_EACH = 2, 3
+ARRAYS = 2  # the words of a task before those of its arrays
 
 _I64, _F32 = np.dtype(np.int64), np.dtype(np.float32)
-PARAMS_DTYPES = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
-OUTPUTS_DTYPES = (_I64, _I64, _I64, np.dtype(np.int32), _I64, np.dtype(np.int32), _I64, np.dtype(np.uint32))
-DTYPES = (_F32, _I64, *PARAMS_DTYPES, *OUTPUTS_DTYPES)  # logits, ids and what the tuples hold
+PARAMS_DTYPES: tuple[np.dtype[Any], ...] = (_F32, _I64, _I64, _I64, _I64, _F32, *[_I64] * 6)
+_I32, _U32 = np.dtype(np.int32), np.dtype(np.uint32)
+OUTPUTS_DTYPES: tuple[np.dtype[Any], ...] = (_I64, _I64, _I64, _I32, _I64, _I32, _I64, _U32)
 
 
 def sample_outputs(
     logits: npt.NDArray[np.float32], params: RowParams, outputs: Outputs, ids: npt.NDArray[np.int64], team: Team
 ) -> None:
     """(E, V) logits, left as they are -> (E,) ids. TypeError for an array of another dtype or not contiguous."""
-    arrays: tuple[npt.NDArray[Any], ...] = (logits, ids, *params, *outputs)
-    words = np.zeros((1, ARRAYS + WORDS_EACH * len(arrays)), np.int64)
-    at = ARRAYS
-    for array, dtype in zip(arrays, DTYPES, strict=True):
+    words = [0] * ARRAYS + _words_of((logits, ids), (_F32, _I64))
+    words += _words_of_params(params) + _words_of(outputs, OUTPUTS_DTYPES)
+    program = Program(team, [make_sampler()], np.array([words], np.int64))
+    program.words[0, NUM_SHARES] = len(ids)
+    program.run()
+
+
+def _words_of(arrays: Sequence[npt.NDArray[Any]], dtypes: Sequence[np.dtype[Any]]) -> list[int]:
+    """Of each array its address, rows and columns."""
+    words: list[int] = []
+    for array, dtype in zip(arrays, dtypes, strict=True):
         if array.dtype != dtype or not array.flags.c_contiguous:
             raise TypeError(f"the sampler takes contiguous {dtype}, not {array.dtype} {array.strides}")
-        words[0, at : at + WORDS_EACH] = array.ctypes.data, array.shape[0], array.shape[-1]
-        at += WORDS_EACH
-    program = Program(team, [make_sampler()], words)
-    words[0, NUM_SHARES] = len(ids)
-    program.run()
+        words += array.ctypes.data, array.shape[0], array.shape[-1]
+    return words
+
+
+# The parameters are kept as long as their addresses are known here.
+_words_of_params: Latest[RowParams, list[int]] = Latest(lambda params: _words_of(params, PARAMS_DTYPES))
 
 
 @functools.cache

@@ -97,19 +97,6 @@ def knobs_of(batch: SamplingBatch, vocab_size: int) -> Knobs[np.ndarray]:
     )
 
 
-class LatestKnobs:
-    """Keeps the newest batch's: its parameters stay the same from step to step while no row joins or leaves."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._newest: tuple[SamplingBatch, Knobs[np.ndarray]] | None = None
-
-    def of(self, batch: SamplingBatch) -> Knobs[np.ndarray]:
-        if self._newest is None or self._newest[0] is not batch:
-            self._newest = batch, knobs_of(batch, self._vocab_size)
-        return self._newest[1]
-
-
 def _inside(ids: Sequence[int], vocab_size: int) -> list[int]:
     return [i for i in ids if 0 <= i < vocab_size]
 

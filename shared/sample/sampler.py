@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.core.latest import Latest
 from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
@@ -47,13 +48,16 @@ def sample(
     return sample_cpu(logits, batch, row_of, positions, history, masks)
 
 
-def needs_history(batch: SamplingBatch) -> bool:
+def _needs_history(batch: SamplingBatch) -> bool:
     return bool(
         (batch.repetition_penalty != 1).any()
         or (batch.presence_penalty != 0).any()
         or (batch.frequency_penalty != 0).any()
         or any(len(word) > 1 for words in batch.bad_words for word in words)
     )
+
+
+needs_history = Latest(_needs_history)  # whether a row has penalties, or bad words of several tokens
 
 
 def takes_largest(batch: SamplingBatch) -> bool:

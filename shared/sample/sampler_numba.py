@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared.core.latest import Latest
 from shared.kernel import sample_cpu as kernels
 from shared.kernel.sample_cpu import logprobs
 from shared.kernel.sample_edits import Outputs, RowParams
@@ -102,7 +103,7 @@ def check_masks(rows: npt.NDArray[np.int64], bits: npt.NDArray[np.uint32], num_o
         raise IndexError(f"{bits.shape} words of masks do not hold mask {rows.max(initial=-1)} of {vocab_size} ids")
 
 
-def row_params(batch: SamplingBatch) -> RowParams:
+def _row_params(batch: SamplingBatch) -> RowParams:
     """The batch's values in the layout of the numba kernels."""
     with np.errstate(divide="ignore"):
         log_min_p = np.log(batch.min_p).astype(np.float32)
@@ -128,6 +129,9 @@ def row_params(batch: SamplingBatch) -> RowParams:
         bad_ends,
         np.cumsum([0, *map(len, batch.bad_words)], dtype=np.int64),
     )
+
+
+row_params = Latest(_row_params)
 
 
 def _ragged(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

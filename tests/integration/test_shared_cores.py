@@ -1,4 +1,4 @@
-"""Nodes of `baton up --share-cores` use each other's cores, as `baton admin status` tells people."""
+"""Nodes of `baton up` use each other's cores, as `baton admin status` tells people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPT = "Tell a long story about a river."
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cores")
-    flags = ("--share-cores", "--heartbeat-s", "0.1", "--max-context", "2048", "--admin-key-file", str(folder / "key"))
+    flags = ("--heartbeat-s", "0.1", "--max-context", "2048", "--admin-key-file", str(folder / "key"))
     (folder / "key").write_text("a-key")
     with baton_up(folder / "up.log", *flags) as cluster:
         yield cluster

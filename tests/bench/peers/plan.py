@@ -26,7 +26,7 @@ from tests.bench.run import Part, measure
 from tests.clients.environment import NotInstalled
 
 Figures = dict[str, float]
-BOTH_CORES = ("--share-cores",)  # Baton's default settings are what is compared; this row alone gives it more
+CORE_EACH = ("--no-share-cores",)  # Baton's default settings are what is compared, but for this row
 DRAFTS = {
     "eagle": ("--spec", "eagle"),
     "eagle tree": ("--spec", "eagle", "--spec-topk", "3", "--spec-steps", "2", "--spec-width", "6"),
@@ -184,7 +184,7 @@ def serve_drafts(serve: Serve, prompts: Prompts, answer: int, mean: str) -> Figu
 
 
 def itl_jobs(peers: Peers, sizes: Sizes, threads: int) -> list[Job]:
-    systems = {"itl_core_each": {BATON: servers.baton()}, "itl_both_cores": {BATON: servers.baton(*BOTH_CORES)}}
+    systems = {"itl_core_each": {BATON: servers.baton(*CORE_EACH)}, "itl_both_cores": {BATON: servers.baton()}}
     systems["itl_both_cores"] |= {name: one for name, one in llama_servers(peers, threads).items() if name == Q4_0}
     return [
         Job("itl", f"{name} {row}", functools.partial(serve_beside_prompts, serve, sizes, row))
