@@ -19,6 +19,7 @@ import torch
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
+from shared.device.malloc import keep_freed_memory
 from shared.device.streams import make_streams
 from shared.model.interface import Model
 from shared.model.kernels import Formats
@@ -113,6 +114,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=0, help="overlap against plain: number of interleaved pairs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    keep_freed_memory()  # as nodes do
     torch.set_num_threads(args.threads)
     options = LoadOptions(args.dtype, threads=args.threads, formats=Formats(args.kv, args.weights))
     model = load_model(args.model, options)
