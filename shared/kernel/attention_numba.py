@@ -49,6 +49,7 @@ from shared.kernel.attention_words import (
     VISIBLE,
     WINDOW,
 )
+from shared.kernel.bounds import check_range
 from shared.kernel.items import ITEMS, Items
 from shared.kernel.jit import (
     NUM_ROWS,
@@ -71,6 +72,13 @@ from shared.kernel.simd import block_lanes, narrow_row
 from shared.kernel.team import Team
 
 _f32 = np.float32
+# What a step fills in, in this order.
+FILLED = np.array(
+    (
+        ROWS, POSITIONS, SLOTS, TABLE, TABLE_STRIDE, VISIBLE, PAGE_BYTES, PAGE_SIZE, SCALE_PAGE_BYTES, QUERIES,
+        SCORE_BYTES, RUNS, NUM_RUNS, RUN_TOKENS, SCRATCH, SCRATCH_BYTES,
+    )
+)  # fmt: skip
 
 
 def supports(shape: AttentionShape) -> bool:
@@ -110,15 +118,23 @@ class AttentionStep:
         self._scratch.reserve(run_bytes(run_tokens, *sizes))
         cost = num_tokens * inputs.max_seq_len * shape.num_heads * shape.head_dim * 2
         self.num_shares = shares_of(cost, MOST_COST, self._num_threads)
-        words = self.words
-        words[[ROWS, POSITIONS, SLOTS]] = self._rows.ctypes.data, self._positions.data_ptr(), self._slots.data_ptr()
-        words[[TABLE, TABLE_STRIDE]] = self._table.data_ptr(), self._table.shape[1]
-        words[VISIBLE] = 0 if self._visible is None else self._visible.data_ptr()
-        words[[PAGE_BYTES, PAGE_SIZE]] = kv.stride(0) * kv.element_size(), kv.shape[4]
-        words[SCALE_PAGE_BYTES] = 0 if scales is None else scales.stride(0) * scales.element_size()
-        words[[QUERIES, SCORE_BYTES]] = self._queries.data_ptr(), row * 4
-        words[[RUNS, NUM_RUNS, RUN_TOKENS]] = self._runs.ctypes.data, len(self._runs) - 1, run_tokens
-        words[[SCRATCH, SCRATCH_BYTES]] = self._scratch.words
+        self.words[FILLED] = (
+            self._rows.ctypes.data,
+            self._positions.data_ptr(),
+            self._slots.data_ptr(),
+            self._table.data_ptr(),
+            self._table.shape[1],
+            0 if self._visible is None else self._visible.data_ptr(),
+            kv.stride(0) * kv.element_size(),
+            kv.shape[4],
+            0 if scales is None else scales.stride(0) * scales.element_size(),
+            self._queries.data_ptr(),
+            row * 4,
+            self._runs.ctypes.data,
+            len(self._runs) - 1,
+            run_tokens,
+            *self._scratch.words,
+        )
 
     def _find_runs(self, run_tokens: int) -> npt.NDArray[np.int64]:
         """Where each run begins, and the number of tokens. A run ends with a token whose slot a whole block would end
@@ -159,16 +175,14 @@ class AttentionStep:
         """The kernels check no bounds, so this does, once a step: a wrong plan fails instead of writing anywhere."""
         if ITEMS[self._kv.dtype].has_scales != (self._scales is not None):
             raise TypeError(f"pages of {self._kv.dtype} with{'' if self._scales is not None else 'out'} scales")
-        limit = min(inputs.max_seq_len, *map(len, self._tables), self._table.shape[1] * self._kv.shape[4])
-        for name, places in (("positions", self._positions), ("slots", inputs.slots)):
-            low, high = (0, 0) if places is None else (int(bound) for bound in places.aminmax())
-            if low < 0 or high >= limit:
-                raise IndexError(f"{name} {low}..{high} of a step that holds 0..{limit - 1}")
+        shortest = min(table.shape[0] for table in self._tables)
+        limit = min(inputs.max_seq_len, shortest, self._table.shape[1] * self._kv.shape[4])
+        check_range("positions", self._positions, limit)
+        if inputs.slots is not None:
+            check_range("slots", self._slots, limit)
         if self._visible is not None and bool((self._visible.clamp(min=0) >> (self._slots + 1).clamp(max=62)).any()):
             raise IndexError("a window of alternatives begins before slot 0")
-        low, high = (int(bound) for bound in self._table.aminmax())
-        if low < 0 or high >= len(self._kv):
-            raise IndexError(f"pages {low}..{high} of a pool that holds 0..{len(self._kv) - 1}")
+        check_range("pages", self._table, self._kv.shape[0])
 
 
 class NumbaAttention:

@@ -17,6 +17,7 @@ from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, product
 from shared.kernel import blocks_numba as blocks
 from shared.kernel.attention import AttentionInputs
+from shared.kernel.bounds import check_range
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
 from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
@@ -25,7 +26,7 @@ from shared.kernel.team import Team
 from shared.model.config import LlamaConfig
 from shared.model.eagle_head import EagleWeights
 from shared.model.kernels import attention_shape
-from shared.model.llama_compiled import NUM_WORDS, check_range
+from shared.model.llama_compiled import NUM_WORDS
 
 EMBED, EMBED_NORM, FEATURE_NORM, QKV, WRITE, ATTEND, OUT, MLP_NORM, GATE_UP, GATE, DOWN, ADD = range(12)
 ATTENTION = np.array((WRITE, ATTEND))

@@ -26,6 +26,7 @@ from shared.kernel import attention_numba as attention
 from shared.kernel import attention_words, block_product, product
 from shared.kernel import blocks_numba as blocks
 from shared.kernel.block_product import BlockTileLinear
+from shared.kernel.bounds import check_range
 from shared.kernel.jit import NUM_ROWS, NUM_SHARES
 from shared.kernel.product import TileLinear
 from shared.kernel.program import Program
@@ -350,12 +351,3 @@ def _with_own(carried: Carried | None, own: torch.Tensor | None) -> torch.Tensor
     """What the stages so far have captured, side by side."""
     before = None if carried is None else carried.aux
     return own if before is None else before if own is None else torch.cat((before, own), dim=-1)
-
-
-def check_range(name: str, values: torch.Tensor, limit: int) -> None:
-    """The tasks check no bounds."""
-    if len(values) == 0:
-        return
-    low, high = (int(bound) for bound in values.aminmax())
-    if low < 0 or high >= limit:
-        raise IndexError(f"{name} {low}..{high} where 0..{limit - 1} are")
