@@ -1,6 +1,6 @@
 """Speculation beside none, engine level: tokens/s by batch, and by kind of prompt at batch 1 with tokens per verify.
 
-    python -m tests.bench.speculation --threads 2 --dtype bfloat16 [--head DIR] [--per-kind 12] [--width 4]
+    python -m tests.bench.speculation --threads 2 [--weights file] [--head DIR] [--per-kind 12] [--width 4]
 
 Prompts are those that no head was trained on, answers greedy. The contenders take turns at each prompt and batch, so
 that a busy machine hurts all. `eagle chain` verifies --width tokens always; `adaptive` is what nodes do with eagle by
@@ -31,6 +31,8 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.streams import make_streams
+from shared.kernel.team import Team
+from shared.model.kernels import Formats
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
@@ -97,9 +99,11 @@ class Engine:
     submitted: int = 0
 
     @classmethod
-    def of(cls, config: SpecConfig, model_name: str, dtype: str, threads: int) -> Engine:
-        model = load_model(model_name, LoadOptions(dtype, max_context=1024, threads=threads))
-        drafter = make_drafter(config, model_name, model, threads)
+    def of(cls, config: SpecConfig, model_name: str, formats: tuple[str, str], threads: int) -> Engine:
+        """`formats`: of numbers and of weights, as --dtype and --weight-dtype."""
+        team, (dtype, weights) = Team(threads), formats
+        model = load_model(model_name, LoadOptions(dtype, 1024, threads, team, formats=Formats(weights=weights)))
+        drafter = make_drafter(config, model_name, model, team)
         settings = SchedSettings(page_size=16, max_context=1024, width=config.width)
         streams = make_streams("cpu", on_thread_start=lambda: torch.set_num_threads(threads))
         widths = make_width_choice(config)
@@ -139,7 +143,7 @@ def build(args: argparse.Namespace) -> tuple[dict[str, Engine], dict[str, str]]:
         if args.only and name not in (OFF, *args.only):
             continue
         try:
-            engines[name] = Engine.of(config(), args.model, args.dtype, args.threads)
+            engines[name] = Engine.of(config(), args.model, (args.dtype, args.weights), args.threads)
         except ConfigError as error:
             missing[name] = str(error)
             print(f"left out: {name}: {error}")
@@ -199,6 +203,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--weights", default="auto", choices=("auto", "file", "int8"), help="as --weight-dtype")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--head", default="auto", help="folder of an EAGLE-3 head")
     parser.add_argument("--width", type=int, default=SpecConfig().spec_width)
