@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import itertools
 import platform
@@ -22,11 +23,14 @@ from types import ModuleType
 
 import numpy
 import pytest
+from packaging.version import Version
 
 if sys.platform != "linux" or platform.machine() != "x86_64":
     raise ImportError("kernels are interpreted on Linux x86-64 only")
 if importlib.util.find_spec("triton") is None:
     raise ImportError("Triton is missing: pip install -r tests/requirements.txt")
+if Version(importlib.metadata.version("triton")) < Version("3.7"):
+    raise ImportError("Triton before 3.7 can't interpret beside numpy 2")
 
 # transformers loads Triton, as a compiler. Its Python part is loaded a second time then; the compiled one is not.
 LOADED_AGAIN = re.compile(r"triton(?!\._C\b)(\.|$)|shared\.gpu_kernel\.")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,6 +159,22 @@ def test_programs_run_in_a_drawn_order_each_once() -> None:
         other = run()
     assert plain == run() == list(range(6)) == sorted(first) == sorted(other)
     assert first == again != other and first != plain
+
+
+LATE = """
+import triton, torch
+from shared.gpu_kernel import gate as compiled
+from tests.support import interpreter
+gate = interpreter.kernels("gate")
+assert gate is not compiled
+print(gate.gate(torch.full((1, 4), 2.0), False, torch.float32))
+"""
+
+
+def test_the_interpreter_is_had_where_triton_was_loaded_before() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=root, capture_output=True, text=True, check=False)
+    assert done.stdout == "tensor([[3.5232, 3.5232]])\n", done.stderr
 
 
 def test_processes_that_a_test_starts_compile() -> None:
