@@ -53,6 +53,7 @@ ALLOWED = {
     "shared/sched/freeze.py": HOST,
     "shared/gpu_kernel/launcher.py": "addresses of what a kernel gets, never their contents",
     "shared/gpu_kernel/signatures.py": "the same",
+    "shared/gpu_kernel/gather_pages.py": "the same",
     "shared/device/torch_cuda.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",
