@@ -132,6 +132,12 @@ class RankLost(BatonError):
     code = "rank_lost"
 
 
+class KernelRefused(BatonError):
+    """A kernel can't be launched so on this device; the message names it and says what to change in the code."""
+
+    code = "kernel_refused"
+
+
 class DeviceLost(BatonError):
     """The device runs no step any more, not even one of nobody's: the node ends, and others go on with its requests."""
 

@@ -2,16 +2,100 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+import torch
+from triton.runtime import driver
+from triton.runtime.errors import OutOfResources
+from triton.runtime.interpreter import InterpretedFunction
+
+from shared.core.errors import KernelRefused
+from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+
+_recordings: list[set[Signature]] = []
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: object, num_warps: int = 4, num_stages: int = 2, **constants: object
 ) -> None:
     """Enqueue `kernel` on the current stream of the tensors' device. `grid`: up to three numbers of programs; nothing
-    is launched where one is 0. `constants`: its tl.constexpr parameters, by name.
+    is launched where one is 0. `constants`: its tl.constexpr parameters, by name. Raises KernelRefused.
 
-    A product and a sum are never contracted to one rounding: what must have the CPU's bits has them."""
+    A product and a sum are never contracted to one rounding: what must have the CPU's bits has them. Tensors on the
+    "meta" device: the call is recorded, nothing runs."""
     if 0 in grid:
         return
-    kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=False, **constants)
+    check_grid(kernel, grid)
+    device = device_of(kernel, args)
+    if _recordings:
+        signature = signature_of(kernel, args, constants, num_warps, num_stages)
+        for signatures in tuple(_recordings):
+            signatures.add(signature)
+    if device.type == "meta":
+        return
+    check_device(kernel, device)
+    try:
+        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=False, **constants)
+    except OutOfResources as error:
+        raise KernelRefused(
+            f"{kernel_name(kernel)} needs {error.required} of {error.name}, {device} has {error.limit}: "
+            "give it a smaller tile or fewer stages on this chip"
+        ) from error
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[set[Signature]]:
+    """Yield a set that gets the signature of every launch until the end, of all threads."""
+    signatures: set[Signature] = set()
+    _recordings.append(signatures)
+    try:
+        yield signatures
+    finally:
+        _recordings[:] = [others for others in _recordings if others is not signatures]
+
+
+def check_grid(kernel: Any, grid: tuple[int, ...]) -> None:
+    if len(grid) > len(MAX_GRID) or any(not 0 <= n <= most for n, most in zip(grid, MAX_GRID, strict=False)):
+        raise KernelRefused(
+            f"{kernel_name(kernel)}: a grid of {grid} programs, CUDA takes up to {MAX_GRID}: "
+            "put the long dimension first, or give a program more to do"
+        )
+
+
+def device_of(kernel: Any, args: tuple[object, ...]) -> torch.device:
+    """Return the one device of all tensors, each of which begins at a multiple of its elements' size."""
+    device = None
+    for name, value in zip(kernel.arg_names, args, strict=False):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if device is not None and value.device != device:
+            raise KernelRefused(
+                f"{kernel_name(kernel)}: {name} is on {value.device}, others are on {device}: copy it there first"
+            )
+        device = value.device
+        if value.data_ptr() % value.element_size():
+            raise KernelRefused(
+                f"{kernel_name(kernel)}: {name} begins between two elements of {value.element_size()} bytes: "
+                "cut the view where an element begins"
+            )
+    if device is None:
+        raise KernelRefused(f"{kernel_name(kernel)} gets no tensor: nothing says on which device it runs")
+    return device
+
+
+def check_device(kernel: Any, device: torch.device) -> None:
+    """Triton takes the current device, whatever the tensors say."""
+    if isinstance(kernel, InterpretedFunction):
+        return
+    if device.type == "cpu":
+        raise KernelRefused(f"{kernel_name(kernel)} has tensors of a CPU: kernels in Triton run on a GPU")
+    current = driver.active.get_current_device()
+    if device.index != current:
+        raise KernelRefused(
+            f"{kernel_name(kernel)}: its tensors are on {device}, device {current} is the current one: "
+            "launch it inside the stream of its own device"
+        )

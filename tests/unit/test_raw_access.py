@@ -51,6 +51,8 @@ ALLOWED = {
     "shared/ranks/tp.py": "a forward's inputs on their way to other processes; ranks are on CPUs",
     "shared/ranks/dp.py": "bounds of rows to deal out; ranks are on CPUs",
     "shared/sched/freeze.py": HOST,
+    "shared/gpu_kernel/launcher.py": "addresses of what a kernel gets, never their contents",
+    "shared/gpu_kernel/signatures.py": "the same",
     "shared/device/torch_cuda.py": "the pool's memory, for a library that opens it in another process",
     "shared/transfer/nixl.py": "the same",
     "shared/transfer/staged.py": "the whole buffer that a view was cut from; no byte is read",

@@ -1,0 +1,116 @@
+"""What a kernel's machine code depends on: the types of its arguments, and the values that Triton compiles in.
+
+Each kernel module has `real_signatures`, which calls its typed functions with tensors on the "meta" device, in the
+sizes of `REAL_MODELS`: the launcher records such calls and runs nothing. These signatures are compiled ahead of time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton._utils import canonicalize_ptr_dtype
+
+ALIGNMENT = 16  # bytes of a pointer, or a number's divisor: Triton compiles what it divides apart from the rest
+INT32 = range(-(2**31), 2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class RealModel:
+    """The sizes of a model that people run. A draft head or a rank of several has the same ones, or fewer."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+
+REAL_MODELS = (
+    RealModel("SmolLM2-135M", 576, 1536, 9, 3, 64, 49152),
+    RealModel("Llama-3.1-8B", 4096, 14336, 32, 8, 128, 128256),
+    RealModel("Llama-3.1-70B", 8192, 28672, 64, 8, 128, 128256),
+    RealModel("Qwen2.5-7B", 3584, 18944, 28, 4, 128, 152064),
+    RealModel("Qwen3-0.6B", 1024, 3072, 16, 8, 128, 151936),
+    RealModel("Gemma-2-9B", 3584, 14336, 16, 8, 256, 256000),
+    RealModel("Phi-3-mini", 3072, 8192, 32, 32, 96, 32064),
+    RealModel("StableLM-3B", 2560, 6912, 32, 32, 80, 50304),
+)
+REAL_DTYPES = (torch.bfloat16, torch.float16)
+REAL_BATCH = 256
+REAL_CONTEXT = 131072
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One specialisation of a kernel. Equal ones share their machine code on a chip."""
+
+    kernel: str  # "module:function"
+    types: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type or "constexpr"), in order
+    constants: tuple[tuple[str, object], ...]  # parameters whose value is compiled in, whether asked for or by Triton
+    aligned: tuple[str, ...]  # parameters that 16 divides
+    num_warps: int
+    num_stages: int
+
+    def find_kernel(self) -> Any:
+        module, name = self.kernel.split(":")
+        return getattr(importlib.import_module(module), name)
+
+    def describe(self) -> str:
+        """Return one line: the kernel, the types that vary and the constants."""
+        types = (f"{name}:{kind}" for name, kind in self.types if kind != "constexpr")
+        constants = (f"{name}={value}" for name, value in self.constants)
+        return f"{self.kernel} ({', '.join(types)}; {', '.join(constants)}; {self.num_warps} warps)"
+
+
+def kernel_name(kernel: Any) -> str:
+    return f"{kernel.fn.__module__}:{kernel.fn.__name__}"
+
+
+def signature_of(
+    kernel: Any, args: Sequence[object], constants: dict[str, object], num_warps: int, num_stages: int
+) -> Signature:
+    """Return what Triton would compile for this call. `args`: by place; `constants`: tl.constexpr parameters."""
+    unspecialised = unspecialised_of(kernel)
+    types, compiled_in, aligned = [], dict(constants), []
+    for place, (name, value) in enumerate(zip(kernel.arg_names, args, strict=False)):
+        is_free = not ({place, name} & unspecialised)
+        if value is None or (is_free and type(value) is int and value == 1):
+            compiled_in[name] = value
+            types.append((name, "constexpr"))
+            continue
+        types.append((name, type_name(value)))
+        if is_free and is_aligned(value):
+            aligned.append(name)
+    types += [(name, "constexpr") for name in kernel.arg_names[len(args) :]]
+    ordered = tuple((name, compiled_in[name]) for name in kernel.arg_names if name in compiled_in)
+    return Signature(kernel_name(kernel), tuple(types), ordered, tuple(aligned), num_warps, num_stages)
+
+
+def unspecialised_of(kernel: Any) -> set[int | str]:
+    """Names and places of the parameters that `do_not_specialize` of @triton.jit lists."""
+    listed = getattr(kernel, "do_not_specialize", None) or getattr(kernel, "kwargs", {}).get("do_not_specialize")
+    return set(listed or ())
+
+
+def type_name(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(canonicalize_ptr_dtype(value.dtype, False))
+    if isinstance(value, bool):
+        return "u1"
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        return "i32" if value in INT32 else "i64" if value < 2**63 else "u64"
+    raise TypeError(f"a kernel takes tensors and numbers, not {type(value).__name__}")
+
+
+def is_aligned(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr() % ALIGNMENT == 0
+    return type(value) is int and value % ALIGNMENT == 0

@@ -1,0 +1,68 @@
+"""Triton's interpreter, for tests of kernels on a CPU. A test imports it first, then its kernels:
+
+    interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
+    gate = interpreter.kernels("gate")  # shared.gpu_kernel.gate
+
+Triton asks whether to interpret when it is imported and at every @triton.jit. It is told here, and by no environment
+variable afterwards: a process that a test starts compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import platform
+import random
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+if sys.platform != "linux" or platform.machine() != "x86_64":
+    raise ImportError("kernels are interpreted on Linux x86-64 only")
+if importlib.util.find_spec("triton") is None:
+    raise ImportError("Triton is missing: pip install -r tests/requirements.txt")
+
+# transformers loads Triton, as a compiler. Its Python part is loaded a second time then; the compiled one is not.
+for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+    del sys.modules[name]
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("TRITON_INTERPRET", "1")
+    import triton
+    from triton import knobs
+    from triton.runtime import interpreter as grids
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(knobs, "propagate_env", False)
+    knobs.runtime.interpret = True
+
+assert isinstance(triton.language.sum, grids.InterpretedFunction)
+
+
+def kernels(name: str) -> ModuleType:
+    """Import a module of shared.gpu_kernel."""
+    return importlib.import_module(f"shared.gpu_kernel.{name}")
+
+
+@contextlib.contextmanager
+def shuffled(seed: int) -> Iterator[None]:
+    """Run the programs of every grid in an order drawn from `seed`: on a GPU they have none."""
+    draw, order = random.Random(seed), iter(())
+    builder = grids.interpreter_builder
+    set_dim, set_index = builder.set_grid_dim, builder.set_grid_idx
+
+    def set_shuffled_dim(*dims: int) -> None:
+        nonlocal order
+        set_dim(*dims)
+        places = list(itertools.product(*map(range, dims)))
+        draw.shuffle(places)
+        order = iter(places)
+
+    builder.set_grid_dim = set_shuffled_dim
+    builder.set_grid_idx = lambda *_: set_index(*next(order))
+    try:
+        yield
+    finally:
+        del builder.set_grid_dim, builder.set_grid_idx
