@@ -1,0 +1,63 @@
+"""The residual sum and RMS norm of a layer, in one pass over each row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, Signature
+
+COLUMNS_A_WARP = 512
+MAX_WARPS = 16
+
+
+@triton.jit
+def add_norm_kernel(
+    x,  # (M, H), float32 where there is a delta
+    delta,  # (M, H), or None
+    weight,  # (H,)
+    out,  # (M, H)
+    eps,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two, H or more
+):
+    """Do one row. Its squares are summed in float32, in an order that H decides."""
+    row = tl.program_id(0).to(tl.int64) * H
+    place = tl.arange(0, BLOCK)
+    inside = place < H
+    numbers = tl.load(x + row + place, mask=inside, other=0.0).to(tl.float32)
+    if delta is not None:
+        numbers += tl.load(delta + row + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x + row + place, numbers, mask=inside)
+    scale = tl.rsqrt(tl.sum(numbers * numbers, axis=0) / H + eps)
+    scaled = numbers * scale * tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row + place, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+def add_norm(
+    x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the RMS norm of x (M, H), times weight (H,), in the dtype. With a delta (M, H), x is float32 and gets it
+    added first, in place. All contiguous; H up to 16,384."""
+    rows, columns = x.shape
+    out = torch.empty(rows, columns, dtype=dtype, device=x.device)
+    block = triton.next_power_of_2(columns)
+    warps = min(max(block // COLUMNS_A_WARP, 1), MAX_WARPS)
+    launch(add_norm_kernel, (rows,), x, delta, weight, out, eps, num_warps=warps, H=columns, BLOCK=block)
+    return out
+
+
+def real_signatures() -> set[Signature]:
+    """Return those of real models' steps: before a layer's halves, behind the last one, and of what a half gave."""
+    with recorded() as signatures:
+        for hidden_size in {model.hidden_size for model in REAL_MODELS}:
+            weight = torch.empty(hidden_size, device="meta")
+            residual = torch.empty(REAL_BATCH, hidden_size, device="meta")
+            for dtype in REAL_DTYPES:
+                delta = residual.to(dtype)
+                add_norm(residual, delta, weight, 1e-5, dtype)
+                add_norm(residual, None, weight, 1e-5, dtype)
+                add_norm(delta, None, weight, 1e-5, dtype)
+    return signatures
