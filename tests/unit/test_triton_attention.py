@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,12 +16,14 @@ attention = interpreter.kernels("attention")
 paged = interpreter.kernels("paged_attention")
 
 SPLIT = 64  # so that short rows are split
+UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 
 @pytest.fixture(autouse=True)
-def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of whole numbers are not looked at for overflow here, which takes two thirds of the time."""
     monkeypatch.setattr(paged, "SPLIT_KEYS", SPLIT)
-    yield
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
 
 
 def shape_of(heads: int, kv_heads: int, head_dim: int, window: int = 0, scale: float = 0.0) -> AttentionShape:
@@ -66,24 +67,24 @@ CASES = {
     "trees": Case(shape_of(6, 2, 64), (TREE, replace(TREE, start=0), replace(TREE, start=63), Row(7, 9))),
     "trees, window": Case(shape_of(6, 2, 32, window=4), (TREE, replace(TREE, start=1), Row(70, 9))),
     "trees, window before them": Case(shape_of(4, 4, 32, window=30), (TREE, replace(TREE, start=200)), norms=True),
-    "a wide tree": Case(shape_of(16, 2, 16), (Row(90, 48, is_tree=True), Row(3, 48, is_tree=True))),
+    "a wide tree": Case(shape_of(1, 1, 16), (Row(70, 48, is_tree=True),)),
     "int8": Case(shape_of(8, 2, 64), (Row(129, 2), Row(62, 2)), pages="int8"),
     "fp8, tree": Case(shape_of(8, 2, 128), (TREE, replace(TREE, start=5)), pages="fp8", page_size=4),
     "int8, window": Case(shape_of(4, 1, 80, window=70), (Row(200, 3), Row(5, 3)), pages="int8"),
     "float16": Case(shape_of(4, 2, 64), (Row(129, 2), Row(62, 2)), dtype=torch.float16, tolerance=2e-3),
     "float16, fp8": Case(shape_of(4, 2, 64), (Row(129, 2),), dtype=torch.float16, pages="fp8", tolerance=2e-3),
     "padding": Case(shape_of(6, 2, 64), (Row(130, 1), Row(9, 1), PADDING, PADDING)),
-    "chunk": Case(shape_of(6, 2, 64), (Row(0, 67), Row(37, 21))),
-    "chunk, odd heads": Case(shape_of(7, 1, 80), (Row(3, 41), Row(0, 17)), page_size=4, norms=True),
-    "chunk, window": Case(shape_of(4, 2, 32, window=20), (Row(70, 90), Row(0, 33)), page_size=64),
+    "chunk": Case(shape_of(6, 2, 64), (Row(0, 49), Row(37, 18))),
+    "chunk, odd heads": Case(shape_of(7, 1, 80), (Row(3, 29), Row(0, 7)), page_size=4, norms=True),
+    "chunk, window": Case(shape_of(4, 2, 32, window=20), (Row(70, 60), Row(0, 33)), page_size=64),
     "chunk, bytes": Case(shape_of(4, 2, 96, window=20), (Row(33, 40),), pages="int8"),
     "chunk, fp8": Case(shape_of(8, 1, 128), (Row(33, 19),), pages="fp8"),
     "chunk, float16": Case(shape_of(4, 2, 64), (Row(33, 40),), dtype=torch.float16, tolerance=2e-3),
-    "chunks and decode": Case(shape_of(6, 2, 64), (Row(9, 40), Row(0, 3), Row(130, 2), Row(9, 2)), running=2),
-    "chunks and trees": Case(shape_of(6, 2, 64), (Row(9, 40), Row(0, 3), TREE, TREE), running=2),
-    "chunks and trees, unsaid": Case(shape_of(6, 2, 64), (Row(9, 40), TREE)),
-    "chunks and decode, window": Case(shape_of(6, 2, 64, window=30), (Row(9, 40), Row(130, 1)), running=1, norms=True),
-    "a chunk and padding": Case(shape_of(6, 2, 64), (Row(9, 40), Row(130, 1), PADDING), running=2),
+    "chunks and decode": Case(shape_of(6, 2, 64), (Row(9, 20), Row(0, 3), Row(70, 2), Row(9, 2)), running=2),
+    "chunks and trees": Case(shape_of(6, 2, 64), (Row(9, 20), Row(0, 3), TREE, TREE), running=2),
+    "chunks and trees, unsaid": Case(shape_of(6, 2, 64), (Row(9, 20), TREE)),
+    "chunks and decode, window": Case(shape_of(4, 2, 64, window=30), (Row(29, 20), Row(130, 1)), running=1, norms=True),
+    "a chunk and padding": Case(shape_of(6, 2, 64), (Row(9, 20), Row(70, 1), PADDING), running=2),
 }
 
 
