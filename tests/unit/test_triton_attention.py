@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of whole numbers are not looked at for overflow here, which takes two thirds of the time."""
+    """Overflow of whole numbers is not looked for here, which takes two thirds of the time."""
     monkeypatch.setattr(paged, "SPLIT_KEYS", SPLIT)
     monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
 
@@ -45,7 +45,7 @@ class Case:
     norms: bool = False
     running: int | None = None  # rows that decode, as the host says
     tolerance: float = 2e-6
-    seed: int = field(default=1)
+    seed: int = 6  # its trees of nine branch
 
     def step(self) -> Step:
         step = make_step(self.shape, list(self.rows), self.page_size, self.dtype, self.pages, self.norms, self.seed)
@@ -188,9 +188,8 @@ def test_numbers_may_come_as_a_view_of_one() -> None:
     level = replace(step.inputs, positions=torch.full((2,), int(first)))
     step.inputs = level
     same = step.run(ours)
-    step.inputs = replace(
-        level, positions=first.clone().expand(2), page_table=torch.cat((level.page_table,) * 2, 1)[:, ::1]
-    )
+    first = torch.stack((first, first + 1))[:1]  # what lies behind it is another
+    step.inputs = replace(level, positions=first.expand(2), page_table=torch.cat((level.page_table,) * 2, 1)[:, ::1])
     assert torch.equal(step.run(ours), same) and not torch.equal(same, wanted)
 
 
@@ -210,6 +209,9 @@ def test_no_number_of_the_device_comes_to_the_host(name: str) -> None:
         },
     )
     ours = attention.TritonAttention(case.shape, tables)
-    ours.begin(inputs, step.kv.to("meta"), None if step.scales is None else step.scales.to("meta"))
-    out = ours.attend(1, step.qkv.to("meta"), None, None)
+    try:
+        ours.begin(inputs, step.kv.to("meta"), None if step.scales is None else step.scales.to("meta"))
+        out = ours.attend(1, step.qkv.to("meta"), None, None)
+    except (NotImplementedError, RuntimeError) as error:
+        pytest.fail(str(error))
     assert out.shape == (len(step.qkv), case.shape.num_heads * case.shape.head_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 
 from shared.core.errors import ConfigError
 from shared.core.sampling_params import SamplingParams
-from shared.model.kernels import Formats
+from shared.kernel.attention import AttentionBackend, TorchAttention
+from shared.kernel.rope import inverse_frequencies, rope_tables
+from shared.kernel.team import Team
+from shared.model.config import LlamaConfig
+from shared.model.kernels import Formats, pick_kernels
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from tests.support.core_rig import Job, assert_whole, run_local
@@ -29,7 +34,7 @@ UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of whole numbers are not looked at for overflow, which takes two thirds of the time."""
+    """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
     monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
 
 
@@ -49,6 +54,7 @@ def test_every_dense_family_has_the_reference_s_logits(family: str) -> None:
 
 @pytest.mark.parametrize("kv", ["int8", "fp8"])
 def test_quantized_kv_has_the_reference_s_logits(kv: str) -> None:
+    """But for a byte here and there, which a norm's order of sums rounds the other way."""
     folder = str(folder_of("qwen3"))
     torch.testing.assert_close(logits(folder, "triton", kv), logits(folder, "torch", kv), atol=1e-3, rtol=1e-3)
 
@@ -79,6 +85,21 @@ def test_streams_are_the_reference_s(name: str) -> None:
 
 def eight_tokens(job: Job) -> Job:
     return replace(job, sampling=SamplingParams(8, temperature=0.8))
+
+
+def test_a_gpu_gets_triton_s_attention_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, norms and gates are the library's."""
+    config = load_model(str(folder_of("qwen3")), LoadOptions("float32", kernels="torch")).config  # type: ignore[attr-defined]
+    tables = rope_tables(inverse_frequencies(config.head_dim, 1e4), 8)
+
+    def picked(asked: str = "auto", config: LlamaConfig = config) -> AttentionBackend:
+        kernels = pick_kernels(config, torch.bfloat16, torch.device("cuda"), Team(), asked)
+        return kernels.make_attention(tables, None)
+
+    assert isinstance(picked(), attention.TritonAttention) and isinstance(picked("torch"), TorchAttention)
+    assert isinstance(picked(config=replace(config, head_dim=320)), TorchAttention)
+    monkeypatch.setitem(sys.modules, "shared.gpu_kernel.attention", None)
+    assert isinstance(picked(), TorchAttention)
 
 
 def test_bfloat16_is_refused_in_the_interpreter() -> None:

@@ -56,6 +56,7 @@ def test_every_byte_is_read_as_it_is(pages: str) -> None:
 
 
 PAGES_BEFORE = 1 << 20  # of 2,048 bytes each: the pages in use begin behind 2**31
+CHECKED = interpreter.grids.InterpreterOptions(debug=True, sanitize_overflow=True)
 NO_RESERVE = 0x4000  # linux/mman.h
 
 
@@ -79,6 +80,7 @@ def sparse(num: int, dtype: torch.dtype) -> torch.Tensor:
 def test_a_pool_beyond_32_bits(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter refuses a sum or product of 32 bits that has more."""
     monkeypatch.setattr(paged, "SPLIT_KEYS", 64)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", CHECKED)
     # Else it copies the pool to itself at the end of a launch.
     monkeypatch.setattr(interpreter.grids.GridExecutor, "_restore_args_dev", lambda *_: None)
     shape = AttentionShape(2, 1, 64, 1e-5)
@@ -87,5 +89,9 @@ def test_a_pool_beyond_32_bits(rows: list[Row], monkeypatch: pytest.MonkeyPatch)
     ours = attention.TritonAttention(shape, tables_of(shape))
     wanted = near.run(ours)
     ours.begin(far.inputs, far.kv, far.scales)
-    assert torch.equal(ours.attend(0, far.qkv, None, None), wanted)
+    try:
+        got = ours.attend(0, far.qkv, None, None)
+    except interpreter.grids.InterpreterError as error:
+        pytest.fail(str(error))
+    assert torch.equal(got, wanted)
     assert torch.equal(far.kv[PAGES_BEFORE:, 0], near.kv_after[:, LAYER])
