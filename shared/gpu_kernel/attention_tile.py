@@ -1,7 +1,7 @@
 """The heart of attention, for both of its kernels: a tile of queries of one row reads a run of the row's keys.
 
 A tile has BLOCK_M lines: (query, head) pairs of one group of heads that share keys and values. Line i is query
-i // GROUP, head i % GROUP. Softmax runs along: the largest score so far, the sum of the weights and the weighted values.
+i // GROUP, head i % GROUP. Softmax runs along: the largest score so far, the sum of the weights, the weighted values.
 """
 
 from __future__ import annotations

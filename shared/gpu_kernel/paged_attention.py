@@ -1,4 +1,4 @@
-"""Attention of short windows over long rows: decode, verify, trees of drafts. Keys are split over programs, then merged.
+"""Attention of short windows over long rows: decode, verify, trees. Keys are split over programs, then merged.
 
 How a row's keys are split follows from the row alone, so a row's bits are the same whatever runs beside it.
 """
@@ -30,8 +30,8 @@ def attend_split_kernel(
     q, kv, scales, out, sums, parts, cu_q_lens, page_table, slots, bases, num_reads, visible,
     first_row, first_token, num_tokens, num_kv_heads, table_stride, page_stride, scale_stride, window, factor,
     most_splits, split_keys,
-    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
-    SLIDING: tl.constexpr, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
+    IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (b, i, s): row first_row + b, KV head i % kv_heads, tile i // kv_heads, split s of the tile's keys.
 
@@ -143,7 +143,8 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
         MOST_SPLITS, SPLIT_KEYS,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), TREES=rows.visible is not None,
-        SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
         num_warps=8 if block_m == 64 else 4,
     )  # fmt: skip
     if num_splits > 1:

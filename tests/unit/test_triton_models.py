@@ -69,7 +69,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_streams_are_the_reference_s(name: str) -> None:
+def test_a_stream_of_each_kind_of_draft_is_the_reference_s(name: str) -> None:
     """8 tokens behind a prompt of two chunks, drawn with a temperature."""
     kind, found = KINDS[name], []
     for kernels in ("torch", "triton"):

@@ -42,7 +42,7 @@ def test_bytes_and_scales_are_the_reference_s(pages: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("pages", DTYPES)
-def test_every_byte_is_read_as_it_is(pages: str) -> None:
+def test_a_key_alone_gives_the_bytes_of_its_value(pages: str) -> None:
     """One key alone: its value comes out."""
     shape = AttentionShape(1, 1, 256, 1e-5)
     codes = torch.arange(256).to(torch.uint8).view(DTYPES[pages]).float()
