@@ -10,6 +10,7 @@ on this machine is skipped, and the summary says why. GPU tests run on their own
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -18,11 +19,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS_COLLECTED = 5
 CANT_RUN_HERE = 77
 LONG_RUN = "2000"  # seeds: from here on rare events are demanded
 BIN = Path(sys.executable).parent
+REQUIREMENTS = ROOT / "tests" / "requirements.txt"
+PIP_INSTALL = (sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries=1")
+INSTALL_TIMEOUT_S = 600.0
 GUARD_TIMES = 8.0  # a tier may take this many times a quiet machine's seconds: slow ones, beside other work, take 4
 MIN_GUARD_S = 300.0  # and never less than this: where a second is expected, a busy disk alone may take many
 # What a tier that hangs is sent, and the seconds it has for an answer. pytest takes the first for Ctrl-C and sums up;
@@ -66,15 +72,18 @@ FULL = (
     DRILL,
 )
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
+AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
     pytest_tier("simulation", 900, "--seeds=600", "--all-ranks"),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),
     Tier("bodies", 900, (sys.executable, "-m", "tests.chaos.bodies", "--bodies", "1000000")),
+    Tier("kernels", 300, AHEAD, needs=(*AHEAD, "--needs")),
     Tier("soak", 1900, (sys.executable, "-m", "tests.chaos.soak", "--minutes", "30", "--faults")),
     Tier("mutants", 3600, (sys.executable, "tests/mutants/run.py")),
 )
+WITH_REQUIREMENTS = ("fast", "all", "long")
 PLANS = {"lint": LINT, "fast": LINT + FAST, "all": LINT + FULL, "long": LONG, "drill": (DRILL,)}
 
 
@@ -112,10 +121,32 @@ def hear_last_words(process: subprocess.Popen[bytes]) -> None:
             return
 
 
+def missing_requirements(text: str) -> list[str]:
+    """Return what tests alone need, is for this machine and is not here in any version: a GPU machine has its own."""
+    wanted = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
+    here = [one for one in wanted if one.marker is None or one.marker.evaluate()]
+    return [f"{one.name}{one.specifier}" for one in here if importlib.util.find_spec(one.name) is None]
+
+
+def install_requirements() -> None:
+    """Where they can't be had, the tests that need them are skipped and say so."""
+    if not (missing := missing_requirements(REQUIREMENTS.read_text())):
+        return
+    print(f"tiers: installing {', '.join(missing)}, for tests only", flush=True)
+    try:
+        status = subprocess.run((*PIP_INSTALL, *missing), check=False, timeout=INSTALL_TIMEOUT_S).returncode
+    except subprocess.TimeoutExpired:
+        status = -1
+    if status:
+        print(f"tiers: {', '.join(missing)} can't be had: tests that need it are skipped", flush=True)
+
+
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[1] not in PLANS:
         print(f"usage: python tests/tiers.py {' | '.join(PLANS)}", file=sys.stderr)
         return 2
+    if argv[1] in WITH_REQUIREMENTS:
+        install_requirements()
     results = []
     for tier in PLANS[argv[1]]:
         print(f"\n== {tier.name}", flush=True)

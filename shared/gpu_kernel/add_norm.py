@@ -9,6 +9,7 @@ import triton.language as tl
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.signatures import REAL_BATCH, REAL_DTYPES, REAL_MODELS, Signature
 
+MAX_COLUMNS = 16384
 COLUMNS_A_WARP = 512
 MAX_WARPS = 16
 
@@ -40,7 +41,7 @@ def add_norm(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the RMS norm of x (M, H), times weight (H,), in the dtype. With a delta (M, H), x is float32 and gets it
-    added first, in place. All contiguous; H up to 16,384."""
+    added first, in place. All contiguous; H up to MAX_COLUMNS."""
     rows, columns = x.shape
     out = torch.empty(rows, columns, dtype=dtype, device=x.device)
     block = triton.next_power_of_2(columns)
@@ -52,7 +53,7 @@ def add_norm(
 def real_signatures() -> set[Signature]:
     """Return those of real models' steps: before a layer's halves, behind the last one, and of what a half gave."""
     with recorded() as signatures:
-        for hidden_size in {model.hidden_size for model in REAL_MODELS}:
+        for hidden_size in {model.hidden_size for model in REAL_MODELS} | {MAX_COLUMNS}:
             weight = torch.empty(hidden_size, device="meta")
             residual = torch.empty(REAL_BATCH, hidden_size, device="meta")
             for dtype in REAL_DTYPES:

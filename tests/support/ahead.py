@@ -1,0 +1,208 @@
+"""Compiles kernels ahead of time for GPUs that nobody has here, and looks at what came out.
+
+    python -m tests.support.ahead           the heaviest variant of each kernel, for two chips
+    python -m tests.support.ahead --all     every variant of real models, for all chips
+    python -m tests.support.ahead --all --table docs/gpu-kernels.md     and writes what a chip needs
+
+Refused: registers that spill, more than 255 of them, more shared memory than the chip gives one block, and in kernels
+that must have the CPU's bits (EXACT in their module) a contracted product or a division that is not rounded to nearest.
+What compiled is kept by its source's hash, so that a second run looks up. Nothing here has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pkgutil
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.tiers import CANT_RUN_HERE, ROOT
+
+CACHE = ROOT / ".pytest_cache" / "ahead"
+# Chip: KiB of shared memory that one block may have. 86, 89 and 120 are consumer and inference cards.
+CHIPS = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+FEW_CHIPS = (80, 90)
+MAX_REGISTERS = 255
+FORMAT = 1  # rises when a result holds something else
+INEXACT = {
+    "a contracted product": re.compile(r"\bfma(\.\w+)*\.f(32|64)\b"),
+    "a division that is not rounded to nearest": re.compile(r"\bdiv(?!\.rn)(\.\w+)*\.f(32|64)\b"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one variant came to on one chip. `local`: bytes a thread keeps outside its registers."""
+
+    kernel: str
+    variant: str
+    chip: int
+    registers: int
+    local: int
+    shared: int
+    is_exact: bool  # must be
+    inexact: tuple[str, ...]
+
+    def complaints(self) -> list[str]:
+        found = []
+        if self.local:
+            found.append(f"spills {self.local} bytes a thread")
+        if self.registers > MAX_REGISTERS:
+            found.append(f"{self.registers} registers of {MAX_REGISTERS}")
+        if self.shared > CHIPS[self.chip] * 1024:
+            found.append(f"{self.shared} bytes of shared memory of {CHIPS[self.chip]} KiB")
+        if self.is_exact:
+            found += [f"has {what}, and must have the CPU's bits" for what in self.inexact]
+        return found
+
+
+def reason_to_skip() -> str:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "kernels are compiled ahead on Linux x86-64 only"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is missing: pip install -r tests/requirements.txt"
+    return ""
+
+
+def kernel_modules() -> list[str]:
+    package = importlib.import_module("shared.gpu_kernel")
+    names = (f"{package.__name__}.{found.name}" for found in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in names if hasattr(importlib.import_module(name), "real_signatures"))
+
+
+def signatures_of(module: str) -> list:
+    """Return those that the module declares, heaviest first: by the product of the sizes that are compiled in."""
+
+    def weight(signature) -> tuple[int, str]:
+        product = 1
+        for _, value in signature.constants:
+            product *= value if type(value) is int and value > 0 else 1
+        return -product, signature.describe()
+
+    return sorted(importlib.import_module(module).real_signatures(), key=weight)
+
+
+def chosen(is_all: bool) -> list[tuple]:
+    """Return (signature, chip) of what a run compiles."""
+    pairs = []
+    for module in kernel_modules():
+        seen = set()
+        for signature in signatures_of(module):
+            if is_all or signature.kernel not in seen:
+                pairs += [(signature, chip) for chip in (CHIPS if is_all else FEW_CHIPS)]
+            seen.add(signature.kernel)
+    return pairs
+
+
+def compiled(pair: tuple) -> Result:
+    """Return the kept result of this very source, or compile it."""
+    signature, chip = pair
+    kernel = signature.find_kernel()
+    parts = (FORMAT, importlib.metadata.version("triton"), kernel.cache_key, signature, is_exact(signature), chip)
+    path = CACHE / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
+    if path.exists():
+        kept = json.loads(path.read_text())
+        return Result(**{**kept, "inexact": tuple(kept["inexact"])})
+    result = compile_now(signature, kernel, chip)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    own = path.with_suffix(f".{os.getpid()}")
+    own.write_text(json.dumps(asdict(result)))
+    own.replace(path)
+    return result
+
+
+def compile_now(signature, kernel, chip: int) -> Result:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from shared.gpu_kernel.launcher import OPTIONS
+
+    places = {name: place for place, name in enumerate(kernel.arg_names)}
+    attributes = {(places[name],): [["tt.divisibility", 16]] for name in signature.aligned}
+    source = ASTSource(kernel, dict(signature.types), dict(signature.constants), attributes)
+    options = {"num_warps": signature.num_warps, "num_stages": signature.num_stages, **OPTIONS}
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        done = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+        registers, local = resources(done.asm["cubin"], Path(folder))
+    inexact = tuple(what for what, pattern in INEXACT.items() if pattern.search(done.asm["ptx"]))
+    exact, shared = is_exact(signature), done.metadata.shared
+    return Result(signature.kernel, signature.describe(), chip, registers, local, shared, exact, inexact)
+
+
+def is_exact(signature) -> bool:
+    return getattr(importlib.import_module(signature.kernel.split(":")[0]), "EXACT", False)
+
+
+def resources(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """Return registers and bytes of local memory of a thread, as the vendor's own tool reads them."""
+    from triton import knobs
+
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def table(results: Iterable[Result]) -> str:
+    """Return a row for each kernel and chip: the most that a variant takes."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.kernel.removeprefix("shared.gpu_kernel."), result.chip), []).append(result)
+    lines = ["| kernel | chip | variants | registers | spills | shared |", "|---|---|---|---|---|---|"]
+    for (kernel, chip), group in sorted(groups.items()):
+        most = [max(getattr(result, name) for result in group) for name in ("registers", "local", "shared")]
+        lines.append(f"| {kernel} | sm_{chip} | {len(group)} | {most[0]} | {most[1]} | {most[2]:,} |")
+    return "\n".join(lines)
+
+
+PAGE = """# Kernels in Triton, compiled ahead of time
+
+For each kernel and chip the most that a variant takes: registers of a thread, bytes that spill, bytes of shared memory.
+The variants are those of a table of real models (shared/gpu_kernel/signatures.py). Written by
+`python -m tests.support.ahead --all --table docs/gpu-kernels.md`. Compiled, never run: nobody had a GPU.
+
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compiles kernels for GPUs that nobody has here.")
+    parser.add_argument("--all", action="store_true", help="every variant of real models, all chips")
+    parser.add_argument("--table", type=Path, help="a file that gets the table")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--needs", action="store_true", help="say why this machine can't, and end")
+    args = parser.parse_args(argv)
+    if reason := reason_to_skip():
+        print(reason)
+        return CANT_RUN_HERE
+    if args.needs:
+        return 0
+    pairs = chosen(args.all)
+    with ProcessPoolExecutor(args.jobs) as pool:
+        results = list(pool.map(compiled, pairs))
+    print(table(results))
+    if args.table:
+        args.table.write_text(PAGE + table(results) + "\n")
+    complaints = [f"{result.variant} on sm_{result.chip}: {text}" for result in results for text in result.complaints()]
+    print(*complaints, sep="\n")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
