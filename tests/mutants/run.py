@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -122,6 +123,10 @@ def try_mutant(root: Path, mutant: Mutant, kills: tuple[str, ...]) -> Verdict:
     return Verdict(killed, why, time.monotonic() - start)
 
 
+def needs_triton(mutant: Mutant) -> bool:
+    return any(edit.at.startswith("shared.gpu_kernel.") for edit in mutant.edits)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="part of a mutant's name (default: all mutants)")
@@ -129,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     mutants = read_all(tuple(names))
     if not mutants:
         parser.error(f"no mutant's name contains any of {names}")
+    if importlib.util.find_spec("triton") is None:
+        print("mutants of shared.gpu_kernel are left out: no Triton here")
+        mutants = [mutant for mutant in mutants if not needs_triton(mutant)]
     named = find_tests()
     kills = {mutant.name: tuple(node_id(test, named) for test in mutant.kills) for mutant in mutants}
     with tempfile.TemporaryDirectory(prefix="baton-mutants-") as folder:

@@ -103,8 +103,9 @@ def test_an_empty_grid_launches_nothing() -> None:
 
 @pytest.mark.parametrize("grid", [(2**31,), (1, 65536), (1, 1, 65536), (1, 1, 1, 1), (-1,)])
 def test_a_grid_that_cuda_does_not_take(grid: tuple[int, ...]) -> None:
+    nowhere = torch.empty(6, dtype=torch.int32, device="meta")
     with pytest.raises(KernelRefused, match=r"turns_kernel.*grid of"):
-        run(grid)
+        launcher.launch(turns_kernel, grid, nowhere, nowhere, 5, 7, None, BLOCK=32)
 
 
 def test_the_largest_grid_is_taken() -> None:
@@ -113,7 +114,7 @@ def test_the_largest_grid_is_taken() -> None:
 
 def test_tensors_of_two_devices() -> None:
     with pytest.raises(KernelRefused, match="turns is on meta, others are on cpu"):
-        run(turns=torch.empty(6, device="meta"))
+        launcher.launch(turns_kernel, (1,), torch.empty(1), torch.empty(6, device="meta"), 5, 7, None, BLOCK=32)
 
 
 def test_a_tensor_between_two_elements() -> None:
