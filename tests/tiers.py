@@ -62,10 +62,10 @@ LINT = (
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
 )
-FAST = (pytest_tier("unit", 150, "--fast"), pytest_tier("simulation", 60, "--fast"))
+FAST = (pytest_tier("unit", 165, "--fast"), pytest_tier("simulation", 60, "--fast"))
 DRILL = replace(pytest_tier("drill", 360, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
-    pytest_tier("unit", 470),
+    pytest_tier("unit", 485),
     pytest_tier("simulation", 186),
     pytest_tier("integration", 630),
     pytest_tier("chaos", 200),

@@ -15,7 +15,8 @@ from shared.core.errors import KernelRefused
 from shared.gpu_kernel.signatures import Signature, kernel_name, signature_of
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
-OPTIONS = {"enable_fp_fusion": False}  # a product and a sum round twice, as on a CPU
+# As on a CPU: a product and a sum round twice, and no function takes the smallest numbers for 0.
+OPTIONS = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 _recordings: list[set[Signature]] = []
 

@@ -5,7 +5,8 @@
     python -m tests.support.ahead --all --table docs/gpu-kernels.md     and writes what a chip needs
 
 Refused: registers that spill, more than 255 of them, more shared memory than the chip gives one block, and in kernels
-that must have the CPU's bits (EXACT in their module) a contracted product or a division that is not rounded to nearest.
+that must have the CPU's bits (EXACT in their module) contracted products, divisions that are not rounded to nearest,
+approximations, and small numbers taken for 0.
 What compiled is kept by its source's hash, so that a second run looks up. Nothing here has run on a GPU.
 """
 
@@ -40,6 +41,8 @@ FORMAT = 1  # rises when a result holds something else
 INEXACT = {
     "a contracted product": re.compile(r"\bfma(\.\w+)*\.f(32|64)\b"),
     "a division that is not rounded to nearest": re.compile(r"\bdiv(?!\.rn)(\.\w+)*\.f(32|64)\b"),
+    "an approximation": re.compile(r"\b(?!div\b)\w+(\.\w+)*\.approx\b"),
+    "the smallest numbers taken for 0": re.compile(r"\.ftz\b"),
 }
 
 
@@ -109,9 +112,12 @@ def chosen(is_all: bool) -> list[tuple]:
 
 def compiled(pair: tuple) -> Result:
     """Return the kept result of this very source, or compile it."""
+    from shared.gpu_kernel.launcher import OPTIONS
+
     signature, chip = pair
     kernel = signature.find_kernel()
-    parts = (FORMAT, importlib.metadata.version("triton"), kernel.cache_key, signature, is_exact(signature), chip)
+    version, exact = importlib.metadata.version("triton"), is_exact(signature)
+    parts = (FORMAT, version, kernel.cache_key, signature, OPTIONS, tuple(INEXACT.values()), exact, chip)
     path = CACHE / f"{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
     if path.exists():
         kept = json.loads(path.read_text())
@@ -172,11 +178,12 @@ def table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-PAGE = """# Kernels in Triton, compiled ahead of time
+COMMAND = "python -m tests.support.ahead --all --table docs/gpu-kernels.md"
+PAGE = f"""# Kernels in Triton, compiled ahead of time
 
 For each kernel and chip the most that a variant takes: registers of a thread, bytes that spill, bytes of shared memory.
 The variants are those of a table of real models (shared/gpu_kernel/signatures.py). Written by
-`python -m tests.support.ahead --all --table docs/gpu-kernels.md`. Compiled, never run: nobody had a GPU.
+`{COMMAND}`. Compiled, never run: nobody had a GPU.
 
 """
 
