@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -67,13 +67,16 @@ def pick_kernels(
     dtype: torch.dtype,
     device: torch.device,
     team: Team,
-    plain: bool,
+    asked: str = "auto",
     formats: Formats = AS_DTYPE,
 ) -> Kernels:
-    """numba's on a CPU; torch's elsewhere, where numba is missing, and where `plain` asks for them."""
+    """numba's on a CPU, Triton's on a GPU; torch's elsewhere, where those are missing, and where "torch" is asked for.
+    "triton" on a CPU is for tests in Triton's interpreter."""
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
-    if device.type != "cpu" or plain or not has_numba():
+    if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
+        return gpu_kernels(config, dtype, device, formats)
+    if device.type != "cpu" or asked == "torch" or not has_numba():
         return library_kernels(config, dtype, device, formats)
     return compiled_kernels(config, dtype, team, formats)
 
@@ -84,6 +87,16 @@ def has_numba() -> bool:
         importlib.import_module("numba")
     except ImportError as error:
         logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
+        return False
+    return True
+
+
+def has_triton() -> bool:
+    """One log line where it is missing: torch's CUDA build brings it, its CPU build does not."""
+    try:
+        importlib.import_module("shared.gpu_kernel.attention")
+    except ImportError as error:
+        logging.getLogger(__name__).warning("Triton can't be used (%s): plain torch kernels, much slower", error)
         return False
     return True
 
@@ -110,6 +123,19 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
         make_attention=lambda rope, local: TorchAttention(attention_shape(config), rope, local),
         blocks=TorchBlocks(config.rms_eps, dtype, is_gelu(config)),
     )
+
+
+def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
+    """Triton's attention, the library's products and blocks."""
+    from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
+
+    if device.type == "cpu" and dtype != torch.float32:
+        raise ConfigError("Triton's interpreter multiplies the bits of bfloat16 as whole numbers: take float32 there")
+    library, shape = library_kernels(config, dtype, device, formats), attention_shape(config)
+    if shape.head_dim > MOST_DIM:
+        logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
+        return library
+    return replace(library, make_attention=lambda rope, local: TritonAttention(shape, rope, local))
 
 
 def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, formats: Formats) -> Kernels:

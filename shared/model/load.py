@@ -165,7 +165,7 @@ def load_eagle_head(
     `team` (one thread if not given) and `kernels` as in LoadOptions."""
     source = HeadFolder(resolve_head(name, model), target.config)
     layer, embed = source.config.layer, target.embed
-    picked = pick_kernels(layer, embed.dtype, embed.device, team or Team(), plain=kernels == "torch")
+    picked = pick_kernels(layer, embed.dtype, embed.device, team or Team(), kernels)
     context = target.spec.max_context + WINDOW_SLACK
     weights = load_eagle_weights(source, embed, context, picked.make_linear, picked.make_head)
     midlayer = _midlayer(layer, weights, picked, as_program=kernels == "auto")

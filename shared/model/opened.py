@@ -48,7 +48,8 @@ class LoadOptions:
     max_context: int = 0  # 0: what the model can
     threads: int = 1  # of each stage, where the model is a pipeline, and of the model where there is no team
     team: Team | None = None  # whose threads compute
-    kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only
+    kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
+    # "triton": those for a GPU
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
     formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
     packed: PackedFolder | None = None  # where packed weights are kept; None: each model packs its own
@@ -127,7 +128,7 @@ class OpenedModel:
 
     def pick_kernels(self, config: LlamaConfig, device: torch.device) -> Kernels:
         asked = self.options
-        return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels == "torch", asked.formats)
+        return pick_kernels(config, self.dtype, device, asked.own_team(), asked.kernels, asked.formats)
 
     def spec(self) -> ModelSpec:
         """Return what is said of the model. Read all files, for their hash."""

@@ -105,20 +105,23 @@ def vocabulary() -> Vocabulary:
     return Vocabulary((*chars.tokens, b""), chars.eos_ids, chars.special_ids)
 
 
-def make_core(kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False) -> NodeCore:
-    """On the CPU by plain kernels, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU."""
+def make_core(
+    kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False, kernels: str = "torch"
+) -> NodeCore:
+    """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
+    LoadOptions."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
     model = load_model(
-        str(folder_of(kind.family)), LoadOptions("float32", kernels="torch", formats=formats, adapters=adapters), device
+        str(folder_of(kind.family)), LoadOptions("float32", kernels=kernels, formats=formats, adapters=adapters), device
     )
     settings = SchedSettings(
         16, 128, chunk_size=16, mixed_chunk_size=16, width=kind.width, mix=kind.mix, device=device,
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
     sizes = CoreSizes(60, 8, prefix_cache=kind.cache, shared_memory=shared_memory)
-    how = {"drafter": _drafter(kind, model), "grammars": _grammars() if kind.grammars else None}
+    how = {"drafter": _drafter(kind, model, kernels), "grammars": _grammars() if kind.grammars else None}
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
@@ -130,13 +133,13 @@ def _grammars() -> Grammars:
     return Grammars(GrammarCompiler(known), known.eos_ids, do_nothing)
 
 
-def _drafter(kind: Kind, model: Model) -> Drafter | None:
+def _drafter(kind: Kind, model: Model, kernels: str) -> Drafter | None:
     if kind.spec == "none":
         return None
     if kind.spec == "ngram":
         return NgramWorkerV2()
     target = str(folder_of(kind.family))
-    head = load_eagle_head(str(folder_of("head")), target, model, kernels="torch")  # type: ignore[arg-type]
+    head = load_eagle_head(str(folder_of("head")), target, model, kernels=kernels)  # type: ignore[arg-type]
     model.capture_aux(head.aux_layers)  # type: ignore[attr-defined]
     worker = EagleWorkerV2(head, VOCAB, *((2, 3) if kind.spec == "tree" else (1, 1)))
     return CopyingDrafter(worker, 2) if kind.spec == "copies" else worker

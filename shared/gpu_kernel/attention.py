@@ -1,0 +1,100 @@
+"""Attention over paged KV on a GPU: Triton's kernels behind the interface of shared/kernel/attention.py.
+
+    begin   one launch: where each token stands
+    attend  turn and write -> short windows (split keys, merge) and chunks
+
+Nothing here asks the device: grids follow from bounds that the host has, and lengths stay where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from shared.gpu_kernel.paged_attention import attend_windows
+from shared.gpu_kernel.paged_step import Layer, Rows
+from shared.gpu_kernel.places import find_places
+from shared.gpu_kernel.prefill_attention import attend_chunks
+from shared.gpu_kernel.rope_write import rope_write
+from shared.kernel.attention import AttentionInputs, AttentionShape, RopeTables
+
+MOST_DIM = 256  # of a head
+MOST_WINDOW = 16  # tokens of a row that split keys are for; longer ones fill the chip by their queries
+
+
+class TritonAttention:
+    """Implements AttentionBackend."""
+
+    def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
+        """`local_tables` are of the layers with a window, where theirs are others."""
+        self._shape = shape
+        self._tables, self._local_tables = tables, local_tables or tables
+
+    def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
+        inputs = packed(inputs)
+        self._inputs, self._kv, self._scales = inputs, kv, scales
+        self._places = find_places(
+            inputs.key_slots, inputs.visible, inputs.cu_q_lens, inputs.page_table, page_size=kv.shape[4]
+        )
+        self._chunks, self._windows = parted(inputs)
+
+    def attend(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        inputs, shape, window = self._inputs, self._shape, self._shape.window(layer)
+        of = Layer(
+            self._kv[:, layer], None if self._scales is None else self._scales[:, layer], window, shape.score_scale
+        )
+        norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+        tables = self._local_tables if window else self._tables
+        q = rope_write(qkv, norms, shape.eps, tables, inputs.positions, self._places, shape.num_heads, of.kv, of.scales)
+        out = torch.empty_like(q)
+        if self._chunks.num_rows:
+            attend_chunks(q, out, of, self._chunks, self._places)
+        if self._windows.num_rows:
+            attend_windows(q, out, of, self._windows, self._places)
+        return out.flatten(1)
+
+
+def packed(inputs: AttentionInputs) -> AttentionInputs:
+    """Return them with every number in its own place: one position of many tokens may come as a view of one number."""
+    return replace(
+        inputs,
+        positions=inputs.positions.contiguous(),
+        cu_q_lens=inputs.cu_q_lens.contiguous(),
+        page_table=inputs.page_table.contiguous(),
+        slots=None if inputs.slots is None else inputs.slots.contiguous(),
+        visible=None if inputs.visible is None else inputs.visible.contiguous(),
+    )
+
+
+def parted(inputs: AttentionInputs) -> tuple[Rows, Rows]:
+    """Return the rows that are chunks of prompts, the first ones, and those with short windows. Where all rows are
+    short, or there are trees and nobody said which rows decode, all are taken as windows."""
+    num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
+    num_chunks = chunk_tokens = 0
+    if inputs.max_q_len > MOST_WINDOW and host is not None:
+        num_chunks = num_rows - host.num_running
+        chunk_tokens = int(host.cu_q_lens[num_chunks])
+    elif inputs.max_q_len > MOST_WINDOW and inputs.visible is None:
+        num_chunks, chunk_tokens = num_rows, num_tokens
+    num_windows = num_rows - num_chunks
+    longest = inputs.max_q_len
+    if num_chunks and num_windows:  # windows have one width
+        longest = (num_tokens - chunk_tokens) // num_windows
+    bounds, table, most = inputs.cu_q_lens, inputs.page_table, inputs.max_seq_len
+    return (
+        Rows(bounds, table, None, 0, num_chunks, 0, chunk_tokens, inputs.max_q_len, most),
+        Rows(
+            bounds,
+            table,
+            inputs.visible,
+            num_chunks,
+            num_windows,
+            chunk_tokens,
+            num_tokens - chunk_tokens,
+            longest,
+            most,
+        ),
+    )

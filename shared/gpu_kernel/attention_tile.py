@@ -1,0 +1,75 @@
+"""The heart of attention, for both of its kernels: a tile of queries of one row reads a run of the row's keys.
+
+A tile has BLOCK_M lines: (query, head) pairs of one group of heads that share keys and values. Line i is query
+i // GROUP, head i % GROUP. Softmax runs along: the largest score so far, the sum of the weights, the weighted values.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.places import ones_of
+from shared.gpu_kernel.stored_bytes import unit_of, widened
+
+LOG2_E = 1.4426950408889634  # of scores: weights are powers of two
+
+
+@triton.jit
+def readable(keys, slot, base, num_read, bits, window, TREES: tl.constexpr, SLIDING: tl.constexpr):
+    """(M, N) bool: which keys each line reads; see places.py for slot, base and num_read. `window`: the last so many
+    of what it would read; the n-th of that is the key of position n, also where siblings lie between."""
+    read = keys[None, :] <= slot[:, None]
+    if SLIDING and not TREES:
+        read = read & (keys[None, :] > slot[:, None] - window)
+    if TREES:
+        place = keys[None, :] - base[:, None]
+        above = bits[:, None] >> tl.minimum(tl.maximum(place, 0), 62).to(tl.int64)  # from this key to the own one
+        read = read & ((place < 0) | ((above & 1) == 1))
+        if SLIDING:
+            after = tl.where(place < 0, num_read[:, None] - keys[None, :], ones_of(tl.maximum(above, 0)))
+            read = read & (after <= window)
+    return read
+
+
+@triton.jit
+def attend_keys(
+    q, kv, scales, table, kv_head, num_kv_heads, page_stride, scale_stride, first, stop,
+    slot, base, num_read, bits, window, factor,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr,
+    SLIDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Lines q (M, D) read keys first .. stop of the row whose page table is `table`. Return the largest scores and the
+    sums of the weights (M,), and the weighted values (M, D), all float32. What none may read is never loaded: it may be
+    no number, and 0 times that is none."""
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dim = tl.arange(0, BLOCK_D)
+    is_dim = dim < HEAD_DIM
+    for start in range(first, stop, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        is_key = keys < stop
+        page = tl.load(table + keys // PAGE_SIZE, is_key, other=0).to(tl.int64)
+        line = kv_head * PAGE_SIZE + keys % PAGE_SIZE
+        k_at = kv + (page * page_stride + line * HEAD_DIM)[:, None] + dim[None, :]
+        there = is_key[:, None] & is_dim[None, :]
+        k = widened(tl.load(k_at, there, other=0), q.dtype, KIND)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+        if KIND != 0:
+            scale_at = scales + page * scale_stride + line
+            scores = scores * unit_of(tl.load(scale_at, is_key, other=0.0), KIND)[None, :]
+        read = readable(keys, slot, base, num_read, bits, window, TREES, SLIDING) & is_key[None, :]
+        scores = tl.where(read, scores, float("-inf"))
+        above = tl.maximum(largest, tl.max(scores, axis=1))
+        known = tl.where(above == float("-inf"), 0.0, above)  # lines that have read nothing yet
+        weights = tl.exp2(scores - known[:, None])
+        shrunk = tl.exp2(largest - known)
+        total = total * shrunk + tl.sum(weights, axis=1)
+        if KIND != 0:
+            scale = tl.load(scale_at + num_kv_heads * PAGE_SIZE, is_key, other=0.0)
+            weights = weights * unit_of(scale, KIND)[None, :]
+        v = widened(tl.load(k_at + num_kv_heads * PAGE_SIZE * HEAD_DIM, there, other=0), q.dtype, KIND)
+        values = tl.dot(weights.to(q.dtype), v, values * shrunk[:, None], input_precision="ieee")
+        largest = above
+    return largest, total, values

@@ -1,0 +1,177 @@
+"""Attention of short windows over long rows: decode, verify, trees. Keys are split over programs, then merged.
+
+How a row's keys are split follows from the row alone, so a row's bits are the same whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys
+from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, padded_dim
+from shared.gpu_kernel.places import Places
+from shared.gpu_kernel.real_steps import real_steps
+from shared.gpu_kernel.signatures import Signature
+from shared.gpu_kernel.stored_bytes import as_bytes, kind_of
+
+SPLIT_KEYS = 256  # of a program; doubled as often as a row needs to end within MOST_SPLITS
+MOST_SPLITS = 32
+NO_WINDOW = 2**30
+MOST_KEYS = 64  # at a time
+MERGED_HEADS = 8  # of a program that merges
+VARYING = ["first_row", "first_token", "num_tokens", "table_stride"]
+
+
+@triton.jit(do_not_specialize=VARYING)
+def attend_split_kernel(
+    q, kv, scales, out, sums, parts, cu_q_lens, page_table, slots, bases, num_reads, visible,
+    first_row, first_token, num_tokens, num_kv_heads, table_stride, page_stride, scale_stride, window, factor,
+    most_splits, split_keys,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr, TREES: tl.constexpr, SLIDING: tl.constexpr,
+    IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (b, i, s): row first_row + b, KV head i % kv_heads, tile i // kv_heads, split s of the tile's keys.
+
+    q, out (T, heads, D); sums (2, splits, tokens, heads) and parts (splits, tokens, heads, D) float32, both only where
+    IS_SPLIT, of the tokens from first_token on: largest scores and sums of weights; weighted values."""
+    row = first_row + tl.program_id(0)
+    kv_head = tl.program_id(1) % num_kv_heads
+    begin = tl.load(cu_q_lens + row)
+    end = tl.load(cu_q_lens + row + 1)
+    first_line = tl.program_id(1) // num_kv_heads * BLOCK_M
+    line = first_line + tl.arange(0, BLOCK_M)
+    token = begin + line // GROUP
+    is_line = token < end
+    if begin + first_line // GROUP >= end:
+        return
+    slot = tl.load(slots + token, is_line, other=-1)
+    num_read = tl.load(num_reads + token, is_line, other=0)
+    base, bits = slot, slot.to(tl.int64)
+    if TREES:
+        base = tl.load(bases + token, is_line, other=0)
+        bits = tl.load(visible + token, is_line, other=0)
+    # A split is of the tile's own keys: from the first that a sliding window shows it, to its last token's.
+    lowest = tl.min(tl.where(is_line, tl.minimum(num_read - window, base if TREES else slot), 2147483647))
+    lowest = tl.maximum(lowest, 0) // BLOCK_N * BLOCK_N
+    stop = tl.max(slot) + 1
+    length = split_keys
+    while length * most_splits < stop - lowest:
+        length *= 2
+    first = lowest + tl.program_id(2) * length
+    head = kv_head * GROUP + line % GROUP
+    num_heads = num_kv_heads * GROUP
+    split = tl.program_id(2).to(tl.int64) * num_tokens + token - first_token
+    at = split * num_heads + head
+    if first >= stop:
+        tl.store(sums + at, float("-inf"), is_line)
+        return
+    dim = tl.arange(0, BLOCK_D)
+    mask = is_line[:, None] & (dim < HEAD_DIM)[None, :]
+    of_head = (token.to(tl.int64) * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
+    largest, total, values = attend_keys(
+        tl.load(q + of_head, mask, other=0.0), kv, scales, page_table + row.to(tl.int64) * table_stride,
+        kv_head, num_kv_heads, page_stride, scale_stride, first, tl.minimum(first + length, stop),
+        slot, base, num_read, bits, window, factor,
+        HEAD_DIM, PAGE_SIZE, KIND, TREES, SLIDING, BLOCK_M, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    if IS_SPLIT:
+        tl.store(sums + at, largest, is_line)
+        tl.store(sums + tl.num_programs(2).to(tl.int64) * num_tokens * num_heads + at, total, is_line)
+        tl.store(parts + at[:, None] * HEAD_DIM + dim[None, :], values, mask)
+    else:
+        tl.store(out + of_head, (values / tl.where(total > 0, total, 1.0)[:, None]).to(out.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize=["first_row", "first_token", "num_tokens", "num_splits"])
+def merge_kernel(
+    sums, parts, out, cu_q_lens, first_row, first_token, num_tokens, num_splits, num_heads, blocks,
+    HEAD_DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (b, i): query i // blocks of row first_row + b, block i % blocks of its heads. Layouts as above. Splits
+    are summed one after the other, so that how many a step has room for changes no bit."""
+    row = first_row + tl.program_id(0)
+    token = tl.load(cu_q_lens + row) + tl.program_id(1) // blocks
+    if token >= tl.load(cu_q_lens + row + 1):
+        return
+    head = tl.program_id(1) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
+    is_head = head < num_heads
+    step = tl.cast(num_tokens, tl.int64) * num_heads
+    at = (token - first_token).to(tl.int64) * num_heads + head
+    largest = tl.full([BLOCK_H], float("-inf"), tl.float32)
+    for split in range(num_splits):
+        largest = tl.maximum(largest, tl.load(sums + split * step + at, is_head, other=0.0))
+    known = tl.where(largest == float("-inf"), 0.0, largest)
+    dim = tl.arange(0, BLOCK_D)
+    total = tl.zeros([BLOCK_H], tl.float32)
+    values = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
+    for split in range(num_splits):
+        there = split * step + at
+        own = tl.load(sums + there, is_head, other=float("-inf"))
+        has_read = own > float("-inf")
+        weight = tl.where(has_read, tl.exp2(own - known), 0.0)
+        total += weight * tl.load(sums + num_splits * step + there, has_read, other=0.0)
+        mask = has_read[:, None] & (dim < HEAD_DIM)[None, :]
+        values += weight[:, None] * tl.load(parts + there[:, None] * HEAD_DIM + dim[None, :], mask, other=0.0)
+    target = (token.to(tl.int64) * num_heads + head)[:, None] * HEAD_DIM + dim[None, :]
+    result = values / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + target, result.to(out.dtype.element_ty), is_head[:, None] & (dim < HEAD_DIM)[None, :])
+
+
+def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, places: Places) -> None:
+    """q (T, heads, D), turned, of tokens whose keys and values are written; `out`, the same shape, gets the results of
+    the rows' tokens."""
+    num_tokens, (num_heads, head_dim) = rows.num_tokens, q.shape[1:]
+    _, _, kv_heads, page_size, _ = layer.kv.shape
+    group = num_heads // kv_heads
+    block_m = tile_lines(group)
+    tiles = -(-rows.max_q_len * group // block_m)
+    num_splits = splits_of(rows, layer.window)
+    sums = parts = out
+    if num_splits > 1:
+        sums = torch.empty((2, num_splits, num_tokens, num_heads), dtype=torch.float32, device=q.device)
+        parts = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)
+    block_d, block_n = padded_dim(head_dim), keys_at_a_time(layer, q.dtype)
+    launch(
+        attend_split_kernel, (rows.num_rows, kv_heads * tiles, num_splits),
+        q, as_bytes(layer.kv), layer.kv if layer.scales is None else layer.scales, out, sums, parts,
+        rows.cu_q_lens, rows.page_table, places.slot, places.base, places.num_read,
+        places.slot if rows.visible is None else rows.visible,
+        rows.first, rows.first_token, num_tokens, kv_heads, rows.page_table.stride(0), layer.kv.stride(0),
+        0 if layer.scales is None else layer.scales.stride(0), layer.window or NO_WINDOW, layer.score_scale * LOG2_E,
+        MOST_SPLITS, SPLIT_KEYS,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), TREES=rows.visible is not None,
+        SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
+        num_warps=8 if block_m == 64 else 4,
+    )  # fmt: skip
+    if num_splits > 1:
+        blocks = -(-num_heads // MERGED_HEADS)
+        launch(
+            merge_kernel, (rows.num_rows, rows.max_q_len * blocks),
+            sums, parts, out, rows.cu_q_lens, rows.first, rows.first_token, num_tokens, num_splits, num_heads, blocks,
+            HEAD_DIM=head_dim, BLOCK_H=MERGED_HEADS, BLOCK_D=block_d,
+        )  # fmt: skip
+
+
+def tile_lines(group: int) -> int:
+    """Return the lines of a tile: one number for each model, since another tile sums in another order."""
+    return min(64, max(16, int(triton.next_power_of_2(8 * group))))
+
+
+def splits_of(rows: Rows, window: int) -> int:
+    """Return how many splits the longest row may have."""
+    keys = rows.max_seq_len
+    if window:
+        keys = min(keys, window + 2 * rows.max_q_len + MOST_KEYS)
+    return min(MOST_SPLITS, -(-keys // SPLIT_KEYS))
+
+
+def real_signatures() -> set[Signature]:
+    """Return those of real models' steps."""
+    with recorded() as signatures:
+        for step in real_steps():
+            attend_windows(step.queries, step.queries, step.layer, step.rows, step.places)
+    return signatures

@@ -1,0 +1,62 @@
+"""Steps of real models on the "meta" device: what attention's kernels are compiled for ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from shared.gpu_kernel.paged_step import Layer, Rows
+from shared.gpu_kernel.places import Places
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, RealModel
+
+PAGE_SIZE = 16
+NUM_PAGES, NUM_LAYERS = 64, 2
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class RealStep:
+    model: RealModel
+    dtype: torch.dtype = torch.bfloat16
+    pages: torch.dtype | None = None  # int8, fp8; None: as dtype
+    trees: bool = False
+    window: int = 0
+    context: int = REAL_CONTEXT
+
+    @property
+    def layer(self) -> Layer:
+        model = self.model
+        shape = (NUM_PAGES, NUM_LAYERS, 2, model.num_kv_heads, PAGE_SIZE, model.head_dim)
+        kv = torch.empty(shape, dtype=self.pages or self.dtype, device=META)
+        scales = None if self.pages is None else torch.empty(shape[:-1], dtype=torch.float32, device=META)[:, 1]
+        return Layer(kv[:, 1], scales, self.window, model.head_dim**-0.5)
+
+    @property
+    def rows(self) -> Rows:
+        table = torch.empty(REAL_BATCH, self.context // PAGE_SIZE, dtype=torch.int32, device=META)
+        bounds = torch.empty(REAL_BATCH + 1, dtype=torch.int32, device=META)
+        visible = torch.empty(REAL_BATCH, dtype=torch.int64, device=META) if self.trees else None
+        return Rows(bounds, table, visible, 0, REAL_BATCH, 0, REAL_BATCH, 1, self.context)
+
+    @property
+    def places(self) -> Places:
+        return Places(*torch.empty(4, REAL_BATCH, dtype=torch.int32, device=META).unbind(0))
+
+    @property
+    def queries(self) -> torch.Tensor:
+        return torch.empty(REAL_BATCH, self.model.num_heads, self.model.head_dim, dtype=self.dtype, device=META)
+
+
+def real_steps() -> Iterator[RealStep]:
+    """Every model in bfloat16, and one of them in all the other ways."""
+    for model in REAL_MODELS:
+        yield RealStep(model)
+    usual = RealStep(next(model for model in REAL_MODELS if model.head_dim == 128))
+    yield replace(usual, dtype=torch.float16)
+    yield replace(usual, context=PAGE_SIZE)  # keys are not split
+    for pages in (torch.int8, torch.float8_e4m3fn):
+        yield replace(usual, pages=pages)
+    for trees, window in ((True, 0), (False, 4096), (True, 4096)):
+        yield replace(usual, trees=trees, window=window)

@@ -1,0 +1,118 @@
+"""Norms and turns queries and keys, and writes keys and values to their pages: all that happens before attention."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.places import Places
+from shared.gpu_kernel.real_steps import real_steps
+from shared.gpu_kernel.signatures import Signature
+from shared.gpu_kernel.stored_bytes import as_bytes, kind_of, scale_of, to_bytes
+
+BLOCK_H = 8  # heads of a program
+RopeTables = tuple[torch.Tensor, torch.Tensor]
+EXACT = True  # what pages hold is what the CPU would write
+
+
+@triton.jit
+def rope_write_kernel(
+    qkv, q_norm, k_norm, cos, sin, positions, pages, slots, q_out, kv, scales,
+    eps, qkv_stride, page_stride, scale_stride, num_heads, num_kv_heads,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, KIND: tl.constexpr,
+    HAS_NORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+):  # fmt: skip
+    """Program (t, i): one token, and one block of its heads: of q's, then of k's, then of v's.
+
+    qkv (T, q | k | v heads * D) of any row stride; norms (D,) and cos, sin (positions, D / 2) float32; positions (T,)
+    int64; pages, slots (T,) int32; q_out (T, heads, D). kv, scales: one layer's view of the pool, pages of any stride
+    and [k, v][kv_head][slot](head_dim) within."""
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    q_blocks = tl.cdiv(num_heads, BLOCK_H)
+    kv_blocks = tl.cdiv(num_kv_heads, BLOCK_H)
+    part = (block >= q_blocks).to(tl.int32) + (block >= q_blocks + kv_blocks).to(tl.int32)  # q, k, v
+    first = (block - (part > 0) * q_blocks - (part > 1) * kv_blocks) * BLOCK_H
+    head = first + tl.arange(0, BLOCK_H)
+    count = tl.where(part == 0, num_heads, num_kv_heads)
+    before = (part > 0) * num_heads + (part > 1) * num_kv_heads
+    half = tl.arange(0, BLOCK_HALF)
+    is_dim = half < HEAD_DIM // 2
+    mask = (head < count)[:, None] & is_dim[None, :]
+    source = qkv + token * qkv_stride + (before + head)[:, None] * HEAD_DIM + half[None, :]
+    left_in, right_in = tl.load(source, mask, other=0.0), tl.load(source + HEAD_DIM // 2, mask, other=0.0)
+    left, right = left_in.to(tl.float32), right_in.to(tl.float32)
+    if part < 2:
+        if HAS_NORM:
+            norm = q_norm if part == 0 else k_norm
+            squares = tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)
+            root = tl.math.sqrt_rn(tl.math.div_rn(squares, tl.full([BLOCK_H], HEAD_DIM, tl.float32)) + eps)
+            factor = tl.math.div_rn(tl.full([BLOCK_H], 1.0, tl.float32), root)[:, None]
+            left = left * factor * tl.load(norm + half, is_dim, other=0.0)[None, :]
+            right = right * factor * tl.load(norm + HEAD_DIM // 2 + half, is_dim, other=0.0)[None, :]
+        turn = tl.load(positions + token) * (HEAD_DIM // 2) + half
+        c, s = tl.load(cos + turn, is_dim, other=0.0)[None, :], tl.load(sin + turn, is_dim, other=0.0)[None, :]
+        left, right = left * c - right * s, right * c + left * s
+    left, right = left.to(qkv.dtype.element_ty), right.to(qkv.dtype.element_ty)
+    if part == 0:
+        target = q_out + (token * num_heads + head)[:, None] * HEAD_DIM + half[None, :]
+        tl.store(target, left, mask)
+        tl.store(target + HEAD_DIM // 2, right, mask)
+    else:
+        page = tl.load(pages + token).to(tl.int64)
+        line = ((part - 1) * num_kv_heads + head) * PAGE_SIZE + tl.load(slots + token) % PAGE_SIZE
+        stored = kv + page * page_stride + line[:, None] * HEAD_DIM + half[None, :]
+        if KIND != 0:
+            wide_left, wide_right = left.to(tl.float32), right.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(wide_left), axis=1), tl.max(tl.abs(wide_right), axis=1))
+            scale = scale_of(largest, KIND)
+            tl.store(scales + page * scale_stride + line, scale, head < count)
+            tl.store(stored, to_bytes(wide_left, scale, KIND), mask)
+            tl.store(stored + HEAD_DIM // 2, to_bytes(wide_right, scale, KIND), mask)
+        else:
+            tl.store(stored, left, mask)
+            tl.store(stored + HEAD_DIM // 2, right, mask)
+
+
+def rope_write(
+    qkv: torch.Tensor, norms: RopeTables | None, eps: float, tables: RopeTables, positions: torch.Tensor,
+    places: Places, num_heads: int, kv: torch.Tensor, scales: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """qkv (T, q | k | v heads * D); norms: of q and of k, (D,) float32; positions (T,) int64; kv: one layer of the
+    pool, (num_pages, 2, kv_heads, page_size, D), whole within a page; scales: the same but for D. Return q, turned:
+    (T, heads, D)."""
+    _, _, kv_heads, page_size, head_dim = kv.shape
+    q = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q_norm, k_norm = norms or tables
+    blocks = -(-num_heads // BLOCK_H) + 2 * -(-kv_heads // BLOCK_H)
+    launch(
+        rope_write_kernel, (len(qkv), blocks),
+        qkv, q_norm, k_norm, *tables, positions, places.page, places.slot, q,
+        as_bytes(kv), kv if scales is None else scales,
+        eps, qkv.stride(0), kv.stride(0), 0 if scales is None else scales.stride(0), num_heads, kv_heads,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(kv),
+        HAS_NORM=norms is not None, BLOCK_H=BLOCK_H, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=1,
+    )  # fmt: skip
+    return q
+
+
+def real_signatures() -> set[Signature]:
+    """Return those of real models' steps."""
+    with recorded() as signatures:
+        for step in real_steps():
+            layer, model = step.layer, step.model
+            columns = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+            qkv = torch.empty(len(step.queries), columns, dtype=step.dtype, device="meta")
+            table = torch.empty(step.context, model.head_dim // 2, device="meta")
+            norm, positions = (
+                torch.empty(model.head_dim, device="meta"),
+                torch.empty(len(qkv), dtype=torch.int64, device="meta"),
+            )
+            for norms in (None, (norm, norm)):
+                rope_write(
+                    qkv, norms, 1e-5, (table, table), positions, step.places, model.num_heads, layer.kv, layer.scales
+                )
+    return signatures

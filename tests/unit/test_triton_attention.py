@@ -1,0 +1,217 @@
+"""Triton's attention, in its interpreter, against the reference: the same results, and the same bits in the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from shared.kernel.attention import AttentionBackend, AttentionShape, HostLengths, TorchAttention
+from tests.support.paged_steps import Row, Step, bounded, make_step, tables_of
+
+interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
+attention = interpreter.kernels("attention")
+paged = interpreter.kernels("paged_attention")
+
+SPLIT = 64  # so that short rows are split
+UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
+
+
+@pytest.fixture(autouse=True)
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overflow of whole numbers is not looked for here, which takes two thirds of the time."""
+    monkeypatch.setattr(paged, "SPLIT_KEYS", SPLIT)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+
+
+def shape_of(heads: int, kv_heads: int, head_dim: int, window: int = 0, scale: float = 0.0) -> AttentionShape:
+    return AttentionShape(heads, kv_heads, head_dim, 1e-5, windows=(0, window, 0) if window else (), scale=scale)
+
+
+def backends(shape: AttentionShape) -> tuple[AttentionBackend, AttentionBackend]:
+    tables, local = tables_of(shape), tables_of(shape, 500.0)
+    return attention.TritonAttention(shape, tables, local), TorchAttention(shape, tables, local)
+
+
+@dataclass(frozen=True)
+class Case:
+    shape: AttentionShape
+    rows: tuple[Row, ...]
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    pages: str = ""
+    norms: bool = False
+    running: int | None = None  # rows that decode, as the host says
+    tolerance: float = 2e-6
+    seed: int = 6  # its trees of nine branch
+
+    def step(self) -> Step:
+        step = make_step(self.shape, list(self.rows), self.page_size, self.dtype, self.pages, self.norms, self.seed)
+        if self.running is not None:
+            host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, None, self.running)
+            step.inputs = replace(step.inputs, host=host)
+        return step
+
+
+TREE = Row(77, 9, is_tree=True)
+PADDING = Row(0, 1, is_padding=True)
+CASES = {
+    "decode": Case(shape_of(6, 2, 64), (Row(0, 1), Row(15, 1), Row(63, 1), Row(64, 1), Row(200, 1))),
+    "decode, odd heads": Case(shape_of(8, 1, 80), (Row(130, 1), Row(3, 1)), page_size=4),
+    "decode, norms": Case(shape_of(3, 3, 96, scale=0.2), (Row(130, 1), Row(3, 1)), page_size=64, norms=True),
+    "decode, window": Case(shape_of(4, 2, 128, window=50), (Row(300, 1), Row(20, 1), Row(49, 1), Row(50, 1))),
+    "verify": Case(shape_of(7, 1, 64), (Row(129, 4), Row(62, 4), Row(0, 4)), page_size=1),
+    "verify, tiny window": Case(shape_of(4, 2, 32, window=1), (Row(129, 4), Row(0, 4)), page_size=8),
+    "trees": Case(shape_of(6, 2, 64), (TREE, replace(TREE, start=0), replace(TREE, start=63), Row(7, 9))),
+    "trees, window": Case(shape_of(6, 2, 32, window=4), (TREE, replace(TREE, start=1), Row(70, 9))),
+    "trees, window before them": Case(shape_of(4, 4, 32, window=30), (TREE, replace(TREE, start=200)), norms=True),
+    "a wide tree": Case(shape_of(1, 1, 16), (Row(70, 48, is_tree=True),)),
+    "int8": Case(shape_of(8, 2, 64), (Row(129, 2), Row(62, 2)), pages="int8"),
+    "fp8, tree": Case(shape_of(8, 2, 128), (TREE, replace(TREE, start=5)), pages="fp8", page_size=4),
+    "int8, window": Case(shape_of(4, 1, 80, window=70), (Row(200, 3), Row(5, 3)), pages="int8"),
+    "float16": Case(shape_of(4, 2, 64), (Row(129, 2), Row(62, 2)), dtype=torch.float16, tolerance=2e-3),
+    "float16, fp8": Case(shape_of(4, 2, 64), (Row(129, 2),), dtype=torch.float16, pages="fp8", tolerance=2e-3),
+    "padding": Case(shape_of(6, 2, 64), (Row(130, 1), Row(9, 1), PADDING, PADDING)),
+    "chunk": Case(shape_of(6, 2, 64), (Row(0, 49), Row(37, 18))),
+    "chunk, odd heads": Case(shape_of(7, 1, 80), (Row(3, 29), Row(0, 7)), page_size=4, norms=True),
+    "chunk, window": Case(shape_of(4, 2, 32, window=20), (Row(70, 60), Row(0, 33)), page_size=64),
+    "chunk, bytes": Case(shape_of(4, 2, 96, window=20), (Row(33, 40),), pages="int8"),
+    "chunk, fp8": Case(shape_of(8, 1, 128), (Row(33, 19),), pages="fp8"),
+    "chunk, float16": Case(shape_of(4, 2, 64), (Row(33, 40),), dtype=torch.float16, tolerance=2e-3),
+    "chunks and decode": Case(shape_of(6, 2, 64), (Row(9, 20), Row(0, 3), Row(70, 2), Row(9, 2)), running=2),
+    "chunks and trees": Case(shape_of(6, 2, 64), (Row(9, 20), Row(0, 3), TREE, TREE), running=2),
+    "chunks and trees, unsaid": Case(shape_of(6, 2, 64), (Row(9, 20), TREE)),
+    "chunks and decode, window": Case(shape_of(4, 2, 64, window=30), (Row(29, 20), Row(130, 1)), running=1, norms=True),
+    "a chunk and padding": Case(shape_of(6, 2, 64), (Row(9, 20), Row(70, 1), PADDING), running=2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_reference(name: str) -> None:
+    """Slots that none may read are no numbers. The programs run in a drawn order."""
+    case = CASES[name]
+    step = case.step()
+    ours, reference = backends(case.shape)
+    wanted = step.run(reference)
+    pages, scales = step.pages()
+    with interpreter.shuffled(5):
+        got = step.run(ours)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got, wanted, atol=case.tolerance, rtol=case.tolerance)
+    if not case.norms:  # the mean of squares has another order of sums
+        assert torch.equal(step.pages()[0], pages)
+        torch.testing.assert_close(step.pages()[1], scales, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["decode", "trees, window", "int8", "chunk", "chunks and trees"])
+def test_the_order_of_programs_changes_no_bit(name: str) -> None:
+    case = CASES[name]
+    step = case.step()
+    found = []
+    for seed in (1, 2):
+        with interpreter.shuffled(seed):
+            found.append((step.run(backends(case.shape)[0]), *step.pages()))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("name", ["decode", "decode, window", "trees, window", "int8"])
+def test_the_host_s_bound_changes_no_bit(name: str) -> None:
+    """Nor does whether there is a merge at all."""
+    case = CASES[name]
+    step = case.step()
+    found = [bounded(step, most).run(backends(case.shape)[0]) for most in (step.inputs.max_seq_len, 600)]
+    assert torch.equal(*found)
+
+
+def test_one_split_has_the_bits_of_the_merge() -> None:
+    shape = shape_of(6, 2, 64)
+    step = make_step(shape, [Row(40, 2), Row(61, 2)])
+    assert paged.splits_of(attention.parted(step.inputs)[1], 0) == 1
+    assert torch.equal(step.run(backends(shape)[0]), bounded(step, 500).run(backends(shape)[0]))
+
+
+def test_a_row_has_the_same_bits_beside_any_others() -> None:
+    """Even beside one so long that splits are doubled for it."""
+    shape = shape_of(6, 2, 32)
+    few = [Row(100, 2), Row(20, 2)]
+    alone = make_step(shape, few)
+    beside = make_step(shape, [*few, Row(690, 2), Row(5, 3)])
+    kept = len(alone.qkv)
+    beside.qkv[:kept] = alone.qkv
+    for from_row, to_row in zip(alone.inputs.page_table, beside.inputs.page_table, strict=False):
+        beside.kv[to_row[: len(from_row)].long()] = alone.kv[from_row.long()]
+    wanted = alone.run(backends(shape)[0])
+    assert torch.equal(beside.run(backends(shape)[0])[:kept], wanted)
+
+
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_long_row_ends_within_the_splits_there_are(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "MOST_SPLITS", 3)
+    shape = shape_of(4, 2, 16, window)
+    step = make_step(shape, [Row(600, 2), Row(193, 2), Row(30, 2)])
+    ours, reference = backends(shape)
+    assert paged.splits_of(attention.parted(step.inputs)[1], window) == 3
+    torch.testing.assert_close(step.run(ours), step.run(reference), atol=2e-6, rtol=2e-6)
+
+
+def test_tokens_behind_the_last_row_write_page_0_only() -> None:
+    """A batch that a graph holds may be larger than its rows."""
+    shape = shape_of(6, 2, 64)
+    step = make_step(shape, [Row(40, 1), Row(70, 1), Row(3, 1)])
+    ours = backends(shape)[0]
+    wanted = step.run(ours)
+    pages, _ = step.pages()
+    more = replace(step.inputs, positions=torch.cat((step.inputs.positions, torch.tensor([0, 0]))))
+    step.inputs, step.qkv = more, torch.cat((step.qkv, torch.full_like(step.qkv[:2], 3.0)))
+    step.is_real = torch.cat((step.is_real, torch.tensor([False, False])))
+    assert torch.equal(step.run(ours), wanted) and torch.equal(step.pages()[0], pages)
+
+
+def test_rows_without_tokens_are_passed_over() -> None:
+    shape = shape_of(6, 2, 64)
+    ours, reference = backends(shape)
+    for rows in ([Row(5, 0), Row(40, 1), Row(7, 0), Row(9, 1), Row(3, 0)], [Row(5, 0), Row(40, 20), Row(7, 0)]):
+        step = make_step(shape, rows)
+        torch.testing.assert_close(step.run(ours), step.run(reference), atol=2e-6, rtol=2e-6)
+
+
+def test_numbers_may_come_as_a_view_of_one() -> None:
+    """As the position of all alternatives of a draft does."""
+    shape = shape_of(6, 2, 64)
+    step = make_step(shape, [replace(TREE, num=2)])
+    assert len(set(step.inputs.positions[1:].tolist())) == 1
+    ours = backends(shape)[0]
+    wanted = step.run(ours)
+    first = step.inputs.positions[0]
+    level = replace(step.inputs, positions=torch.full((2,), int(first)))
+    step.inputs = level
+    same = step.run(ours)
+    first = torch.stack((first, first + 1))[:1]  # what lies behind it is another
+    step.inputs = replace(level, positions=first.expand(2), page_table=torch.cat((level.page_table,) * 2, 1)[:, ::1])
+    assert torch.equal(step.run(ours), same) and not torch.equal(same, wanted)
+
+
+@pytest.mark.parametrize("name", ["decode", "decode, window", "trees", "int8", "chunk", "chunks and trees"])
+def test_no_number_of_the_device_comes_to_the_host(name: str) -> None:
+    """On the meta device there is none to come: whoever asks is refused. What grids and memory there are follows from
+    the host's bounds alone."""
+    case = CASES[name]
+    step = case.step()
+    tables = tuple(of.to("meta") for of in tables_of(case.shape))
+    inputs = replace(
+        step.inputs,
+        **{
+            name: value.to("meta")
+            for name in ("positions", "cu_q_lens", "page_table", "slots", "visible")
+            if (value := getattr(step.inputs, name)) is not None
+        },
+    )
+    ours = attention.TritonAttention(case.shape, tables)
+    try:
+        ours.begin(inputs, step.kv.to("meta"), None if step.scales is None else step.scales.to("meta"))
+        out = ours.attend(1, step.qkv.to("meta"), None, None)
+    except (NotImplementedError, RuntimeError) as error:
+        pytest.fail(str(error))
+    assert out.shape == (len(step.qkv), case.shape.num_heads * case.shape.head_dim)
