@@ -33,7 +33,7 @@ def measure_kernel(logits, heads, num_best, masses, best, stride, vocab_size, wi
         mass = tl.zeros((BLOCK,), tl.int64)
         for start in range(begin, end, BLOCK):
             ids = start + tl.arange(0, BLOCK)
-            values = tl.load(logits + output * stride + ids, mask=ids < end, other=0.0)
+            values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
             mass += tl.where(ids < end, weight(values - top), 0)
         tl.store(masses + output * SPLITS + split, tl.sum(mass, 0))
         last = tl.full((), (1 << 63) - 1, tl.int64)
@@ -41,7 +41,7 @@ def measure_kernel(logits, heads, num_best, masses, best, stride, vocab_size, wi
             found = tl.full((BLOCK,), NO_RANK, tl.int64)
             for start in range(begin, end, BLOCK):
                 ids = start + tl.arange(0, BLOCK)
-                values = tl.load(logits + output * stride + ids, mask=ids < end, other=0.0)
+                values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
                 ranks = ranked(values, ids)
                 found = tl.maximum(found, tl.where((ids < end) & (ranks < last), ranks, NO_RANK))
             last = tl.max(found, 0)

@@ -113,7 +113,7 @@ def largest_kernel(logits, heads, stride, vocab_size, SPLITS: tl.constexpr):
     best = tl.full((BLOCK,), NO_RANK, tl.int64)
     for start in range(begin, end, BLOCK):
         ids = start + tl.arange(0, BLOCK)
-        values = tl.load(logits + output * stride + ids, mask=ids < end, other=0.0)
+        values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
         best = tl.maximum(best, tl.where(ids < end, ranked(values, ids), NO_RANK))
     tl.store(heads + output * SPLITS + split, tl.max(best, 0))
 
@@ -133,7 +133,7 @@ def weigh_kernel(
         mass = tl.zeros((BLOCK,), tl.int64)
         for start in range(begin, end, BLOCK):
             ids = start + tl.arange(0, BLOCK)
-            values = tl.load(logits + output * stride + ids, mask=ids < end, other=0.0)
+            values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
             is_above = (ids < end) & (ordered(values) > bound)
             mass += tl.where(is_above, weight((values - best) * factor), 0)
         tl.store(masses + output * SPLITS + split, tl.sum(mass, 0))
@@ -187,7 +187,7 @@ def search_kernel(
         found = tl.zeros((LANES, DIGITS), tl.int64)
         for start in range(begin, end, LANES):
             ids = start + tl.arange(0, LANES)
-            values = tl.load(logits + output * stride + ids, mask=ids < end, other=0.0)
+            values = tl.load(logits + output * stride + ids, mask=ids < end, other=float("-inf"))
             keys = ordered(values)
             amounts = weight((values - best) * factor) if BY_MASS else tl.full((LANES,), 1, tl.int64)
             amounts = tl.where((ids < end) & ((keys >> (shift + DIGIT_BITS)) == prefix), amounts, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from shared.gpu_kernel.candidates import score_candidates
 from shared.gpu_kernel.edits import Edits, Past, edit_logits
 from shared.gpu_kernel.logprobs import tell_logprobs
 from shared.gpu_kernel.sample import Draws, draw_ids, find_heads
@@ -25,18 +26,27 @@ def sample_triton(
     masks: DeviceMasks | None = None,
 ) -> SampleOutput:
     """As `sampler.sample`; every tensor on the device of `logits`."""
-    edited, positions = logits, positions.contiguous()
-    if masks is not None or _is_edited(rows):
-        bits = None if masks is None else (masks.rows, masks.bits)
-        edited = edit_logits(logits, positions, _edits(rows), _past(history, positions), bits)
-    heads = find_heads(edited)
-    own = rows.host_rows
-    way = rows.host.way[own]
-    cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < logits.shape[1])
-    filters = bool(((way == FILTERED) & cuts).any())
-    ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
-    raw_heads = heads if edited is logits else None
-    return _with_logprobs(logits, raw_heads, rows.host.num_logprobs[own], rows.knobs.num_logprobs, rows.rows, ids)
+    edited = _edited(logits, rows, positions.contiguous(), history, masks)
+    heads, ids = _drawn(edited, rows, positions.contiguous())
+    raw_heads, host_best = heads if edited is logits else None, rows.host.num_logprobs[rows.host_rows]
+    return _with_logprobs(logits, raw_heads, host_best, rows.knobs.num_logprobs, rows.rows, ids)
+
+
+def rank_candidates_triton(
+    logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None, num: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `candidates.rank_candidates`; every tensor on the device of `logits`."""
+    knobs, positions = rows.knobs, positions.contiguous()
+    scores = _edited(logits, rows, positions, history, None)
+    first = _drawn(scores, rows, positions)[1].unsqueeze(1)
+    if (rows.host.way[rows.host_rows] != GREEDY).any():
+        columns = (rows.rows.contiguous(), knobs.way, knobs.temperature, knobs.seeds)
+        scores = score_candidates(scores, positions, *columns)
+    wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
+    _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
+    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn one goes to the end
+    ids = torch.cat((first, best.gather(1, others)), dim=1)
+    return ids, torch.cat((log_probs[:, :1], log_probs.gather(1, others)), dim=1)
 
 
 def score_triton(logits: torch.Tensor, num_top: int, ids: torch.Tensor) -> SampleOutput:
@@ -62,6 +72,30 @@ def _with_logprobs(
     heads = find_heads(logits) if heads is None else heads
     wanted = num_best if rows is None else num_best[rows]
     return SampleOutput(ids, *tell_logprobs(logits, heads, wanted, width, ids))
+
+
+def _edited(
+    logits: torch.Tensor,
+    rows: OutputRows,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: DeviceMasks | None,
+) -> torch.Tensor:
+    """The logits themselves where no output asks for anything."""
+    if masks is None and not _is_edited(rows):
+        return logits
+    bits = None if masks is None else (masks.rows, masks.bits)
+    return edit_logits(logits, positions, _edits(rows), _past(history, positions), bits)
+
+
+def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads of the logits, ids)."""
+    own, heads = rows.host_rows, find_heads(edited)
+    way = rows.host.way[own]
+    cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
+    filters = bool(((way == FILTERED) & cuts).any())
+    ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
+    return heads, ids
 
 
 def _is_edited(rows: OutputRows) -> bool:

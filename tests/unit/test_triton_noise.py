@@ -27,8 +27,8 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from shared.gpu_kernel import edits, logprobs, sample
-for module in (sample, logprobs, edits):
+from shared.gpu_kernel import candidates, edits, logprobs, sample
+for module in (sample, logprobs, edits, candidates):
     widest = {}
     for signature in sorted(module.real_signatures(), key=lambda one: one.describe()):
         widest[signature.kernel] = signature
@@ -96,7 +96,7 @@ def test_machine_code_of_the_sampler_rounds_as_a_cpu_does(tmp_path: Path) -> Non
     command = [sys.executable, "-c", COMPILE, "80", "90"]
     ptx = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
     assert {"sm_80", "sm_90a"} <= set(re.findall(r"\.target (\w+)", ptx))
-    assert ptx.count(".visible .entry") == 2 * 9
+    assert ptx.count(".visible .entry") == 2 * 10
     assert set(re.findall(r"\bdiv\.\S*f32\S*", ptx)) == {"div.rn.f32"}
     assert not re.findall(r"\b(?:fma|mad)\.\S*f(?:16|32|64)", ptx)
     assert not re.findall(r"\.approx\b|\bex2\b|\blg2\b", ptx)

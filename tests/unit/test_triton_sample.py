@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from shared.core.sampling_params import SamplingParams
+from shared.sample import candidates
 from shared.sample import sampler as samplers
+from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
 from shared.sample.sampler_torch import score_torch
-from tests.support.sampling_cases import VOCAB, Case, make_params, rows_on, sample_tensors, windows
+from tests.support.sampling_cases import VOCAB, Case, make_params, rank_tensors, rows_on, sample_tensors, windows
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 kernels = interpreter.kernels("sample")
@@ -170,6 +172,20 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
     assert ours.top_ids[3].tolist() == [1, 2, 0, NO_TOKEN, NO_TOKEN]
 
 
+def test_candidates_are_torch_s() -> None:
+    case, _ = windows(2)
+    case.logits[::7, ::3] = -torch.inf  # a draft head that has no id for them
+    some = slice(0, None, 5)
+    history = case.history
+    assert history.common is not None and history.drafted is not None
+    past = History(history.tokens, history.rows, history.common[some], history.drafted[some])
+    given = (case.logits[some], case.batch, case.rows[some], case.positions[some], past, 6)
+    logits, batch, row_of, positions, past, num = given
+    ours = sampler_triton.rank_candidates_triton(logits, rows_on(batch, row_of, logits), positions, past, num)
+    for one, expected in zip(ours, rank_tensors(*given), strict=True):
+        assert torch.equal(one, expected)
+
+
 def test_given_tokens_are_scored_as_torch_scores_them() -> None:
     rng = np.random.default_rng(3)
     logits = torch.from_numpy(rng.standard_normal((5, 1500)).astype(np.float32).round(1))
@@ -185,10 +201,13 @@ def test_the_sampler_takes_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch)
     assert not samplers.runs_triton(torch.device("cuda", 0))
     called = []
     monkeypatch.setattr(samplers, "runs_triton", lambda device: True)
+    monkeypatch.setattr(candidates, "runs_triton", lambda device: True)
     monkeypatch.setattr(sampler_triton, "sample_triton", lambda *given: called.append("sample"))
     monkeypatch.setattr(sampler_triton, "score_triton", lambda *given: called.append("score"))
+    monkeypatch.setattr(sampler_triton, "rank_candidates_triton", lambda *given: called.append("rank"))
     case = Case(1)
     rows = rows_on(case.batch, case.rows, case.logits)
     samplers.sample(case.logits, case.batch, rows, case.positions, case.history)
     samplers.score(case.logits, case.positions, 2)
-    assert called == ["sample", "score"]
+    rank_candidates(case.logits, case.batch, rows, case.positions, case.history, 2)
+    assert called == ["sample", "score", "rank"]
