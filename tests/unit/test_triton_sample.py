@@ -14,12 +14,13 @@ from shared.sample import candidates
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
+from shared.sample.knobs import Knobs, knobs_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
-from shared.sample.sampler_torch import score_torch
+from shared.sample.sampler_torch import OutputRows, score_torch
 from tests.support.sampling_cases import VOCAB, Case, make_params, rank_tensors, rows_on, sample_tensors, windows
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
-kernels = interpreter.kernels("sample")
+kernels, launcher = interpreter.kernels("sample"), interpreter.kernels("launcher")
 from shared.sample import sampler_triton  # noqa: E402
 
 NAMES = ("ids", "logprobs", "top_ids", "top_logprobs")
@@ -125,12 +126,16 @@ def test_bad_words_and_lists_longer_than_a_program_takes_at_once() -> None:
         make_params({"bad_words": words, "temperature": 0.0}),
         make_params({"allowed_token_ids": tuple(range(0, VOCAB, 2)) * 3, "bad_words": ((5, 7, 8), (2,))}),
         make_params({"min_tokens": 50, "stop_token_ids": tuple(range(150))}),
+        make_params({"bad_words": words, "temperature": 0.0}),
     ]
-    batch = SamplingBatch.build(params, [1, 2, 3], [5, 5, 5])
-    logits = torch.from_numpy(np.random.default_rng(5).standard_normal((3, VOCAB)).astype(np.float32))
-    tokens = torch.from_numpy(np.random.default_rng(6).integers(0, 12, (3, 30)).astype(np.int32))
-    given = (logits, batch, np.arange(3), torch.tensor([20, 21, 22]), History(tokens, torch.arange(3)))
-    assert_equal(sample_programs(*given), sample_tensors(*given))
+    batch = SamplingBatch.build(params, [1, 2, 3, 4], [5, 5, 5, 24])
+    logits = torch.from_numpy(np.random.default_rng(5).standard_normal((4, VOCAB)).astype(np.float32))
+    logits[3, 9] = 10.0
+    tokens = torch.from_numpy(np.random.default_rng(6).integers(0, 12, (4, 30)).astype(np.int32))
+    given = (logits, batch, np.arange(4), torch.tensor([20, 21, 22, 23]), History(tokens, torch.arange(4)))
+    ours = sample_programs(*given)
+    assert_equal(ours, sample_tensors(*given))
+    assert ours.ids[3] == 9, "the prompt has begun a bad word, not the answer"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's numpy
@@ -192,6 +197,25 @@ def test_given_tokens_are_scored_as_torch_scores_them() -> None:
     ids = torch.from_numpy(rng.integers(0, 1500, 5))
     for num_top in (0, 4):
         assert_equal(sampler_triton.score_triton(logits, num_top, ids), score_torch(logits, num_top, ids))
+
+
+def test_no_batch_compiles_anything_anew() -> None:
+    """A number that Triton compiles in, where it is 1 or a multiple of 16, would do so in the middle of a step."""
+    seen = []
+    for num, words, width in ((5, 1, 1), (16, 16, 16), (17, 3, 5)):
+        case = Case(1, outputs_per_row=1, num_logprobs=width)
+        knobs = rows_on(case.batch, case.rows, case.logits).knobs
+        knobs = Knobs(**{name: value.to("meta") for name, value in knobs.named().items()})
+        host = knobs_of(case.batch, VOCAB)
+        rows = OutputRows(np.arange(num), host, torch.empty(num, dtype=torch.int64, device="meta"), knobs)
+        table = torch.empty((num, words), dtype=torch.int32, device="meta")
+        integers = torch.empty(num, dtype=torch.int64, device="meta")
+        history = History(table, integers, integers, table)
+        logits = torch.empty((num, VOCAB), device="meta")
+        with launcher.recorded() as signatures:
+            sampler_triton.sample_triton(logits, rows, integers, history, DeviceMasks(integers, table))
+        seen.append({one for one in signatures if "tell_kernel" not in one.kernel})  # it has a size of its own
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) > 8
 
 
 def test_the_sampler_takes_triton_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
