@@ -73,10 +73,25 @@ def test_ties_at_every_edge_and_logits_at_the_end_of_the_range(scale: float) -> 
     assert_equal(case.run(sample_programs), case.run(sample_tensors))
 
 
+def test_equal_logits_are_cut_by_id_over_all_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ids but one are alike, and the cut lies behind the first split's: of the later ones nothing is left."""
+    monkeypatch.setattr(kernels, "splits_of", lambda num_rows: 4)
+    batch = SamplingBatch.build([make_params(kind) for kind in ({"top_k": 1030}, {"top_p": 0.26})], [1, 2], [4, 4])
+    logits = torch.zeros((6, 4096))
+    logits[:, 4000] = 1.0
+    given = (logits, batch, np.asarray([0, 1] * 3), torch.arange(6), None)
+    ours = sample_programs(*given)
+    assert_equal(ours, sample_tensors(*given))
+    assert (ours.ids < 1100).all()
+
+
 def test_windows_count_their_own_drafts() -> None:
     """Positions and drafts are read wherever they lie: here others lie between."""
-    case, _ = windows(3)
-    some = slice(0, None, 9)
+    case, drafts = windows(3)
+    case.history.tokens += 40  # other ids than the drafts, which may well be drawn again
+    for logits, ids in zip(case.logits, drafts, strict=True):
+        logits[list(set(ids))] += 6.0
+    some = slice(80, None, 2)
     case.rows, case.positions, case.logits = case.rows[some], case.positions[some], case.logits[some]
     assert case.history.common is not None and case.history.drafted is not None
     case.history.common, case.history.drafted = case.history.common[some], case.history.drafted[some]
