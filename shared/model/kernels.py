@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from shared.core.errors import ConfigError
 from shared.kernel.attention import AttentionBackend, AttentionShape, RopeTables, TorchAttention
 from shared.kernel.block_weights import BlockWeights
 from shared.kernel.blocks import BlockKernels, TorchBlocks
+from shared.kernel.libraries import has_numba, has_triton
 from shared.kernel.linear import (
     FloatHead,
     Head,
@@ -81,26 +81,6 @@ def pick_kernels(
     return compiled_kernels(config, dtype, team, formats)
 
 
-def has_numba() -> bool:
-    """One log line where it is missing or broken; everything works without it, slower."""
-    try:
-        importlib.import_module("numba")
-    except ImportError as error:
-        logging.getLogger(__name__).warning("numba can't be used (%s): plain torch kernels, slower", error)
-        return False
-    return True
-
-
-def has_triton() -> bool:
-    """One log line where it is missing: torch's CUDA build brings it, its CPU build does not."""
-    try:
-        importlib.import_module("shared.gpu_kernel.attention")
-    except ImportError as error:
-        logging.getLogger(__name__).warning("Triton can't be used (%s): plain torch kernels, much slower", error)
-        return False
-    return True
-
-
 def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
     make_float, make_linear = pick_linear(device, torch.float32), pick_linear(device, dtype)
 
@@ -126,16 +106,20 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Triton's attention, the library's products and blocks."""
+    """Triton's attention, norm and gate, the library's products."""
+    from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
+    from shared.gpu_kernel.blocks import TritonBlocks
 
     if device.type == "cpu" and dtype != torch.float32:
         raise ConfigError("Triton's interpreter multiplies the bits of bfloat16 as whole numbers: take float32 there")
-    library, shape = library_kernels(config, dtype, device, formats), attention_shape(config)
-    if shape.head_dim > MOST_DIM:
-        logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
-        return library
-    return replace(library, make_attention=lambda rope, local: TritonAttention(shape, rope, local))
+    kernels, shape = library_kernels(config, dtype, device, formats), attention_shape(config)
+    if config.hidden_size <= MAX_COLUMNS:
+        kernels = replace(kernels, blocks=TritonBlocks(config.rms_eps, dtype, is_gelu(config)))
+    if shape.head_dim <= MOST_DIM:
+        return replace(kernels, make_attention=lambda rope, local: TritonAttention(shape, rope, local))
+    logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
+    return kernels
 
 
 def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, formats: Formats) -> Kernels:

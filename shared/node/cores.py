@@ -8,9 +8,9 @@ from shared.config import core_plan
 from shared.config.core_plan import CorePlan
 from shared.config.settings import ParallelConfig
 from shared.kernel.core_table import CoreTable, NoTable, Owner
+from shared.kernel.libraries import has_numba
 from shared.kernel.team import Team
 from shared.model.interface import Model
-from shared.model.kernels import has_numba
 from shared.observe.log import Logger
 
 CLEAR_UP_S = 1.0

@@ -3,8 +3,8 @@
     penalties -> bias -> masks -> temperature -> top-k -> top-p -> min-p -> Gumbel-max; ties go to the lowest id
 
 The token at position p + 1 is drawn from the logits of the token at p with noise hash(seed, p + 1, id), so batch mates,
-chunks, speculation and the node that runs it can't show. Two implementations give equal ids: numba on a CPU, torch
-elsewhere. Knows nothing of requests, streams or scheduling.
+chunks, speculation and the node that runs it can't show. Three implementations give equal ids: numba on a CPU, Triton
+on a CUDA device, torch wherever one of these is missing. Knows nothing of requests, streams or scheduling.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from shared.core.latest import Latest
+from shared.kernel.libraries import has_triton
 from shared.kernel.sample_rules import GREEDY_BELOW
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
@@ -41,11 +42,20 @@ def sample(
         raise ValueError("a row has penalties or bad words, but there is no history of its tokens")
     if isinstance(row_of, OutputRows):
         assert not isinstance(masks, TokenMasks)
+        if runs_triton(logits.device):
+            from shared.sample.sampler_triton import sample_triton
+
+            return sample_triton(logits, row_of, positions, history, masks)
         return sample_torch(logits, row_of, positions, history, masks)
     from shared.sample.sampler_numba import sample_cpu  # a node of another device does without numba
 
     assert not isinstance(masks, DeviceMasks)
     return sample_cpu(logits, batch, row_of, positions, history, masks)
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels sample there. Tests say so of a CPU, for the interpreter."""
+    return device.type == "cuda" and has_triton()
 
 
 def _needs_history(batch: SamplingBatch) -> bool:
@@ -73,6 +83,10 @@ def score(logits: torch.Tensor, ids: torch.Tensor, num_top: int) -> SampleOutput
     logits (E, vocab) float32, ids (E,) int64 on their device. The same numbers as `sample` gives for a token that it
     has drawn: of the raw distribution, before penalties, bias, temperature and filters.
     """
+    if runs_triton(logits.device):
+        from shared.sample.sampler_triton import score_triton
+
+        return score_triton(logits, num_top, ids)
     if logits.device.type != "cpu":
         return score_torch(logits, num_top, ids)
     from shared.sample.sampler_numba import with_logprobs

@@ -118,3 +118,16 @@ class Case:
         drafted = [None if part is None else part.to(device) for part in (given.common, given.drafted)]
         history = History(given.tokens.to(device), given.rows.to(device), *drafted)
         return sampler(self.logits.to(device), self.batch, self.rows, self.positions.to(device), history)
+
+
+def windows(seed: int) -> tuple[Case, list[list[int]]]:
+    """A case whose outputs stand on drafts: siblings at one position. Gives each output's drafts too."""
+    case, rng = Case(seed, outputs_per_row=5), np.random.default_rng(seed)
+    drafts = [rng.integers(0, 30, rng.integers(0, 5)).tolist() for _ in case.rows]
+    table = np.full((len(drafts), 6), -1, np.int32)
+    for row, ids in zip(table, drafts, strict=True):
+        row[np.sort(rng.permutation(6)[: len(ids)])] = ids
+    common = rng.integers(12, 40, len(KNOBS))[case.rows]
+    case.positions = torch.from_numpy(common + [len(ids) - 1 for ids in drafts])
+    case.history.common, case.history.drafted = torch.from_numpy(common), torch.from_numpy(table)
+    return case, drafts

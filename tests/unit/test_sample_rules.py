@@ -17,7 +17,7 @@ from shared.sample.candidates import rank_candidates
 from shared.sample.interface import History, SamplingBatch
 from shared.sample.sampler import sample
 from shared.sample.sampler_numba import NO_TOKEN, outputs_of, row_params, sample_cpu
-from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params, rank_tensors, sample_tensors
+from tests.support.sampling_cases import KNOBS, VOCAB, Case, Sampler, make_params, rank_tensors, sample_tensors, windows
 
 BOTH = pytest.mark.parametrize("sampler", [sample_cpu, sample_tensors])
 
@@ -268,19 +268,6 @@ def test_a_bad_word_counts_from_the_answer_s_first_token(sampler: Sampler) -> No
 
 
 # --- windows of alternatives ------------------------------------------------------------------------------------------
-
-
-def windows(seed: int) -> tuple[Case, list[list[int]]]:
-    """A case whose outputs stand on drafts: siblings at one position. Gives each output's drafts too."""
-    case, rng = Case(seed, outputs_per_row=5), np.random.default_rng(seed)
-    drafts = [rng.integers(0, 30, rng.integers(0, 5)).tolist() for _ in case.rows]
-    table = np.full((len(drafts), 6), -1, np.int32)
-    for row, ids in zip(table, drafts, strict=True):
-        row[np.sort(rng.permutation(6)[: len(ids)])] = ids
-    common = rng.integers(12, 40, len(KNOBS))[case.rows]
-    case.positions = torch.from_numpy(common + [len(ids) - 1 for ids in drafts])
-    case.history.common, case.history.drafted = torch.from_numpy(common), torch.from_numpy(table)
-    return case, drafts
 
 
 @BOTH

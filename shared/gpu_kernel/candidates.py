@@ -1,0 +1,59 @@
+"""The order in which ids would be drawn, for drafts: logit + temperature * noise."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.noise import gumbel, noise_bits, row_keys
+from shared.gpu_kernel.ranks import BLOCK
+from shared.gpu_kernel.sample import GREEDY
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_MODELS, Signature
+
+EXACT = True  # a CPU's bits: no fused roundings, no approximate division
+
+
+@triton.jit
+def score_kernel(logits, scores, positions, rows, way, temperature, seeds, stride, vocab_size):
+    """Program (e, n): ids [1024 n, 1024 n + 1024) of output e, to scores[e, :]; the logits of a row that draws its
+    largest stay as they are."""
+    output = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + output)
+    values = tl.load(logits + output * stride + ids, mask=ids < vocab_size, other=0.0)
+    if tl.load(way + row) != GREEDY:
+        first, second = row_keys(tl.load(seeds + row), tl.load(positions + output) + 1)
+        values += tl.load(temperature + row) * gumbel(noise_bits(first, second, ids))
+    tl.store(scores + output * vocab_size + ids, values, mask=ids < vocab_size)
+
+
+def score_candidates(
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+    rows: torch.Tensor,
+    way: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+) -> torch.Tensor:
+    """Return scores (E, vocab) float32 of logits (E, vocab) float32, whose rows have any stride.
+
+    positions and rows (E,) int64; way, seeds (B,) int64 and temperature (B,) float32: of shared/sample/knobs.py.
+    """
+    num, vocab_size = logits.shape
+    scores = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
+    grid = (num, triton.cdiv(vocab_size, BLOCK.value))
+    columns = (positions, rows, way, temperature, seeds)
+    launch(score_kernel, grid, logits, scores, *columns, logits.stride(0), vocab_size)
+    return scores
+
+
+def real_signatures() -> set[Signature]:
+    """Return those of real models' steps."""
+    integers, floats = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
+    with recorded() as signatures:
+        for model in REAL_MODELS:
+            logits = torch.empty(REAL_BATCH, model.vocab_size, device="meta")
+            score_candidates(logits, integers, integers, integers, floats, integers)
+    return signatures

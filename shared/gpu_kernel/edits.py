@@ -1,0 +1,220 @@
+"""Penalties, bias and masks on logits, for E outputs of a batch: two kernels, whatever the outputs ask for.
+
+    mark    history, drafts, stop ids, allowed ids, bad words --> a word of facts for each (output, id)
+    edit    logits, words, bias, grammar's bits               --> other logits
+
+The first goes over lists, the second over the vocabulary, and neither looks at what a row does not have. Integers are
+added and bits are set, so the programs' order never shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+import triton
+import triton.language as tl
+
+from shared.gpu_kernel.launcher import launch, recorded
+from shared.gpu_kernel.ranks import BLOCK
+from shared.gpu_kernel.signatures import REAL_BATCH, REAL_CONTEXT, REAL_MODELS, Signature
+from shared.kernel import sample_rules
+
+EXACT = True  # a CPU's bits: no fused roundings, no approximate division
+IN_PROMPT = tl.constexpr(1 << 30)  # bits of a word: the id came before, in the prompt
+STOPS_EARLY = tl.constexpr(1 << 29)
+IS_ALLOWED = tl.constexpr(1 << 28)
+IS_BAD = tl.constexpr(1 << 27)
+COUNT = tl.constexpr((1 << 27) - 1)  # the others: how often it came in the answer
+BARRED = tl.constexpr(float(sample_rules.BARRED))
+
+PROGRAMS = tl.constexpr(8)  # that share an output's lists
+ENTRIES = tl.constexpr(256)  # that a program looks at together
+DRAFTS = tl.constexpr(64)  # a window is no wider
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What E outputs of B rows ask for, on the device: columns as in shared/sample/knobs.py, int64 unless another dtype
+    is named. Row b's entries of a list are [ends[b], ends[b + 1])."""
+
+    rows: torch.Tensor  # (E,)
+    is_penalised: torch.Tensor  # (B,)
+    repetition: torch.Tensor  # (B,) float32
+    presence: torch.Tensor  # (B,) float32
+    frequency: torch.Tensor  # (B,) float32
+    prompt_lens: torch.Tensor  # (B,)
+    first_stop: torch.Tensor  # (B,)
+    stop_ids: torch.Tensor
+    stop_ends: torch.Tensor
+    bias_ids: torch.Tensor
+    bias_values: torch.Tensor  # float32
+    bias_ends: torch.Tensor
+    is_limited: torch.Tensor  # (B,)
+    allowed_ids: torch.Tensor
+    allowed_ends: torch.Tensor
+    bad_ids: torch.Tensor
+    bad_before: torch.Tensor  # (words, longest - 1)
+    bad_ends: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The tokens before each output, as in shared/sample/interface.py's History."""
+
+    tokens: torch.Tensor  # (rows, max_context) int32
+    rows: torch.Tensor  # (B,) int64
+    common: torch.Tensor  # (E,) int64
+    drafted: torch.Tensor | None  # (E, N) int32
+
+
+@triton.jit
+def _mark_tokens(words, tokens, is_wanted, is_output, vocab_size):
+    """Count tokens of the answer; note tokens of the prompt."""
+    is_wanted = is_wanted & (tokens >= 0) & (tokens < vocab_size)
+    tl.atomic_add(words + tokens, 1, mask=is_wanted & is_output)
+    tl.atomic_or(words + tokens, IN_PROMPT, mask=is_wanted & (is_output == 0))
+
+
+@triton.jit
+def _last_token(tokens, drafts, nth, common, prompt_len):
+    """The nth token from the end of the answer, drafts included; -1 before its first."""
+    is_draft = drafts >= 0
+    num_drafts = tl.sum(is_draft.to(tl.int32), 0)
+    from_end = num_drafts - tl.cumsum(is_draft.to(tl.int32), 0) + 1
+    drafted = tl.sum(tl.where(is_draft & (from_end == nth), drafts, 0), 0)
+    place = common - (nth - num_drafts)
+    emitted = tl.load(tokens + place, mask=(nth > num_drafts) & (place >= prompt_len) & (place >= 0), other=-1)
+    return tl.where(nth <= num_drafts, drafted, emitted)
+
+
+@triton.jit(do_not_specialize=["context_len", "num_drafted", "num_before"])
+def mark_kernel(
+    marks, rows, positions, history, history_rows, common, drafted, is_penalised, prompt_lens, first_stop,
+    stop_ids, stop_ends, allowed_ids, allowed_ends, bad_ids, bad_before, bad_ends,
+    vocab_size, context_len, num_drafted, num_before,
+):  # fmt: skip
+    """Program (e, p): its share of each list of output e, into marks[e, :] int32, which is 0 before."""
+    output, program = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows + output)
+    words = marks + output.to(tl.int64) * vocab_size
+    entries = tl.arange(0, ENTRIES)
+    prompt_len, counted = tl.load(prompt_lens + row), tl.load(common + output)
+    slots = tl.arange(0, DRAFTS)
+    drafts = tl.load(drafted + output.to(tl.int64) * num_drafted + slots, mask=slots < num_drafted, other=-1)
+    begin, end = tl.load(bad_ends + row), tl.load(bad_ends + row + 1)
+    is_read = (tl.load(is_penalised + row) != 0) | ((num_before > 0) & (begin < end))
+    tokens = history + tl.load(history_rows + row, mask=is_read, other=0) * context_len
+
+    if tl.load(is_penalised + row) != 0:
+        for start in range(program * ENTRIES, counted, PROGRAMS * ENTRIES):
+            places = start + entries
+            found = tl.load(tokens + places, mask=places < counted, other=-1)
+            _mark_tokens(words, found, places < counted, places >= prompt_len, vocab_size)
+        if program == 0:
+            _mark_tokens(words, drafts, slots < num_drafted, slots >= 0, vocab_size)
+
+    for start in range(begin + program * ENTRIES, end, PROGRAMS * ENTRIES):
+        word = start + entries
+        is_next = word < end
+        for nth in range(1, num_before + 1):
+            wanted = tl.load(bad_before + word * num_before + (num_before - nth), mask=word < end, other=-1)
+            is_next = is_next & ((wanted < 0) | (wanted == _last_token(tokens, drafts, nth, counted, prompt_len)))
+        tl.atomic_or(words + tl.load(bad_ids + word, mask=word < end, other=0), IS_BAD, mask=is_next)
+
+    if tl.load(positions + output) + 1 < tl.load(first_stop + row):
+        end = tl.load(stop_ends + row + 1)
+        for start in range(tl.load(stop_ends + row) + program * ENTRIES, end, PROGRAMS * ENTRIES):
+            ids = tl.load(stop_ids + start + entries, mask=start + entries < end, other=0)
+            tl.atomic_or(words + ids, STOPS_EARLY, mask=start + entries < end)
+
+    end = tl.load(allowed_ends + row + 1)
+    for start in range(tl.load(allowed_ends + row) + program * ENTRIES, end, PROGRAMS * ENTRIES):
+        ids = tl.load(allowed_ids + start + entries, mask=start + entries < end, other=0)
+        tl.atomic_or(words + ids, IS_ALLOWED, mask=start + entries < end)
+
+
+@triton.jit(do_not_specialize=["mask_words"])
+def edit_kernel(
+    logits, marks, edited, rows, repetition, presence, frequency, bias_ids, bias_values, bias_ends, is_limited,
+    mask_rows, mask_bits, stride, vocab_size, mask_words, HAS_MASKS: tl.constexpr,
+):  # fmt: skip
+    """Program (e, n): ids [1024 n, 1024 n + 1024) of output e, from logits[e, :] and marks[e, :] to edited[e, :]."""
+    output = tl.program_id(0).to(tl.int64)
+    ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = ids < vocab_size
+    row = tl.load(rows + output)
+    values = tl.load(logits + output * stride + ids, mask=inside, other=0.0)
+    marked = tl.load(marks + output * vocab_size + ids, mask=inside, other=0)
+
+    count, rate = marked & COUNT, tl.load(repetition + row)
+    repeated = tl.where(values > 0.0, tl.math.div_rn(values, rate), values * rate)
+    values = tl.where((marked & (COUNT | IN_PROMPT)) != 0, repeated, values)  # a rate of 1 changes no bit
+    per_use = tl.load(frequency + row) * count.to(tl.float32)
+    values = tl.where(count > 0, values - (per_use + tl.load(presence + row)), values)
+
+    for entry in range(tl.load(bias_ends + row), tl.load(bias_ends + row + 1)):
+        values = tl.where(ids == tl.load(bias_ids + entry), values + tl.load(bias_values + entry), values)
+
+    values = tl.where((marked & STOPS_EARLY) != 0, BARRED, values)
+    is_left = (tl.load(is_limited + row) == 0) | ((marked & IS_ALLOWED) != 0)
+    if HAS_MASKS:
+        mask_row = tl.load(mask_rows + output)
+        bits = tl.load(mask_bits + mask_row * mask_words + (ids >> 5), mask=inside & (mask_row >= 0), other=-1)
+        is_left = is_left & (((bits >> (ids & 31)) & 1) != 0)
+    values = tl.where(is_left, values, float("-inf"))
+    values = tl.where(((marked & IS_BAD) != 0) & (values > float("-inf")), BARRED, values)
+    tl.store(edited + output * vocab_size + ids, values, mask=inside)
+
+
+def edit_logits(
+    logits: torch.Tensor,
+    positions: torch.Tensor,
+    edits: Edits,
+    past: Past | None,
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return other logits (E, vocab) float32: those of `sampler_torch`, bit for bit.
+
+    logits (E, vocab) float32, rows of any stride; positions (E,) int64. `past` may be None where no row is penalised or
+    has bad words of several tokens. `masks`: rows (E,) int64 into bits (M, words) int32, -1 for none.
+    """
+    num, vocab_size = logits.shape
+    marks = torch.zeros((num, vocab_size), dtype=torch.int32, device=logits.device)
+    edited = torch.empty((num, vocab_size), dtype=torch.float32, device=logits.device)
+    none = marks  # stands where nothing is read
+    tokens, history_rows, common, drafted = none, positions, positions, None
+    if past is not None:
+        tokens, history_rows, common, drafted = past.tokens, past.rows, past.common, past.drafted
+    launch(
+        mark_kernel, (num, PROGRAMS.value), marks, edits.rows, positions, tokens, history_rows, common,
+        none if drafted is None else drafted, edits.is_penalised, edits.prompt_lens, edits.first_stop,
+        edits.stop_ids, edits.stop_ends, edits.allowed_ids, edits.allowed_ends,
+        edits.bad_ids, edits.bad_before, edits.bad_ends,
+        vocab_size, tokens.shape[1], 0 if drafted is None else drafted.shape[1], edits.bad_before.shape[1],
+    )  # fmt: skip
+    mask_rows, bits = (positions, none) if masks is None else masks
+    launch(
+        edit_kernel, (num, triton.cdiv(vocab_size, BLOCK.value)), logits, marks, edited, edits.rows,
+        edits.repetition, edits.presence, edits.frequency, edits.bias_ids, edits.bias_values, edits.bias_ends,
+        edits.is_limited, mask_rows, bits, logits.stride(0), vocab_size, bits.shape[1], HAS_MASKS=masks is not None,
+    )  # fmt: skip
+    return edited
+
+
+def real_signatures() -> set[Signature]:
+    """Return those of real models' steps, with grammars and without, of windows and of single tokens."""
+    with recorded() as signatures:
+        integers, floats = torch.empty(REAL_BATCH, dtype=torch.int64, device="meta"), torch.empty(1, device="meta")
+        words = torch.empty(REAL_BATCH, 4, dtype=torch.int32, device="meta")
+        columns = {one.name: integers for one in fields(Edits)} | {
+            name: floats for name in ("repetition", "presence", "frequency", "bias_values")
+        }
+        edits = Edits(**columns | {"bad_before": torch.empty(3, 5, dtype=torch.int64, device="meta")})
+        tokens = torch.empty(REAL_BATCH, REAL_CONTEXT, dtype=torch.int32, device="meta")
+        for model in REAL_MODELS:
+            logits = torch.empty(REAL_BATCH, model.vocab_size, device="meta")
+            for past in (None, Past(tokens, integers, integers, None), Past(tokens, integers, integers, words)):
+                for masks in (None, (integers, words)):
+                    edit_logits(logits, integers, edits, past, masks)
+    return signatures

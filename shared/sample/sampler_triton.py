@@ -1,0 +1,125 @@
+"""The sampler in Triton's kernels, for a GPU: no sort, no copy, no wait. Gives the ids of sampler_torch, bit for bit.
+
+The host's parameters say which kernels run; what an output does in them, the device's say. A row that has no finite
+logit gets the id that a CPU's kernels give it: the first of the largest, NaN behind everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from shared.gpu_kernel.candidates import score_candidates
+from shared.gpu_kernel.edits import Edits, Past, edit_logits
+from shared.gpu_kernel.logprobs import tell_logprobs
+from shared.gpu_kernel.sample import Draws, draw_ids, find_heads
+from shared.sample.interface import DeviceMasks, History, SampleOutput
+from shared.sample.knobs import FILTERED, GREEDY, Knobs
+from shared.sample.sampler_torch import Ints, OutputRows
+
+
+def sample_triton(
+    logits: torch.Tensor,
+    rows: OutputRows,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: DeviceMasks | None = None,
+) -> SampleOutput:
+    """As `sampler.sample`; every tensor on the device of `logits`."""
+    edited = _edited(logits, rows, positions.contiguous(), history, masks)
+    heads, ids = _drawn(edited, rows, positions.contiguous())
+    raw_heads, host_best = heads if edited is logits else None, rows.host.num_logprobs[rows.host_rows]
+    return _with_logprobs(logits, raw_heads, host_best, rows.knobs.num_logprobs, rows.rows, ids)
+
+
+def rank_candidates_triton(
+    logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor, history: History | None, num: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `candidates.rank_candidates`; every tensor on the device of `logits`."""
+    knobs, positions = rows.knobs, positions.contiguous()
+    scores = _edited(logits, rows, positions, history, None)
+    first = _drawn(scores, rows, positions)[1].unsqueeze(1)
+    if (rows.host.way[rows.host_rows] != GREEDY).any():
+        columns = (rows.rows.contiguous(), knobs.way, knobs.temperature, knobs.seeds)
+        scores = score_candidates(scores, positions, *columns)
+    wanted = torch.full((len(rows),), num, dtype=torch.int64, device=logits.device)
+    _, best, log_probs = tell_logprobs(scores, find_heads(scores), wanted, num, first)
+    others = (best == first).to(torch.int8).argsort(dim=1, stable=True)[:, : num - 1]  # the drawn one goes to the end
+    ids = torch.cat((first, best.gather(1, others)), dim=1)
+    return ids, torch.cat((log_probs[:, :1], log_probs.gather(1, others)), dim=1)
+
+
+def score_triton(logits: torch.Tensor, num_top: int, ids: torch.Tensor) -> SampleOutput:
+    """As `sampler.score`."""
+    num_best = min(num_top, logits.shape[1])
+    column = torch.full((len(ids),), num_best, dtype=torch.int64, device=logits.device)
+    return _with_logprobs(logits, None, np.full(len(ids), num_best, np.int64), column, None, ids)
+
+
+def _with_logprobs(
+    logits: torch.Tensor,
+    heads: torch.Tensor | None,
+    host_best: Ints,
+    num_best: torch.Tensor,
+    rows: torch.Tensor | None,
+    ids: torch.Tensor,
+) -> SampleOutput:
+    """`num_best`: a column of the batch, of which `rows` are the outputs', or theirs as it is."""
+    width = max(0, int(host_best.max(initial=-1)))
+    if not (host_best >= 0).any():
+        none = torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
+        return SampleOutput(ids, none, ids.new_empty((len(ids), 0)), none.new_empty((len(ids), 0)))
+    heads = find_heads(logits) if heads is None else heads
+    wanted = num_best if rows is None else num_best[rows]
+    return SampleOutput(ids, *tell_logprobs(logits, heads, wanted, width, ids))
+
+
+def _edited(
+    logits: torch.Tensor,
+    rows: OutputRows,
+    positions: torch.Tensor,
+    history: History | None,
+    masks: DeviceMasks | None,
+) -> torch.Tensor:
+    """The logits themselves where no output asks for anything."""
+    if masks is None and not _is_edited(rows):
+        return logits
+    bits = None if masks is None else (masks.rows, masks.bits)
+    return edit_logits(logits, positions, _edits(rows), _past(history, positions), bits)
+
+
+def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(heads of the logits, ids)."""
+    own, heads = rows.host_rows, find_heads(edited)
+    way = rows.host.way[own]
+    cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
+    filters = bool(((way == FILTERED) & cuts).any())
+    ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
+    return heads, ids
+
+
+def _is_edited(rows: OutputRows) -> bool:
+    host, own = rows.host, rows.host_rows
+    lists = (host.stop_ends, host.bias_ends, host.bad_ends)
+    has_entries = any(bool((ends[own + 1] > ends[own]).any()) for ends in lists)
+    return has_entries or bool(((host.is_penalised[own] != 0) | (host.is_limited[own] != 0)).any())
+
+
+def _edits(rows: OutputRows) -> Edits:
+    return Edits(rows.rows.contiguous(), **_columns(Edits, rows.knobs))
+
+
+def _draws(rows: OutputRows) -> Draws:
+    return Draws(rows.rows.contiguous(), **_columns(Draws, rows.knobs))
+
+
+def _columns(kind: type[Edits] | type[Draws], knobs: Knobs[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: getattr(knobs, name) for name in kind.__slots__ if name != "rows"}
+
+
+def _past(history: History | None, positions: torch.Tensor) -> Past | None:
+    if history is None:
+        return None
+    common = positions + 1 if history.common is None else history.common
+    drafted = None if history.drafted is None else history.drafted.contiguous()
+    return Past(history.tokens, history.rows, common.contiguous(), drafted)
