@@ -15,9 +15,11 @@ from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
+from shared.engine.buckets import Buckets
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
+from shared.engine.graphs import GraphRunner
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
@@ -52,6 +54,15 @@ class CoreSizes:
     cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
     cold_file_pages: int = 0  # of its file
     cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """Decode steps of these widths run as graphs, as far as no row is longer than `most_tokens`."""
+
+    gpu: Gpu
+    widths: tuple[int, ...]
+    most_tokens: int
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -103,6 +114,16 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
 
 
+def make_graphs(
+    worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
+) -> GraphRunner:
+    """Captured, for every batch that may run."""
+    buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
+    runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
+    streams.forward.launch(runner.capture, label="graphs").take()
+    return runner
+
+
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:
     """Digests, in the model's order. ConfigError where the prefix cache's keys could not keep them apart."""
     if spec.vocab_size > MAX_VOCAB or len(spec.adapters) > MAX_ADAPTERS:
@@ -125,11 +146,13 @@ def assemble_core(
     stages: Sequence[Stage] = (),
     grammars: Grammars | None = None,
     boundary: Boundary | None = None,
+    graphs: GraphSpec | None = None,
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step, and `mixed_chunk`: how many of prompts join them; all that the
     settings allow, when not given. `ranks`: the others that have a part of the model; the caller gives them the pool,
     and seals it. `stages`: the model's, where it is a pipeline. `grammars`: of the model's vocabulary; None: requests
-    with a grammar are refused. `boundary`: that of `settings.device`, when not given."""
+    with a grammar are refused. `boundary`: that of `settings.device`, when not given. `graphs`: None: every step is
+    launched operator by operator."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(
@@ -147,7 +170,7 @@ def assemble_core(
             reads_history=drafter.reads_history,
             relays_drafts=bool(extras),
         )
-    runner = runner_of(ranks, stages)
+    model_runner = runner_of(ranks, stages)
     pool = KVPool(
         planes,
         sizes.num_pages,
@@ -164,8 +187,9 @@ def assemble_core(
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()
-    worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), runner)
-    engine = Engine(streams, worker, future_map, settings.speculative, stages)
+    worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), model_runner)
+    runner = None if graphs is None else make_graphs(worker, graphs, settings, sizes.max_running, streams)
+    engine = Engine(streams, worker, future_map, settings.speculative, stages, runner)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
     choose = engine.stages.choose
     scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars, mixed_chunk)

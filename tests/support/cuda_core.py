@@ -22,7 +22,7 @@ from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, assemble_core
+from shared.node.assemble import CoreSizes, GraphSpec, assemble_core
 from shared.node.core import NodeCore
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
@@ -105,8 +105,11 @@ def vocabulary() -> Vocabulary:
     return Vocabulary((*chars.tokens, b""), chars.eos_ids, chars.special_ids)
 
 
-def make_core(kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False) -> NodeCore:
-    """On the CPU by plain kernels, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU."""
+def make_core(
+    kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False, graphs: bool = False
+) -> NodeCore:
+    """On the CPU by plain kernels, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `graphs`:
+    decode steps are captured."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
@@ -122,7 +125,8 @@ def make_core(kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool 
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, **how)
+    spec = GraphSpec(gpu, (kind.width,), settings.history_len) if graphs else None
+    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
 
 def _grammars() -> Grammars:

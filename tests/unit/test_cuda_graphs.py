@@ -1,0 +1,103 @@
+"""Decode and verify steps as graphs, on the virtual GPU: the streams are the CPU's, whatever order the waits allow."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from shared.core.sampling_params import SamplingParams
+from shared.engine.graphs import GraphRunner
+from shared.node.core import NodeCore
+from tests.support.core_rig import Job, Outcome, assert_whole, run_local
+from tests.support.cuda_core import KINDS, Kind, make_core
+from tests.support.cuda_jobs import jobs_for
+from tests.support.virtual_gpu.crossings import Counts
+from tests.support.virtual_gpu.device import VirtualGpu, make_device
+
+PLAIN_WAYS = (
+    SamplingParams(9, temperature=0.0),
+    SamplingParams(12, temperature=0.9),
+    SamplingParams(8, temperature=0.8, top_p=0.9, top_k=20),
+    SamplingParams(10, temperature=0.7, min_p=0.05),
+)
+
+
+RETRACT_EVERY = 9
+
+
+def slow(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
+def plain_jobs(kind: Kind, num_jobs: int, ways: tuple[SamplingParams, ...] = PLAIN_WAYS) -> list[Job]:
+    """As the other tests', with what every graph holds."""
+    asked = jobs_for(kind, (), num_jobs)
+    return [replace(job, sampling=ways[index % len(ways)]) for index, job in enumerate(asked)]
+
+
+def runner_of(core: NodeCore) -> GraphRunner:
+    assert isinstance(core.engine.runner, GraphRunner)
+    return core.engine.runner
+
+
+def run_graphs(
+    gpu: VirtualGpu, kind: Kind, asked: list[Job], retract_every: int = 0
+) -> tuple[Outcome, GraphRunner, Counts]:
+    """The CPU's streams."""
+    plain = make_core(kind)
+    expected = run_local(plain, asked, rng=random.Random(1))
+    plain.close()
+    core = make_core(kind, gpu, graphs=True)
+    with gpu.counting() as counts:
+        outcome = run_local(core, asked, retract_every=retract_every, rng=random.Random(1))
+    assert_whole(core)
+    core.close()
+    assert outcome.streams == expected.streams
+    assert all(end.error is None for end in outcome.ends.values())
+    return outcome, runner_of(core), counts
+
+
+@pytest.mark.parametrize("name", ["plain", "n-gram", "chain", "tree"])
+def test_streams_are_the_cpu_s(name: str) -> None:
+    """At most two replays a step, one copy up and one down; the host waits for nothing."""
+    kind = KINDS[name]
+    outcome, runner, counts = run_graphs(make_device("eager"), kind, plain_jobs(kind, 5))
+    told = f"{outcome.num_steps} steps, {runner.graphed} by graphs, eager {dict(runner.eager)}: {counts.told()}"
+    print(f"{name}: {told}")
+    assert runner.graphed > 3 and set(runner.eager) == {"prompts"}, told
+    assert runner.graphed + sum(runner.eager.values()) == outcome.num_steps, told
+    assert counts.replays == 2 * runner.graphed, told
+    assert (counts.syncs, counts.h2d_pageable) == (0, 0), told
+    assert (counts.h2d_async, counts.d2h_async) == (outcome.num_steps, outcome.num_steps), told
+
+
+@pytest.mark.parametrize("name", ["plain", "n-gram", slow("chain"), slow("tree")])
+def test_streams_are_the_cpu_s_in_any_order_that_the_waits_allow(name: str) -> None:
+    """Retractions too. The host is steps ahead, and memory of graphs is overwritten as soon as it is free."""
+    kind = KINDS[name]
+    gpu = make_device("deferring", 11 + list(KINDS).index(name))
+    _, runner, _ = run_graphs(gpu, kind, plain_jobs(kind, 3), RETRACT_EVERY)
+    assert runner.graphed > 3 and not gpu.races
+
+
+@pytest.mark.parametrize("name", ["exact lengths", slow("int8 KV"), slow("copies")])
+def test_other_kinds_are_the_cpu_s(name: str) -> None:
+    kind = KINDS[name]
+    _, runner, _ = run_graphs(make_device("eager"), kind, plain_jobs(kind, 4))
+    assert runner.graphed > 3
+
+
+def test_what_no_graph_holds_runs_eagerly_and_is_counted() -> None:
+    """Penalties, log-probabilities, bias, bad words, early stops: requests of all kinds, together and alone."""
+    kind = KINDS["n-gram"]
+    asked = [*jobs_for(kind, (), 4), *[replace(job, rid=job.rid + 10) for job in plain_jobs(kind, 2)]]
+    _, runner, _ = run_graphs(make_device("eager"), kind, asked)
+    assert runner.graphed and set(runner.eager) <= {"prompts", "edits", "logprobs"} and runner.eager["edits"]
+
+
+def test_masked_steps_run_eagerly() -> None:
+    kind = KINDS["grammars, n-gram"]
+    _, runner, _ = run_graphs(make_device("eager"), kind, jobs_for(kind, (), 2))
+    assert runner.eager["grammars"]
