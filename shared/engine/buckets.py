@@ -22,17 +22,6 @@ from shared.sample.interface import SamplingBatch
 from shared.sample.knobs import FILTERED, Knobs
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-# why a step runs without a graph
-REASONS = {
-    "prompts": "with prompts in them",
-    "grammars": "with a grammar",
-    "edits": "with penalties, bias, bad words, allowed or early stop tokens",
-    "logprobs": "with log-probabilities",
-    "adapters": "with adapters",
-    "rows": "with more requests than the largest graph",
-    "width": "with windows of a width that has no graph",
-    "length": "with longer texts than the graphs read",
-}
 DRAWING = ("way", "temperature", "scale", "top_k", "top_p", "log_min_p", "seeds")  # of Knobs: all that a draw reads
 PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
 
@@ -66,7 +55,7 @@ class Buckets:
         return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
 
     def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
-        """Of the graph that can run the step; else why none can, one of REASONS. `knobs`: the plan's."""
+        """Of the graph that can run the step; else why none can, one of EAGER_REASONS. `knobs`: the plan's."""
         refused = {
             "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
             "grammars": any(plan.constrained),

@@ -71,8 +71,9 @@ class ForwardBatch:
         if sampling is not None:
             knobs = BothKnobs(sampling, Knobs(**{name: sent.pop(KNOB + name) for name in sampling.named()}))
         arrays = StepArrays(**sent)
-        committed = _committed(plan, arrays, FutureIndices(arrays.rows), future_map)
-        return cls.on_device(plan, host, arrays, knobs, committed)
+        future = FutureIndices(arrays.rows)
+        committed = _committed(plan, arrays, future, future_map)
+        return cls.on_device(plan, host, arrays, knobs, future, committed)
 
     @classmethod
     def on_device(
@@ -81,9 +82,10 @@ class ForwardBatch:
         host: StepArrays[np.ndarray],
         arrays: StepArrays[torch.Tensor],
         knobs: BothKnobs | None,
+        future: FutureIndices,
         committed: torch.Tensor,
     ) -> ForwardBatch:
-        """Of what is there already; `committed` as of the class."""
+        """Of what is there already, as the fields of the class say."""
         inputs = ModelInputs(
             input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
             positions=committed[arrays.token_rows] + arrays.offsets,
@@ -97,7 +99,7 @@ class ForwardBatch:
             host=_host_lengths(plan, host),
         )
         tag_ok = torch.ones(plan.batch_size, dtype=torch.bool, device=arrays.rows.device)
-        return cls(plan, host, arrays, knobs, FutureIndices(arrays.rows), committed, tag_ok, inputs)
+        return cls(plan, host, arrays, knobs, future, committed, tag_ok, inputs)
 
     @property
     def num_chunk_tokens(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections import Counter
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from shared.engine.verify import Verified, verify
 from shared.engine.window import lay_out
 from shared.engine.worker import OnVerifyComplete, Worker
 from shared.model.interface import ModelOutput
+from shared.observe.metric_names import EAGER_PREFIX, EAGER_REASONS
 from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,10 @@ class StepRunner(Protocol):
     def sample(
         self, plan: StepPlan, lease: StepLease, on_verify_complete: OnVerifyComplete
     ) -> Generator[None, None, Packed]: ...
+
+    def totals(self) -> dict[str, float]:
+        """Of steps so far, by the short names of metrics. Any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ class Captured:
 
 class GraphRunner:
     """A StepRunner: by a graph where there is one, else by the worker. All its methods run in closures on the forward
-    stream. `graphed`: steps by graphs; `eager`: the others, by REASONS."""
+    stream. `graphed`: steps by graphs; `eager`: the others, by EAGER_REASONS."""
 
     def __init__(self, worker: Worker, gpu: Gpu, buckets: Buckets, *, publishes: bool, page_size: int) -> None:
         assert isinstance(worker.boundary, PinnedCopies)
@@ -89,9 +95,10 @@ class GraphRunner:
         self._num_pages = -(-buckets.most_tokens // page_size)
         self._captured: dict[Shape, Captured] = {}
 
-    @property
-    def num_graphs(self) -> int:
-        return 2 * len(self._captured)
+    def totals(self) -> dict[str, float]:
+        return {"graph_steps": float(self.graphed)} | {
+            EAGER_PREFIX + why: float(self.eager[why]) for why in EAGER_REASONS
+        }
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         shape = self._shape_of(plan)
@@ -126,7 +133,8 @@ class GraphRunner:
         return results
 
     def _shape_of(self, plan: StepPlan) -> Shape | str:
-        return self._buckets.shape_of(plan, self._worker.knobs.of(plan.sampling))
+        shape = self._buckets.shape_of(plan, self._worker.knobs.of(plan.sampling))
+        return shape if isinstance(shape, str) or shape in self._captured else "uncaptured"
 
     def _upload(self, plan: StepPlan, lease: StepLease, frame: Frame) -> None:
         """By one copy. Padded rows are zeros."""
@@ -141,7 +149,17 @@ class GraphRunner:
 
     def capture(self) -> None:
         """Every shape, once run and then captured; at start, before anything else runs. Padded rows only: nothing is
-        changed that anybody reads."""
+        changed that anybody reads. Where the device or an operator refuses, what is left runs eagerly, and the log
+        says so."""
+        started = time.monotonic()
+        try:
+            self._capture_all()
+        except RuntimeError as error:  # out of memory, too; a device that is lost fails the next step as well
+            logger.warning("no CUDA graphs for smaller steps than %s: %s", list(self._captured)[-1:], error)
+        told = (2 * len(self._captured), len(self._buckets.shapes()), time.monotonic() - started)
+        logger.info("captured %d CUDA graphs of %d kinds of steps in %.1f s", *told)
+
+    def _capture_all(self) -> None:
         device = self._worker.future_map.new_seq_lens_buf.device
         frames = {shape: self._frame(shape, device) for shape in self._buckets.shapes()}
         size = max(size_of(list(frame.places.values())) for frame in frames.values())
@@ -214,7 +232,8 @@ class GraphRunner:
         """The step in the block, as the worker knows it."""
         sent = {name: place.of(self._block) for name, place in frame.places.items()}
         rows, lengths = sent["rows"], sent["seq_lens"]
-        relayed = self._worker.future_map.published(FutureIndices(rows))
+        future = FutureIndices(rows)
+        relayed = self._worker.future_map.published(future)
         committed = torch.where(lengths < 0, relayed, lengths)
         arrays = replace(
             frame.arrays,
@@ -226,7 +245,7 @@ class GraphRunner:
         )
         device = replace(frame.knobs.device, **{name: sent[name] for name in DRAWING})
         knobs = BothKnobs(frame.knobs.host, device)
-        return ForwardBatch.on_device(frame.plan, frame.host, arrays, knobs, committed), sent[STEP]
+        return ForwardBatch.on_device(frame.plan, frame.host, arrays, knobs, future, committed), sent[STEP]
 
 
 def _on_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:

@@ -122,6 +122,10 @@ class Worker:
         yield
         return packed
 
+    def totals(self) -> dict[str, float]:
+        """Nothing to count."""
+        return {}
+
     # The parts of a step, on the forward stream: called above, and while a graph is captured (graphs.py).
 
     def resolve(self, fb: ForwardBatch) -> None:

@@ -15,11 +15,9 @@ from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.device.torch_cuda import TorchCuda
 from shared.engine.boundary import Boundary, PinnedCopies, SameMemory
-from shared.engine.buckets import Buckets
 from shared.engine.drafter import Drafter
 from shared.engine.engine import Engine
 from shared.engine.future_map import FutureMap, RelaySpec
-from shared.engine.graphs import GraphRunner
 from shared.engine.stages import FirstStage
 from shared.engine.transfer_jobs import TransferJobs
 from shared.engine.worker import Runner, Whole, Worker
@@ -34,6 +32,7 @@ from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GraphSpec, make_graphs
 from shared.ranks.tp import Ranks
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
@@ -54,15 +53,6 @@ class CoreSizes:
     cold_pages: int = 0  # of the cold tier in host memory; 0: there is none
     cold_file_pages: int = 0  # of its file
     cold_dir: str = ""  # where that lies; empty: the system's place for temporary files
-
-
-@dataclass(frozen=True, slots=True)
-class GraphSpec:
-    """Decode steps of these widths run as graphs, as far as no row is longer than `most_tokens`."""
-
-    gpu: Gpu
-    widths: tuple[int, ...]
-    most_tokens: int
 
 
 def pool_planes(model: Model, drafter: Drafter | None, page_size: int) -> tuple[PlaneSpec, ...]:
@@ -112,16 +102,6 @@ def make_tier(engine: Engine, pool: KVPool, sizes: CoreSizes) -> ColdTier | None
         raise ConfigError("all layers of this model have a sliding window, so its pages have no cold tier yet")
     store = ColdStore(pool.page_bytes, sizes.cold_pages, sizes.cold_file_pages, sizes.cold_dir)
     return ColdTier(store, pool, TransferJobs(engine, is_cold=True))
-
-
-def make_graphs(
-    worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
-) -> GraphRunner:
-    """Captured, for every batch that may run."""
-    buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
-    runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
-    streams.forward.launch(runner.capture, label="graphs").take()
-    return runner
 
 
 def adapters_of(spec: ModelSpec) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ from shared.model.interface import Model
 from shared.model.kernels import Formats
 from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
-from shared.node.assemble import CoreSizes, GraphSpec, assemble_core
+from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GraphSpec
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2

@@ -6,10 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
+from shared.config.load import load
+from shared.config.processes import NodeProcessConfig
 from shared.core.sampling_params import SamplingParams
+from shared.device.cuda import CudaStream
+from shared.engine.forward_batch import ForwardBatch
 from shared.engine.graphs import GraphRunner
+from shared.engine.worker import Worker
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
 from tests.support.core_rig import Job, Outcome, assert_whole, run_local
 from tests.support.cuda_core import KINDS, Kind, make_core
 from tests.support.cuda_jobs import jobs_for
@@ -101,3 +108,79 @@ def test_masked_steps_run_eagerly() -> None:
     kind = KINDS["grammars, n-gram"]
     _, runner, _ = run_graphs(make_device("eager"), kind, jobs_for(kind, (), 2))
     assert runner.eager["grammars"]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5])
+def test_padded_rows_change_nothing_of_the_others(num_rows: int) -> None:
+    """3 rows in a graph of 4, 5 in one of 8: page 0, row 0 and what the pool holds of nobody may be anything."""
+    kind = KINDS["chain"]
+    gpu = make_device("eager")
+    core, plain = make_core(kind, gpu, graphs=True), make_core(kind)
+    with torch.inference_mode():
+        core.pool.pages_bytes.fill_(0x7F)  # a NaN in every format
+        for buffer in core.future_map.extras.values():
+            buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
+    asked = plain_jobs(kind, num_rows)
+    expected = run_local(plain, asked, rng=random.Random(1)).streams
+    assert run_local(core, asked, rng=random.Random(1)).streams == expected
+    assert runner_of(core).graphed
+    for one in (core, plain):
+        one.close()
+
+
+def test_the_next_step_is_replayed_while_results_are_on_their_way() -> None:
+    """The copy stream stands still; two more steps' graphs run over the memory of the first one's results."""
+    gpu, kind = make_device("deferring", seed=3, laziness=1.0), KINDS["plain"]
+    core, plain = make_core(kind, gpu, graphs=True), make_core(kind)
+    asked = plain_jobs(kind, 1)
+    expected = run_local(plain, asked, rng=random.Random(1)).streams
+    core.scheduler.submit(asked[0].request())
+    forward = core.streams.forward
+    assert isinstance(forward, CudaStream)
+    told, seen = list[int](), 0
+    (request,) = core.scheduler.requests.values()
+    while core.scheduler.requests:
+        with gpu.held():
+            core.loop.step()
+            open_steps = [lease for lease in core.engine.leases if not lease.has_ended]
+            gpu.run(forward.cuda_stream)  # type: ignore[arg-type]
+            seen = max(seen, len(open_steps))
+        core.loop.step(block=True)
+        told = list(request.output_ids)
+    assert told == next(iter(expected.values())) and seen >= 2 and runner_of(core).graphed > 3
+    for one in (core, plain):
+        one.streams.stop()
+        one.close()
+    assert not gpu.races
+
+
+def test_where_a_capture_fails_steps_run_eagerly(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator makes the host wait: that is said at start, and steps run eagerly and are counted."""
+    kind, draw = KINDS["plain"], Worker.draw
+
+    def waits(self: Worker, fb: ForwardBatch, logits: torch.Tensor, *others: object) -> object:
+        logits[:1, :1].cpu()
+        return draw(self, fb, logits, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Worker, "draw", waits)
+    with caplog.at_level("WARNING"):
+        _, runner, _ = run_graphs(make_device("eager"), kind, plain_jobs(kind, 2))
+    assert "no CUDA graphs" in caplog.text and "tests/unit/test_cuda_graphs.py:" in caplog.text
+    assert not runner.graphed and runner.eager["uncaptured"] > 3
+    assert runner.totals()["eager.uncaptured"] == runner.eager["uncaptured"]
+
+
+def test_the_flag_says_what_is_captured() -> None:
+    """On a GPU, of nodes that decode, unless it is off; of adaptive windows three widths."""
+    gpu = make_device("eager")
+
+    def asked(role: str = "decode", flag: str = "auto", **spec: object) -> GraphSpec | None:
+        given = {"model": {"model": "hashlm"}, "sched": {"cuda_graphs": flag}, "spec": spec}
+        return graphs_of(load(NodeProcessConfig, given, fixed={"node": {"role": role}}).parts, gpu)
+
+    assert asked() == GraphSpec(gpu, (1,), GRAPH_TOKENS)
+    assert asked(spec="ngram", spec_width=8, spec_adaptive=True) == GraphSpec(gpu, (1, 4, 8), GRAPH_TOKENS)
+    assert asked(role="prefill") is None and asked(flag="off") is None
+    assert graphs_of(load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts, None) is None
