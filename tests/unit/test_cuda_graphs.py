@@ -11,7 +11,6 @@ import torch
 from shared.config.load import load
 from shared.config.processes import NodeProcessConfig
 from shared.core.sampling_params import SamplingParams
-from shared.device.cuda import CudaStream
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.graphs import GraphRunner
 from shared.engine.worker import Worker
@@ -128,30 +127,14 @@ def test_padded_rows_change_nothing_of_the_others(num_rows: int) -> None:
         one.close()
 
 
-def test_the_next_step_is_replayed_while_results_are_on_their_way() -> None:
-    """The copy stream stands still; two more steps' graphs run over the memory of the first one's results."""
-    gpu, kind = make_device("deferring", seed=3, laziness=1.0), KINDS["plain"]
-    core, plain = make_core(kind, gpu, graphs=True), make_core(kind)
-    asked = plain_jobs(kind, 1)
-    expected = run_local(plain, asked, rng=random.Random(1)).streams
-    core.scheduler.submit(asked[0].request())
-    forward = core.streams.forward
-    assert isinstance(forward, CudaStream)
-    told, seen = list[int](), 0
-    (request,) = core.scheduler.requests.values()
-    while core.scheduler.requests:
-        with gpu.held():
-            core.loop.step()
-            open_steps = [lease for lease in core.engine.leases if not lease.has_ended]
-            gpu.run(forward.cuda_stream)  # type: ignore[arg-type]
-            seen = max(seen, len(open_steps))
-        core.loop.step(block=True)
-        told = list(request.output_ids)
-    assert told == next(iter(expected.values())) and seen >= 2 and runner_of(core).graphed > 3
-    for one in (core, plain):
-        one.streams.stop()
-        one.close()
-    assert not gpu.races
+def test_results_travel_while_the_next_graphs_run() -> None:
+    """A device that moves only where somebody waits: in some order the next step's graphs run before the copy of the
+    results that lie where those will. All streams are right, and torch's detector has nothing to say."""
+    kind, asked = KINDS["plain"], plain_jobs(KINDS["plain"], 1)
+    for seed in range(4):
+        gpu = make_device("deferring", seed, laziness=1.0)
+        _, runner, _ = run_graphs(gpu, kind, asked)
+        assert runner.graphed > 3 and not gpu.races
 
 
 def test_where_a_capture_fails_steps_run_eagerly(
