@@ -131,8 +131,7 @@ def assemble_core(
     """`widths`: how many tokens decode rows step, and `mixed_chunk`: how many of prompts join them; all that the
     settings allow, when not given. `ranks`: the others that have a part of the model; the caller gives them the pool,
     and seals it. `stages`: the model's, where it is a pipeline. `grammars`: of the model's vocabulary; None: requests
-    with a grammar are refused. `boundary`: that of `settings.device`, when not given. `graphs`: None: every step is
-    launched operator by operator."""
+    with a grammar are refused. `boundary`: that of `settings.device`, when not given. `graphs`: of decode steps."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(
@@ -150,7 +149,6 @@ def assemble_core(
             reads_history=drafter.reads_history,
             relays_drafts=bool(extras),
         )
-    model_runner = runner_of(ranks, stages)
     pool = KVPool(
         planes,
         sizes.num_pages,
@@ -167,10 +165,10 @@ def assemble_core(
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()
-    worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), model_runner)
+    boundary = boundary or boundary_of(settings.device)
+    worker = Worker(model, pool, future_map, drafter, boundary, runner_of(ranks, stages))
     runner = None if graphs is None else make_graphs(worker, graphs, settings, sizes.max_running, streams)
     engine = Engine(streams, worker, future_map, settings.speculative, stages, runner)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
-    choose = engine.stages.choose
-    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars, mixed_chunk)
+    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, engine.stages.choose, grammars, mixed_chunk)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))
