@@ -148,6 +148,12 @@ class SchedConfig:
         "where forwards run; auto: a GPU that the model can use, if any; inline: on the loop's thread, no overlap",
         choices=("auto", "cpu", "cuda", "inline"),
     )
+    cuda_graphs: str = option(
+        "auto",
+        "on a GPU a decode node captures its decode and verify steps at start, for up to 14 batch sizes, and launches "
+        "each as two graphs; the capture takes seconds and memory. off: operator by operator, always",
+        choices=("auto", "off"),
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -94,6 +94,19 @@ class SharedBlock:
     event_sync: bool
 
 
+class GpuGraph(Protocol):
+    """What was captured: launches with the addresses they had. Replays of graphs that share memory must be ordered."""
+
+    def replay(self) -> None:
+        """Enqueue all of it on the current stream, by one call. It reads and writes the memory that it was captured
+        with, so that must live, and what a replay left there is overwritten by the next."""
+        ...
+
+    def reset(self) -> None:
+        """Let go of it and of its share of the memory. It is not replayed again."""
+        ...
+
+
 class Gpu(Protocol):
     """Any thread may call. Current device, stream and grad mode belong to the calling thread, as torch has it."""
 
@@ -147,6 +160,18 @@ class Gpu(Protocol):
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
         """The tensor's memory, once freed, is not used again before `stream` has done what it was given until then."""
+        ...
+
+    def new_graph_memory(self) -> object:
+        """What graphs take the memory from that is allocated while they are captured. Graphs captured one after another
+        may share it: what has been freed by then is used again, for replays of one do not overlap those of another."""
+        ...
+
+    def capture(self, memory: object) -> AbstractContextManager[GpuGraph]:
+        """Within: what the calling thread enqueues on its current stream, and on streams that wait for it and that it
+        waits for in turn, goes into the graph and does not run. Raises, there or at the end, for whatever makes the
+        host wait, for other memory than `memory`, copies from or into pageable memory, questions to events, and
+        streams that are left behind. Other threads may do what they like."""
         ...
 
     def share(self, tensor: torch.Tensor) -> SharedBlock:

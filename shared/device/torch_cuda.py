@@ -4,13 +4,14 @@ does. Knows nothing of streams as the engine has them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from dataclasses import astuple
 from typing import Any, cast
 
 import torch
 
-from shared.device.gpu import Context, DeviceInfo, GpuEvent, GpuStream, MemoryInfo, MemoryUse, SharedBlock
+from shared.device.gpu import Context, DeviceInfo, GpuEvent, GpuGraph, GpuStream, MemoryInfo, MemoryUse, SharedBlock
 
 
 class TorchCuda:
@@ -68,6 +69,21 @@ class TorchCuda:
 
     def record_stream(self, tensor: torch.Tensor, stream: GpuStream) -> None:
         tensor.record_stream(cast(torch.cuda.Stream, stream))
+
+    def new_graph_memory(self) -> object:
+        return torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def capture(self, memory: object) -> Generator[GpuGraph, None, None]:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=cast(Any, memory), capture_error_mode="thread_local")
+        try:
+            yield graph
+        except BaseException:
+            with contextlib.suppress(Exception):  # that the capture is of no use; why, is under way already
+                graph.capture_end()
+            raise
+        graph.capture_end()
 
     def share(self, tensor: torch.Tensor) -> SharedBlock:
         shared: Any = tensor.untyped_storage()._share_cuda_()

@@ -13,6 +13,7 @@ writes it while a copy may still read it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -57,6 +58,11 @@ class Place:
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
         return block[self.begin : self.end].view(self.dtype).view(self.shape)
+
+    def first(self, num: int) -> Place:
+        """Of the array's first `num` rows."""
+        shape = (num, *self.shape[1:])
+        return Place(self.begin, self.begin + math.prod(shape) * self.dtype.itemsize, shape, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,19 @@ class PinnedCopies:
         block = device[:size]
         block.copy_(host[:size], non_blocking=True)
         return {name: place.of(block) for name, place in zip(tensors, places, strict=True)}
+
+    def refill(
+        self, block: torch.Tensor, places: Mapping[str, Place], arrays: Mapping[str, HostArray], holder: SlotHolder
+    ) -> None:
+        """Each array at the beginning of its place, zeros behind it: by one copy into `block`, on the current stream.
+        What lies behind the last place stays as it is."""
+        size = size_of(list(places.values()))
+        host = self._out.take(size, holder)[:size]
+        host.zero_()
+        for name, place in places.items():
+            array = as_tensor(arrays[name])
+            place.of(host)[tuple(map(slice, array.shape))].copy_(array)
+        block[:size].copy_(host, non_blocking=True)
 
     def pack(self, tensors: Mapping[str, torch.Tensor]) -> Packed:
         places = lay_side_by_side(tensors)

@@ -15,6 +15,7 @@ from shared.device.faults import blames_device
 from shared.device.streams import StreamSet
 from shared.engine.boundary import Boundary, HostArray, HostCopy, Packed
 from shared.engine.future_map import FutureIndices, FutureMap
+from shared.engine.graphs import StepRunner
 from shared.engine.lease import StepLease, StepTimes
 from shared.engine.masks import StepMasks
 from shared.engine.plan import Admission, StepPlan, StepResult
@@ -40,11 +41,13 @@ class Engine:
         future_map: FutureMap,
         publishes: bool,
         parts: Sequence[Stage] = (),
+        runner: StepRunner | None = None,
     ) -> None:
-        """`parts`: the model's stages, where it is a pipeline."""
+        """`parts`: the model's stages, where it is a pipeline. `runner`: of steps, the worker when not given."""
         self.streams = streams
         self.stages = make_stages(parts, streams, worker.kv, self._launch_sampling)
         self.worker = worker
+        self.runner: StepRunner = runner or worker
         self.future_map = future_map
         self.publishes = publishes  # lengths are known on the device only (width > 1)
         self.leases: deque[StepLease] = deque()
@@ -76,7 +79,7 @@ class Engine:
                 lease.drafted = Event("drafted")
                 marks = (*marks, lease.drafted)
         lease.forward = self.streams.forward.launch(
-            lambda: self.worker.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
+            lambda: self.runner.forward(plan, lease), fires=marks, label=f"forward({plan.step})"
         )
         lease.computed = lease.forward
         self.leases.append(lease)
@@ -119,7 +122,7 @@ class Engine:
         assert lease.computed is not None
         if lease.computed.error is not None:
             raise StepFailed(f"its forward failed: {lease.computed.error}")
-        return self.worker.sample(plan, lease, on_verify_complete)
+        return self.runner.sample(plan, lease, on_verify_complete)
 
     def admit(self, admission: Admission) -> StepLease:
         """PREBUILT: seed the relay of arrived rows, on the forward stream, in launch order with every step: behind the

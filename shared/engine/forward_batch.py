@@ -73,6 +73,19 @@ class ForwardBatch:
         arrays = StepArrays(**sent)
         future = FutureIndices(arrays.rows)
         committed = _committed(plan, arrays, future, future_map)
+        return cls.on_device(plan, host, arrays, knobs, future, committed)
+
+    @classmethod
+    def on_device(
+        cls,
+        plan: StepPlan,
+        host: StepArrays[np.ndarray],
+        arrays: StepArrays[torch.Tensor],
+        knobs: BothKnobs | None,
+        future: FutureIndices,
+        committed: torch.Tensor,
+    ) -> ForwardBatch:
+        """Of what is there already, as the fields of the class say."""
         inputs = ModelInputs(
             input_ids=torch.empty(len(host.token_rows), dtype=torch.int64, device=arrays.rows.device),
             positions=committed[arrays.token_rows] + arrays.offsets,

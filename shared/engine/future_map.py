@@ -58,12 +58,15 @@ class FutureMap:
         if publish_ready is not None:
             publish_ready.fire()
 
-    def stash(self, future: FutureIndices, next_token_ids: torch.Tensor, step: int, **extras: torch.Tensor) -> None:
+    def stash(
+        self, future: FutureIndices, next_token_ids: torch.Tensor, step: int | torch.Tensor, **extras: torch.Tensor
+    ) -> None:
         """Write the relay rows after sampling: the next input token and the declared extras.
 
         Token ids of any integer shape are stored flat, as int64 (S3).
 
-        The tag beside a value is the step that wrote it; `gather` compares it with the step the plan expects.
+        The tag beside a value is the step that wrote it, a number or (1,) int64; `gather` compares it with the step the
+        plan expects.
         """
         if future.indices.numel() == 0:
             return

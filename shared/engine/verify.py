@@ -66,7 +66,8 @@ def verify(fb: ForwardBatch, sampled: SampleOutput, drafts: Drafts | None) -> Ve
     output_of, accept_lens = fb.arrays.output_of, fb.arrays.emits.clone()
     order: torch.Tensor | None = None
     if drafts is not None:
-        accept_lens[num_prefill:], path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
+        accepted, path = _accept(sampled.ids[output_of[num_prefill:]], drafts)
+        accept_lens[num_prefill:] *= accepted
         if drafts.parents is not None:
             order = path.logical_not().to(torch.int8).argsort(dim=1, stable=True)
             sampled = _reordered(sampled, in_order(order, len(sampled.ids)))

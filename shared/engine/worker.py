@@ -70,25 +70,23 @@ class Worker:
         self.drafter = drafter
         self.boundary: Boundary = boundary or SameMemory()
         self._runner = runner or Whole()
-        self._knobs = Latest[SamplingBatch, Knobs[np.ndarray]](lambda batch: knobs_of(batch, model.spec.vocab_size))
+        self.knobs = Latest[SamplingBatch, Knobs[np.ndarray]](lambda batch: knobs_of(batch, model.spec.vocab_size))
 
     def forward(self, plan: StepPlan, lease: StepLease) -> Generator[None, None, None]:
         lease.times.mark()
-        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self._knobs)
+        fb = ForwardBatch.init_new(plan, lease, self.future_map, self.boundary, self.knobs)
         yield
-        resolve_forward_inputs(fb, self.future_map)
-        self.future_map.seed_history(plan.history_seeds, fb.arrays.seeded)
-        self._record_inputs(fb)
+        self.resolve(fb)
         yield
         drafts: Drafts | None = None
-        if self.drafter is not None and plan.width > 1 and plan.num_prefill < plan.batch_size:
+        if self.has_drafts(plan):
             with lease.times.drafting():
-                drafts = self.drafter.propose(fb, self.future_map, self.kv)
+                drafts = self.propose(fb)
             lay_out(fb, drafts)
             lease.drafts_are(drafts, self.boundary)
             yield
         fb.inputs.layers = lease.layers
-        output = self._runner.forward(self.model, fb.inputs, self.kv)
+        output = self.run_model(fb)
         if lease.layers is not None:
             lease.layers.reached_all()
         lease.carry = Carry(fb, output, drafts)
@@ -104,7 +102,7 @@ class Worker:
         if plan.scores:
             scores, output = take_scores(fb, output)
             yield
-        sampled = self._sample_rows(fb, output.logits, drafts, self._masks_of(lease))
+        sampled = self.draw(fb, output.logits, drafts, self._masks_of(lease))
         verified = verify(fb, sampled, drafts)
         verified.scores = scores
         yield
@@ -112,22 +110,51 @@ class Worker:
             compact(fb, output, verified.order, self.kv)
             yield
         on_verify_complete(fb.future, verified.seq_lens)
-        self._record_drafts(fb, verified)
+        self.record_drafts(fb, verified)
         yield
         if self.drafter is not None:
             with lease.times.drafting():
-                verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
+                self.extend(fb, output, verified)
             yield
-        # The relay rows are written here: the next step gathers its input tokens from them.
-        emitting = fb.arrays.emitting
-        extras = {name: value[emitting] for name, value in verified.draft_state.items()}
-        future = FutureIndices(fb.future.indices[emitting])
-        self.future_map.stash(future, verified.next_token[emitting], plan.step, **extras)
+        self.stash(fb, verified, plan.step)
         packed = self.boundary.pack(named_results(plan, verified))
         lease.times.mark()
         lease.carry = None
         yield
         return packed
+
+    def totals(self) -> dict[str, float]:
+        """Nothing to count."""
+        return {}
+
+    # The parts of a step, on the forward stream: called above, and while a graph is captured (graphs.py).
+
+    def resolve(self, fb: ForwardBatch) -> None:
+        """Input ids, and the history up to them."""
+        resolve_forward_inputs(fb, self.future_map)
+        self.future_map.seed_history(fb.plan.history_seeds, fb.arrays.seeded)
+        self._record_inputs(fb)
+
+    def has_drafts(self, plan: StepPlan) -> bool:
+        return self.drafter is not None and plan.width > 1 and plan.num_prefill < plan.batch_size
+
+    def propose(self, fb: ForwardBatch) -> Drafts:
+        assert self.drafter is not None
+        return self.drafter.propose(fb, self.future_map, self.kv)
+
+    def run_model(self, fb: ForwardBatch) -> Carried | ModelOutput:
+        return self._runner.forward(self.model, fb.inputs, self.kv)
+
+    def extend(self, fb: ForwardBatch, output: ModelOutput, verified: Verified) -> None:
+        if self.drafter is not None:
+            verified.draft_state = self.drafter.extend(fb, output, verified, self.future_map, self.kv)
+
+    def stash(self, fb: ForwardBatch, verified: Verified, step: int | torch.Tensor) -> None:
+        """The relay rows are written here: the next step gathers its input tokens from them."""
+        emitting = fb.arrays.emitting
+        extras = {name: value[emitting] for name, value in verified.draft_state.items()}
+        future = FutureIndices(fb.future.indices[emitting])
+        self.future_map.stash(future, verified.next_token[emitting], step, **extras)
 
     def _record_inputs(self, fb: ForwardBatch) -> None:
         """Tokens of chunks, and each decode row's first."""
@@ -137,7 +164,7 @@ class Worker:
         rows = fb.future.indices[fb.arrays.token_rows[tokens]]
         self.future_map.write_history(rows, fb.inputs.positions[tokens], fb.inputs.input_ids[tokens])
 
-    def _record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
+    def record_drafts(self, fb: ForwardBatch, verified: Verified) -> None:
         """Accepted drafts; behind them lie others, which the next steps write over before anybody counts them."""
         rows = fb.arrays.history_rows
         if fb.plan.width == 1 or not len(rows):
@@ -147,7 +174,7 @@ class Worker:
         positions = fb.committed[rows].unsqueeze(1) + offsets
         self.future_map.write_history(fb.future.indices[rows].unsqueeze(1), positions, drafts)
 
-    def _sample_rows(
+    def draw(
         self, fb: ForwardBatch, logits: torch.Tensor, drafts: Drafts | None, masks: TokenMasks | DeviceMasks | None
     ) -> SampleOutput:
         history = None

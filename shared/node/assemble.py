@@ -32,6 +32,7 @@ from shared.kv.rows import ReqToTokenPool
 from shared.kv.window_cache import WindowCache
 from shared.model.interface import Model, ModelSpec, Stage
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GraphSpec, make_graphs
 from shared.ranks.tp import Ranks
 from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
@@ -125,11 +126,12 @@ def assemble_core(
     stages: Sequence[Stage] = (),
     grammars: Grammars | None = None,
     boundary: Boundary | None = None,
+    graphs: GraphSpec | None = None,
 ) -> NodeCore:
     """`widths`: how many tokens decode rows step, and `mixed_chunk`: how many of prompts join them; all that the
     settings allow, when not given. `ranks`: the others that have a part of the model; the caller gives them the pool,
     and seals it. `stages`: the model's, where it is a pipeline. `grammars`: of the model's vocabulary; None: requests
-    with a grammar are refused. `boundary`: that of `settings.device`, when not given."""
+    with a grammar are refused. `boundary`: that of `settings.device`, when not given. `graphs`: of decode steps."""
     ends = () if stages else settings.layer_ends  # nobody tells how far the layers of a pipeline are
     depth = loop_depth(overlap, 1 + len(streams.stages))
     settings = replace(
@@ -147,7 +149,6 @@ def assemble_core(
             reads_history=drafter.reads_history,
             relays_drafts=bool(extras),
         )
-    runner = runner_of(ranks, stages)
     pool = KVPool(
         planes,
         sizes.num_pages,
@@ -164,9 +165,10 @@ def assemble_core(
     )
     future_map = FutureMap(num_rows, settings.history_len, extras, settings.device)
     streams.settle()
-    worker = Worker(model, pool, future_map, drafter, boundary or boundary_of(settings.device), runner)
-    engine = Engine(streams, worker, future_map, settings.speculative, stages)
+    boundary = boundary or boundary_of(settings.device)
+    worker = Worker(model, pool, future_map, drafter, boundary, runner_of(ranks, stages))
+    runner = None if graphs is None else make_graphs(worker, graphs, settings, sizes.max_running, streams)
+    engine = Engine(streams, worker, future_map, settings.speculative, stages, runner)
     widths, tier = widths or FixedWidth(settings.width), make_tier(engine, pool, sizes)
-    choose = engine.stages.choose
-    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, choose, grammars, mixed_chunk)
+    scheduler = Scheduler(kv, settings, engine.new_step, widths, tier, engine.stages.choose, grammars, mixed_chunk)
     return NodeCore(model, pool, kv, future_map, streams, engine, scheduler, EngineLoop(scheduler, engine))

@@ -51,6 +51,7 @@ from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
 from shared.node.fingerprint import make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
+from shared.node.graph_spec import GraphSpec, graphs_of
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
 from shared.node.routers import Routers
@@ -164,7 +165,7 @@ def build_core(
     made = make_streams(streams, on_thread_start=on_start, notify=notify, gpu=gpu, num_stages=num_stages)
     boundary = boundary_of(device, gpu)
 
-    def assemble(plan: MemoryPlan, grammars: Grammars | None = None) -> NodeCore:
+    def assemble(plan: MemoryPlan, grammars: Grammars | None = None, graphs: GraphSpec | None = None) -> NodeCore:
         return assemble_core(
             loaded.model,
             made,
@@ -178,13 +179,14 @@ def build_core(
             stages=loaded.stages,
             grammars=grammars,
             boundary=boundary,
+            graphs=graphs,
         )
 
     least = partial(assemble, least_plan(loaded.model.spec.max_context))
     plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
     grammars = make_grammars(parts, loaded.model.spec, log, notify)
     with explained(gpu, device, KV_POOL):
-        core = assemble(plan, grammars)
+        core = assemble(plan, grammars, graphs_of(parts, gpu))
     others.share(core.pool)
     return core
 

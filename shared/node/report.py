@@ -120,7 +120,7 @@ class StepWatch:
 
     def count(self) -> None:
         """Bring the totals of scheduler and loop into the node's counters."""
-        now = self._core.scheduler.counters.totals()
+        now = self._core.scheduler.counters.totals() | self._core.engine.runner.totals()
         for name, total in now.items():
             self._metrics.count(name, total - self._counted.get(name, 0.0))
         self._counted = now

@@ -11,6 +11,7 @@ from shared.core.states import QueueStage
 # short name -> (metric, help)
 NODE_COUNTERS: dict[str, tuple[str, str]] = {
     "steps": ("baton_steps_total", "Steps launched"),
+    "graph_steps": ("baton_graph_steps_total", "Of these, run as CUDA graphs"),
     "device_idle_seconds": ("baton_device_idle_seconds_total", "Time the device had no step while requests ran"),
     "spec_accepted_tokens": ("baton_spec_accepted_tokens_total", "Accepted drafts, without the bonus token"),
     "spec_rows_without_draft_state": (
@@ -70,6 +71,26 @@ REFUSED_COUNTERS = tuple(f"{REFUSED_PREFIX}{reason}" for reason in (REFUSED_KEY,
 SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on")
 SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>
 SPEC_DEPTH_COUNTERS = tuple(f"{SPEC_DEPTH_PREFIX}{depth}" for depth in range(1, 16))
+
+# Steps of a node with graphs that none could run. As counters: eager.<reason>
+EAGER_REASONS = {
+    "prompts": "with prompts in them",
+    "grammars": "with a grammar",
+    "edits": "with penalties, bias, bad words, allowed or early stop tokens",
+    "logprobs": "with log-probabilities",
+    "adapters": "with adapters",
+    "rows": "with more requests than the largest graph",
+    "width": "with windows of a width that has no graph",
+    "length": "with longer texts than graphs read",
+    "uncaptured": "of a size whose capture failed",
+}
+EAGER_METRIC = (
+    "baton_eager_steps_total",
+    "Steps without a graph on a node that has some: "
+    + "; ".join(f"{why} ({name})" for name, why in EAGER_REASONS.items()),
+)
+EAGER_PREFIX = "eager."
+EAGER_COUNTERS = tuple(f"{EAGER_PREFIX}{reason}" for reason in EAGER_REASONS)
 
 # short name -> (metric, help); all in seconds
 NODE_HISTOGRAMS: dict[str, tuple[str, str]] = {

@@ -14,6 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from shared.core.states import PageState, RowState
 from shared.observe.metric_names import (
+    EAGER_COUNTERS,
+    EAGER_METRIC,
+    EAGER_PREFIX,
     LATENCY_BUCKETS,
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
@@ -102,10 +105,12 @@ def make_counters(registry: CollectorRegistry) -> dict[str, tuple[Counter, tuple
     }
     accepted_at = Counter(*SPEC_DEPTH_METRIC, ["node", "position"], registry=registry)
     refused = Counter(*REFUSED_METRIC, ["node", "reason"], registry=registry)
+    eager = Counter(*EAGER_METRIC, ["node", "reason"], registry=registry)
     return (
         counters
         | {short: (accepted_at, (short.removeprefix(SPEC_DEPTH_PREFIX),)) for short in SPEC_DEPTH_COUNTERS}
         | {short: (refused, (short.removeprefix(REFUSED_PREFIX),)) for short in REFUSED_COUNTERS}
+        | {short: (eager, (short.removeprefix(EAGER_PREFIX),)) for short in EAGER_COUNTERS}
     )
 
 

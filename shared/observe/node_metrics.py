@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shared.core.states import QueueStage
 from shared.observe.metric_names import (
+    EAGER_COUNTERS,
     NODE_COUNTERS,
     NODE_HISTOGRAMS,
     QUEUE_PREFIX,
@@ -19,7 +20,8 @@ class NodeMetrics:
     """Counters since the epoch began, samples since the last take. Owned by the node's loop thread."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, float] = dict.fromkeys((*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS), 0.0)
+        known = (*NODE_COUNTERS, *SPEC_DEPTH_COUNTERS, *REFUSED_COUNTERS, *EAGER_COUNTERS)
+        self._counters: dict[str, float] = dict.fromkeys(known, 0.0)
         self._samples: dict[str, list[float]] = {}
 
     def count(self, name: str, amount: float = 1.0) -> None:

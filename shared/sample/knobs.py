@@ -19,6 +19,8 @@ from shared.sample.interface import SamplingBatch
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 GREEDY, FILTERED, PLAIN = 0, 1, 2  # how a row draws: its largest logit; among some ids; among all
+# On the host only, of all rows: the device alone knows how a row draws, which is GREEDY or PLAIN, or any of the three.
+UNFILTERED, ANY = 3, 4
 
 
 @dataclass(frozen=True, slots=True)

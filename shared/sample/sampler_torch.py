@@ -25,7 +25,7 @@ from shared.kernel.noise import (
 )
 from shared.kernel.sample_rules import BARRED
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.knobs import FILTERED, GREEDY, PLAIN, Knobs
+from shared.sample.knobs import ANY, FILTERED, GREEDY, PLAIN, UNFILTERED, Knobs
 
 Ints = npt.NDArray[np.int64]
 SCORED_AT_ONCE = 256  # tokens of a prompt
@@ -50,6 +50,11 @@ class OutputRows:
     def pick(self, wanted: npt.NDArray[np.bool_], column: torch.Tensor) -> torch.Tensor:
         """Indices of the outputs that are `wanted` (E,), in order; `column` (B,) says the same on the device."""
         return true_first(column[self.rows] != 0, int(wanted.sum()))
+
+    @property
+    def is_blind(self) -> bool:
+        """The host does not know which output takes which way: all take all, and the device chooses."""
+        return bool((self.host.way >= UNFILTERED).any())
 
     def take(self, outputs: torch.Tensor, wanted: npt.NDArray[np.bool_]) -> OutputRows:
         """Some of the outputs, as `pick` gave them."""
@@ -79,8 +84,8 @@ def sample_torch(
 ) -> SampleOutput:
     """As `sampler.sample`; every tensor on the device of `logits`."""
     edited = _edit(logits, rows, positions, history, masks)
-    ids = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     way = rows.host.way[rows.host_rows]
+    ids = _draw_blindly(edited, rows, positions) if rows.is_blind else torch.zeros_like(rows.rows)
     for name, draw in ((GREEDY, _argmax_of), (FILTERED, _draw_filtered), (PLAIN, _draw)):
         wanted = way == name
         if wanted.any():
@@ -263,7 +268,11 @@ def rank_candidates_torch(
     first = sample_torch(logits, rows, positions, history).ids.unsqueeze(1)
     scores = _edit(logits, rows, positions, history)
     is_warm = rows.host.way[rows.host_rows] != GREEDY
-    if is_warm.any():
+    if rows.is_blind:
+        noise = _noise(rows, positions, torch.arange(logits.shape[1], device=logits.device))
+        warmth = torch.where(rows.of(rows.knobs.way) == GREEDY, 0.0, rows.of(rows.knobs.temperature))
+        scores = scores + warmth * noise
+    elif is_warm.any():
         where = rows.pick(is_warm, rows.knobs.way != GREEDY)
         warm = rows.take(where, is_warm)
         noise = _noise(warm, positions[where], torch.arange(logits.shape[1], device=logits.device))
@@ -279,6 +288,15 @@ def rank_candidates_torch(
 def _draw(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
     return _argmax(_scaled(logits, rows) + _noise(rows, positions, ids))
+
+
+def _draw_blindly(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:
+    """Every output in every way that there may be, and then the one that is its own."""
+    way = rows.knobs.way[rows.rows]
+    ids = torch.where(way == GREEDY, _argmax(logits), _draw(logits, rows, positions))
+    if not (rows.host.way == ANY).any():
+        return ids
+    return torch.where(way == FILTERED, _draw_filtered(logits, rows, positions), ids)
 
 
 def _draw_filtered(logits: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> torch.Tensor:

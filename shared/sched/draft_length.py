@@ -61,10 +61,16 @@ class FixedWidth:
 def make_width_choice(spec: SpecConfig) -> WidthChoice:
     """Up to its width, the first few one by one and then in larger steps. A tree whole or not at all: how deep part of
     one would be accepted is not what was measured."""
+    widths = step_widths(spec)
+    return FixedWidth(spec.width) if len(widths) == 1 else DraftLength(widths, spec.depth)
+
+
+def step_widths(spec: SpecConfig) -> list[int]:
+    """What may be chosen, ascending."""
     if spec.width == 1 or not spec.spec_adaptive:
-        return FixedWidth(spec.width)
+        return [spec.width]
     smaller = [1] if spec.is_tree else [candidate for candidate in CANDIDATES if candidate < spec.width]
-    return DraftLength([*smaller, spec.width], spec.depth)
+    return [*smaller, spec.width]
 
 
 class Acceptance:

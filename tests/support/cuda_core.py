@@ -24,6 +24,7 @@ from shared.model.load import load_eagle_head, load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import CoreSizes, assemble_core
 from shared.node.core import NodeCore
+from shared.node.graph_spec import GraphSpec
 from shared.sched.settings import SchedSettings
 from shared.speculation.copying import CopyingDrafter
 from shared.speculation.eagle import EagleWorkerV2
@@ -106,10 +107,15 @@ def vocabulary() -> Vocabulary:
 
 
 def make_core(
-    kind: Kind, gpu: VirtualGpu | None = None, *, shared_memory: bool = False, kernels: str = "torch"
+    kind: Kind,
+    gpu: VirtualGpu | None = None,
+    *,
+    shared_memory: bool = False,
+    kernels: str = "torch",
+    graphs: bool = False,
 ) -> NodeCore:
     """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
-    LoadOptions."""
+    LoadOptions. `graphs`: decode steps are captured."""
     device = "cpu" if gpu is None else str(gpu.device)
     formats = Formats(kv=kind.kv, weights=kind.weights)
     adapters = adapters_of(kind.family) if kind.adapters else {}
@@ -125,7 +131,8 @@ def make_core(
     if gpu is None:
         return assemble_core(model, make_streams("inline"), settings, sizes, **how)
     boundary = PinnedCopies(gpu.device, lambda size: gpu.pinned((size,), torch.uint8))
-    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, **how)
+    spec = GraphSpec(gpu, (kind.width,), settings.history_len) if graphs else None
+    return assemble_core(model, make_streams("cuda", gpu=gpu), settings, sizes, boundary=boundary, graphs=spec, **how)
 
 
 def _grammars() -> Grammars:

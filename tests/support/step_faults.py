@@ -36,7 +36,7 @@ def break_at(core: NodeCore, place: str, nth: int) -> Callable[[], int]:
     if place == "forward":
         worker.model.forward = faulty(worker.model.forward)  # type: ignore[method-assign]
     elif place == "sample":
-        worker._sample_rows = faulty(worker._sample_rows)  # type: ignore[method-assign]
+        worker.draw = faulty(worker.draw)  # type: ignore[method-assign]
     elif place in ("propose", "extend"):
         setattr(worker.drafter, place, faulty(getattr(worker.drafter, place)))
     else:

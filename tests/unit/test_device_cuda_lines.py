@@ -91,3 +91,34 @@ def test_making_the_real_face_touches_no_gpu() -> None:
         assert torch.is_inference_mode_enabled()
     with pytest.raises((AssertionError, RuntimeError, ConfigError)):
         make_streams("cuda")
+
+
+class Recorded:
+    """A CUDAGraph that writes down what is asked of it. `broken`: its end raises, as after an error inside."""
+
+    broken = False
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def capture_begin(self, **how: object) -> None:
+        self.calls.append(how)
+
+    def capture_end(self) -> None:
+        self.calls.append("end")
+        if self.broken:
+            raise RuntimeError("the capture was invalidated")
+
+
+def test_a_capture_of_torch_s_ends_whatever_happens_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself; the error that is raised is the one inside."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorded)
+    with TorchCuda().capture((1, 2)) as graph:
+        assert graph.calls == [{"pool": (1, 2), "capture_error_mode": "thread_local"}]  # type: ignore[attr-defined]
+    assert graph.calls[1:] == ["end"]  # type: ignore[attr-defined]
+    monkeypatch.setattr(Recorded, "broken", True)
+    with pytest.raises(ValueError, match="inside"), TorchCuda().capture((1, 2)) as graph:
+        raise ValueError("inside")
+    assert graph.calls[1:] == ["end"]  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="invalidated"), TorchCuda().capture((1, 2)):
+        pass

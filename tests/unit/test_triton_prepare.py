@@ -13,7 +13,7 @@ from shared.engine.boundary import SameMemory
 from shared.engine.forward_batch import ForwardBatch, resolve_forward_inputs
 from shared.engine.future_map import FutureMap
 from shared.engine.plan import StepPlan
-from shared.sample.knobs import LatestKnobs
+from shared.sample.knobs import knobs_of
 from tests.support.verify_steps import make_plan
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
@@ -46,7 +46,7 @@ def filled_relay(seed: int) -> FutureMap:
 
 
 def batch_of(plan: StepPlan, relay: FutureMap, ids: torch.Tensor) -> ForwardBatch:
-    fb = ForwardBatch.init_new(plan, Tokens(ids), relay, SameMemory(), LatestKnobs(100).of)
+    fb = ForwardBatch.init_new(plan, Tokens(ids), relay, SameMemory(), lambda batch: knobs_of(batch, 100))
     resolve_forward_inputs(fb, relay)
     return fb
 

@@ -91,6 +91,7 @@ class Launch:
 
     def go(self) -> Any:
         gpu, facts = self.gpu, self.facts
+        gpu.captures.compile(self._kernel())
         if any(is_ours(tensor) for _, tensor in facts.tensors(self.args, self.kwargs)):
             for _ in range(require_one_device(facts, self.args, self.kwargs)):
                 gpu.crossings.note("h2d_pageable", f"index of {facts.name}")
@@ -98,7 +99,7 @@ class Launch:
         if facts.stops_host(self.args, self.kwargs):
             gpu.crossings.note("syncs", facts.name)
             return self._now()
-        if not gpu.deferring:
+        if not gpu.is_late:
             return self._now()
         try:
             written, results = self._shapes()
@@ -106,6 +107,11 @@ class Launch:
             gpu.crossings.note("undeferred", facts.name)
             return self._now()
         return self._later(written, results)
+
+    def _kernel(self) -> str:
+        """What a real device has code for: the operator on these dtypes."""
+        dtypes = [str(tensor.dtype) for _, tensor in self.facts.tensors(self.args, self.kwargs)]
+        return " ".join((str(self.op), *dtypes))
 
     def _shapes(self) -> tuple[list[torch.Tensor], Any]:
         """What the results and written arguments will look like; None for results that are arguments."""
@@ -161,7 +167,7 @@ class Launch:
         """The arguments, with host memory in the place of ours. CPU tensors are read now, as a launch does."""
 
         def host(tensor: torch.Tensor) -> torch.Tensor:
-            return on_host(tensor) if is_ours(tensor) else tensor.clone() if self.gpu.deferring else tensor
+            return on_host(tensor) if is_ours(tensor) else tensor.clone() if self.gpu.is_late else tensor
 
         args, kwargs = self.facts.with_tensors(self.args, self.kwargs)
         return (

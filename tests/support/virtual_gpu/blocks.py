@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from tests.support.virtual_gpu.freed import Freed
+
+if TYPE_CHECKING:
+    from tests.support.virtual_gpu.graph import GraphMemory
 
 POISON = 0xF5  # far from zero in every format: -6e32 as float32 and bfloat16, far below zero as an integer
 GRANULE = 512
@@ -73,9 +76,12 @@ def hear_freed() -> None:
 class Block:
     """Host memory that plays device memory. `owner`: the device. `handle`: of the stream that it was allocated on.
     `lent`: handles of other streams that may still use it when it is freed. `seen`: addresses in it that the race
-    detector knows."""
+    detector knows. `life`: how often it was handed out. `memory_of`: graphs that it is kept for."""
 
-    __slots__ = ("__weakref__", "handle", "lent", "memory", "num_bytes", "num_users", "owner", "seen", "start")
+    __slots__ = (
+        "__weakref__", "handle", "lent", "life", "memory", "memory_of", "num_bytes", "num_users", "owner", "seen",
+        "start",
+    )  # fmt: skip
 
     def __init__(self, num_bytes: int, owner: object) -> None:
         self.num_bytes = num_bytes
@@ -83,6 +89,8 @@ class Block:
         self.start = self.memory.data_ptr()
         self.handle = 0
         self.num_users = 0
+        self.life = 0
+        self.memory_of: GraphMemory | None = None
         self.owner = owner
         self.lent: set[int] = set()
         self.seen: set[int] = set()

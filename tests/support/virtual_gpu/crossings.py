@@ -6,6 +6,7 @@ h2d_async, d2h_async   copies from and into pinned memory, which stop nobody
 waits          the host waited and said so: synchronize() of an event, a stream, the device
 data_ptrs      somebody asked for a tensor's address
 undeferred     (deferring) a result's shape could not be told ahead, so the stream was drained: a gap of the tool
+captured, replays   launches that went into a graph, and replays of graphs; what these launch is not counted again
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,6 +37,8 @@ class Counts:
     data_ptrs: int = 0
     undeferred: int = 0
     launches: int = 0
+    captured: int = 0
+    replays: int = 0
     by_place: Counter[str] = field(default_factory=Counter)
     by_thread: Counter[str] = field(default_factory=Counter)
 
@@ -47,9 +50,10 @@ class Counts:
 
 
 class Crossings:
-    """Of one device, from all threads, for those who listen."""
+    """Of one device, from all threads, for those who listen. `guard`: hears of each first, and may refuse it."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Callable[[str, str], None]) -> None:
+        self._guard = guard
         self._listeners: list[Counts] = []
         self._lock = threading.Lock()
 
@@ -65,11 +69,12 @@ class Crossings:
                 self._listeners = [other for other in self._listeners if other is not counts]
 
     def note(self, kind: str, operation: str) -> None:
-        """`kind`: a field of Counts. Launches have no place: there are too many."""
+        """`kind`: a field of Counts. Launches, and captured ones, have no place: there are too many."""
+        self._guard(kind, operation)
         listeners = self._listeners
         if not listeners:
             return
-        where = "" if kind == "launches" else f"{kind} {place()} {operation}"
+        where = "" if kind in ("launches", "captured") else f"{kind} {place()} {operation}"
         with self._lock:
             for counts in listeners:
                 setattr(counts, kind, getattr(counts, kind) + 1)

@@ -31,6 +31,7 @@ from tests.support.virtual_gpu import backend
 from tests.support.virtual_gpu.blocks import POISON, Block, block_of, extent, first_byte, hear_freed, rounded, wrap
 from tests.support.virtual_gpu.crossings import Counts, Crossings
 from tests.support.virtual_gpu.failures import Failures
+from tests.support.virtual_gpu.graph import Captured, Captures, GraphMemory, VirtualGraph
 from tests.support.virtual_gpu.operators import KIND
 from tests.support.virtual_gpu.queues import Kernel, Mark, Queue, Queues, Wait
 from tests.support.virtual_gpu.races import Races
@@ -52,6 +53,8 @@ class VirtualStream:
         gpu = self._gpu
         gpu.failures.meet("wait")
         with gpu.queues.lock:
+            if gpu.captures.wait(self.cuda_stream, event.captured, event.mark is not None):
+                return
             if event.mark is not None:
                 gpu.queues.put(self.queue, Wait(event.mark))
                 gpu.watch(lambda races: races.waited(event.number, self.cuda_stream))
@@ -68,6 +71,7 @@ class VirtualEvent:
     def __init__(self, gpu: VirtualGpu, timing: bool, blocking: bool) -> None:
         self.number = next(gpu.numbers)
         self.mark: Mark | None = None
+        self.captured: Captured | None = None  # recorded while a stream was captured
         self._gpu = gpu
         self._timing = timing
         self._blocking = blocking
@@ -76,6 +80,9 @@ class VirtualEvent:
         gpu = self._gpu
         stream = stream or gpu.current_stream()
         with gpu.queues.lock:
+            self.captured = gpu.captures.record(stream.cuda_stream)
+            if self.captured is not None:
+                return
             self.mark = gpu.queues.put_mark(stream.queue)
             gpu.watch(lambda races: races.recorded(self.number, stream.cuda_stream))
 
@@ -88,6 +95,7 @@ class VirtualEvent:
             gpu.watch(lambda races: races.synchronized_event(self.number))
 
     def query(self) -> bool:
+        self._gpu.captures.meet("queries", "event")
         return self.mark is None or self._gpu.queues.is_reached(self.mark)
 
     def elapsed_time(self, end_event: VirtualEvent) -> float:
@@ -125,7 +133,8 @@ class VirtualGpu:
         assert mode in ("eager", "deferring"), mode
         self.device = torch.device(KIND, index)
         self.queues = Queues(seed, mode == "deferring", laziness)
-        self.crossings = Crossings()
+        self.captures = Captures(self)
+        self.crossings = Crossings(self.captures.meet)
         self.numbers = itertools.count(1)
         self.gone_events: deque[int] = deque()
         self._races = Races() if sanitize else None
@@ -185,18 +194,18 @@ class VirtualGpu:
 
     def memory_use(self, device: torch.device) -> MemoryUse:
         with self.queues.lock:
-            self._take_back()
+            self.take_back()
             return MemoryUse(self._allocated_bytes, self._peak_bytes)
 
     def forget_peak(self, device: torch.device) -> None:
         with self.queues.lock:
-            self._take_back()
+            self.take_back()
             self._peak_bytes = self._allocated_bytes
 
     def release_cached(self, device: torch.device) -> None:
         """As far as streams are done with it."""
         with self.queues.lock:
-            self._take_back()
+            self.take_back()
             self._let_go()
 
     def synchronize(self, device: torch.device) -> None:
@@ -234,6 +243,7 @@ class VirtualGpu:
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Overwritten, as the real one is not: who reads a copy that has not come yet sees it."""
+        self.captures.meet("allocations", "pinned memory")
         memory = np.full(max(1, int(np.prod(shape))) * dtype.itemsize, POISON, np.uint8)
         address = memory.ctypes.data
         self._pinned[address] = memory.nbytes
@@ -263,6 +273,12 @@ class VirtualGpu:
         with self.queues.lock:
             return self._wrapped(exported.block, (block.storage_bytes,), (1,), torch.uint8)
 
+    def new_graph_memory(self) -> GraphMemory:
+        return GraphMemory()
+
+    def capture(self, memory: GraphMemory) -> AbstractContextManager[VirtualGraph]:
+        return self.captures.capture(memory)
+
     def describe(self, device: torch.device) -> DeviceInfo:
         return DeviceInfo("virtual", (9, 0), ())
 
@@ -274,6 +290,11 @@ class VirtualGpu:
     @property
     def deferring(self) -> bool:
         return self.queues.deferring
+
+    @property
+    def is_late(self) -> bool:
+        """Whether what is launched now runs later, if at all."""
+        return self.deferring or self.captures.current is not None
 
     def watch(self, tell: Callable[[Races], None]) -> None:
         """Tell the race detector, if there is one."""
@@ -292,11 +313,15 @@ class VirtualGpu:
         num_bytes = rounded(max(1, extent(size, stride)) * dtype.itemsize)
         self.failures.meet("memory")
         with self.queues.lock:
-            self._take_back()
+            self.take_back()
             handle = self.current_stream().cuda_stream
-            free = self._free[handle, num_bytes]
-            block = free.pop() if free else self._new_block(num_bytes)
+            block = self.captures.allocate(handle, num_bytes)
+            if block is None:
+                free = self._free[handle, num_bytes]
+                block = free.pop() if free else self.new_block(num_bytes)
             block.handle = handle
+            block.life += 1
+            num_bytes = block.num_bytes
             self._allocated_bytes += num_bytes
             self._peak_bytes = max(self._peak_bytes, self._allocated_bytes)
             self.watch(lambda races: races.allocated(block.start))
@@ -304,23 +329,25 @@ class VirtualGpu:
             return self._wrapped(block, size, stride, dtype)
 
     def launch(
-        self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
+        self, label: str, run: Callable[[], None], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> None:
         """As `enqueue`, and counted."""
-        self.crossings.note("launches", label)
+        self.crossings.note("launches" if self.captures.current is None else "captured", label)
         self.enqueue(label, run, reads, writes)
 
     def enqueue(
-        self, label: str, run: Callable[[], None], reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]
+        self, label: str, run: Callable[[], None], reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
     ) -> None:
         """On the current stream. `run` must not hold tensors of the device: their memory lives as torch says."""
         self.failures.meet("launch")
-        stream, run = self.current_stream(), self.failures.in_work(run, label)
+        stream = self.current_stream()
         with self.queues.lock:
-            self._take_back()
-            read, written = self._addresses(reads), self._addresses(writes)
+            self.take_back()
+            read, written = self.addresses(reads), self.addresses(writes)
+            if self.captures.keep(stream.cuda_stream, run, label, (read, written), (*reads, *writes)):
+                return
             self.watch(lambda races: races.launched(stream.cuda_stream, read, written, label))
-            self.queues.put(stream.queue, Kernel(run, label))
+            self.queues.put(stream.queue, Kernel(self.failures.in_work(run, label), label))
 
     def wait_for_stream(self, stream: VirtualStream | None = None) -> None:
         """The host waits; nothing is counted. Never called under the lock: another thread may hold the device."""
@@ -328,7 +355,7 @@ class VirtualGpu:
         self.queues.wait_for(self.queues.put_mark(stream.queue))
         self.watch(lambda races: races.synchronized_stream(stream.cuda_stream))
 
-    def _addresses(self, tensors: Iterable[torch.Tensor]) -> set[int]:
+    def addresses(self, tensors: Iterable[torch.Tensor]) -> set[int]:
         """For the race detector, where there is one."""
         addresses: set[int] = set()
         for tensor in tensors if self._races else ():
@@ -338,7 +365,7 @@ class VirtualGpu:
                 block.seen.add(address)
         return addresses
 
-    def _new_block(self, num_bytes: int) -> Block:
+    def new_block(self, num_bytes: int) -> Block:
         if self._reserved_bytes + num_bytes > self._memory_bytes:
             self._let_go()
         if self._reserved_bytes + num_bytes > self._memory_bytes:
@@ -357,7 +384,7 @@ class VirtualGpu:
         block.num_users += 1
         return wrap(block, size, stride, dtype, self.device.index, lambda: self._gone.append(block))
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
         """Blocks that were freed since the last call, behind what their streams were given until now."""
         hear_freed()
         if not self._gone and not self._lent:
@@ -368,6 +395,9 @@ class VirtualGpu:
             if block.num_users:
                 continue
             self._allocated_bytes -= block.num_bytes
+            if block.memory_of is not None:  # a graph's: no stream of ours uses it
+                block.memory_of.take_back(block)
+                continue
             seen, block.seen = block.seen, set()
             self.watch(lambda races, seen=seen: races.freed(seen))
             lent, block.lent = block.lent, set()

@@ -1,0 +1,123 @@
+"""Which steps a captured graph can run, and at which size. Pure.
+
+    rows of a step        1 2 | 3 4 | 5 6 7 8 | ...     the next larger bucket's graph; its other rows are padding
+    tokens of a row       a graph's width is the step's: a longer window would write behind the pages of its rows
+
+A padded row is request row 0 with page 0 and length 0, and emits nothing: what it writes nobody reads.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.core.keys import RequestKey
+from shared.core.sampling_params import SamplingParams
+from shared.engine.plan import RowId, StepPlan
+from shared.engine.results import has_logprobs
+from shared.sample.interface import SamplingBatch
+from shared.sample.knobs import FILTERED, Knobs
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
+DRAWING = ("way", "temperature", "scale", "top_k", "top_p", "log_min_p", "seeds")  # of Knobs: all that a draw reads
+PADDING = RowId(RequestKey("padding", 0, "", 0, 0), 0)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """Of a graph: rows, tokens of each, and whether rows may draw among some ids only (top-k, top-p, min-p)."""
+
+    batch: int
+    width: int
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """`most_tokens`: positions of a row that the graphs read, those of the step included."""
+
+    batches: tuple[int, ...]
+    widths: tuple[int, ...]
+    most_tokens: int
+
+    @classmethod
+    def up_to(cls, most_rows: int, widths: tuple[int, ...], most_tokens: int) -> Buckets:
+        """As many batch sizes as `most_rows` running requests can need."""
+        last = bisect.bisect_left(BATCHES, most_rows)
+        return cls(BATCHES[: last + 1], widths, most_tokens)
+
+    def shapes(self) -> list[Shape]:
+        """The largest first: what the others need fits into its memory."""
+        every = [Shape(batch, width, way) for batch in self.batches for width in self.widths for way in (False, True)]
+        return sorted(every, key=lambda shape: (shape.batch * shape.width, shape), reverse=True)
+
+    def shape_of(self, plan: StepPlan, knobs: Knobs[np.ndarray]) -> Shape | str:
+        """Of the graph that can run the step; else why none can, one of EAGER_REASONS. `knobs`: the plan's."""
+        refused = {
+            "prompts": plan.num_prefill > 0 or bool(plan.history_seeds or plan.layer_ends),
+            "grammars": any(plan.constrained),
+            "edits": has_edits(knobs),
+            "logprobs": has_logprobs(plan),
+            "adapters": bool(plan.adapters.any()),
+            "rows": not 0 < plan.batch_size <= self.batches[-1],
+            "width": plan.width not in self.widths,
+            "length": plan.max_seq_len > self.most_tokens,
+        }
+        for why, is_so in refused.items():
+            if is_so:
+                return why
+        batch = self.batches[bisect.bisect_left(self.batches, plan.batch_size)]
+        return Shape(batch, plan.width, bool((knobs.way == FILTERED).any()))
+
+
+def has_edits(knobs: Knobs[np.ndarray]) -> bool:
+    """Whether logits of any row are changed before its draw."""
+    lists = (knobs.stop_ids, knobs.bias_ids, knobs.bad_ids)
+    return any(map(len, lists)) or bool(knobs.is_penalised.any() or knobs.is_limited.any())
+
+
+def some_widths(widths: Sequence[int]) -> tuple[int, ...]:
+    """Of the widths that steps may have, ascending, those that get a graph: the first, the last and the middle one."""
+    return tuple(sorted({widths[0], widths[len(widths) // 2], widths[-1]}))
+
+
+def frame_of(shape: Shape, most_tokens: int, *, keeps_history: bool) -> StepPlan:
+    """A plan with everything that all steps of the shape share: what the host decides by, and indices. The rest
+    comes with each step; lengths are on the device for all that the host knows."""
+    batch, width, none = shape.batch, shape.width, np.zeros(0, np.int64)
+    zeros = np.zeros(batch, np.int64)
+    return StepPlan(
+        step=0,
+        row_ids=(PADDING,) * batch,
+        req_pool_indices=zeros,
+        seq_lens_cpu=zeros,
+        lengths_relayed=True,
+        q_lens=np.full(batch, width, np.int32),
+        num_prefill=0,
+        page_table=np.zeros((batch, 1), np.int32),
+        prefill_input_ids_cpu=None,
+        next_prompt_ids=none,
+        emits=np.ones(batch, np.bool_),
+        expect_step=zeros,
+        sampling=SamplingBatch.build([SamplingParams(1)] * batch, [0] * batch, [0] * batch),
+        history_rows=np.full(batch, keeps_history, np.bool_),
+        history_seeds=(),
+        width=width,
+        max_seq_len=most_tokens,
+        adapters=zeros,
+    )
+
+
+def row_arrays(plan: StepPlan, knobs: Knobs[np.ndarray]) -> dict[str, np.ndarray]:
+    """What comes with each step, by row. A length of -1: the relay has it."""
+    lengths = np.full(plan.batch_size, -1, np.int64) if plan.lengths_relayed else plan.seq_lens_cpu
+    own = {
+        "rows": plan.req_pool_indices,
+        "seq_lens": lengths,
+        "expect_step": plan.expect_step,
+        "emits": plan.emits.astype(np.int64),
+    }
+    return own | {name: getattr(knobs, name) for name in DRAWING}

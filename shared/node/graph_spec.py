@@ -1,0 +1,44 @@
+"""Which steps of a node are captured as CUDA graphs, and that they are, when its core is put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.config.processes import NodeParts
+from shared.device.gpu import Gpu
+from shared.device.streams import StreamSet
+from shared.engine.buckets import Buckets, some_widths
+from shared.engine.graphs import GraphRunner
+from shared.engine.worker import Worker
+from shared.sched.draft_length import step_widths
+from shared.sched.settings import SchedSettings
+
+# That graphs read of a row. torch's attention, all there is by now, gathers so many for each row however long it is;
+# kernels that take lengths from the device have no need of a bound.
+GRAPH_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """Decode steps of these widths run as graphs, as far as no row is longer than `most_tokens`."""
+
+    gpu: Gpu
+    widths: tuple[int, ...]
+    most_tokens: int
+
+
+def graphs_of(parts: NodeParts, gpu: Gpu | None) -> GraphSpec | None:
+    """What is captured: steps of nodes that decode, on a GPU."""
+    if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
+        return None
+    return GraphSpec(gpu, some_widths(step_widths(parts.spec)), GRAPH_TOKENS)
+
+
+def make_graphs(
+    worker: Worker, spec: GraphSpec, settings: SchedSettings, max_running: int, streams: StreamSet
+) -> GraphRunner:
+    """Captured, for every batch that may run."""
+    buckets = Buckets.up_to(max_running, spec.widths, min(settings.history_len, spec.most_tokens))
+    runner = GraphRunner(worker, spec.gpu, buckets, publishes=settings.speculative, page_size=settings.page_size)
+    streams.forward.launch(runner.capture, label="graphs").take()
+    return runner
