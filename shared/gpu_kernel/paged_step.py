@@ -44,4 +44,4 @@ def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
     """Return the keys of a tile: as many as leave registers and shared memory enough, also on small chips. `dtype`: of
     the queries."""
     is_wide = padded_dim(layer.kv.shape[-1]) * dtype.itemsize > 256
-    return 32 if is_wide or layer.scales is not None else 64
+    return 32 if is_wide or layer.scales is not None or layer.window else 64
