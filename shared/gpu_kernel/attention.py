@@ -26,6 +26,8 @@ MOST_WINDOW = 16  # tokens of a row that split keys are for; longer ones fill th
 class TritonAttention:
     """Implements AttentionBackend."""
 
+    gathers = False
+
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
         """`local_tables` are of the layers with a window, where theirs are others."""
         self._shape = shape

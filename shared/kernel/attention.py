@@ -80,7 +80,10 @@ class AttentionInputs:
 
 
 class AttentionBackend(Protocol):
-    """Runs on the forward stream. `begin` once per step, then `attend` once per layer."""
+    """Runs on the forward stream. `begin` once per step, then `attend` once per layer. `gathers`: it reads as many keys
+    of each row as the step's bound says, not as many as the row has."""
+
+    gathers: bool
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         """kv: the pool's plane, (num_pages, layers, 2, kv_heads, page_size, head_dim), any strides on dim 0. `scales`:
@@ -98,6 +101,8 @@ class AttentionBackend(Protocol):
 
 class TorchAttention:
     """Reference: gathers each row's pages and multiplies under a mask; scores and softmax in float32."""
+
+    gathers = True
 
     def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
         """`local_tables` are of the layers with a window, where theirs are others."""

@@ -188,6 +188,8 @@ class AttentionStep:
 class NumbaAttention:
     """AttentionBackend for CPU tensors, float32 or bfloat16; pages may hold bytes."""
 
+    gathers = False
+
     def __init__(
         self,
         shape: AttentionShape,

@@ -23,6 +23,7 @@ from shared.kernel.linear import (
     QuantizedLinear,
     Weight,
     WeightFactory,
+    WideHead,
     pick_linear,
 )
 from shared.kernel.packed import Packed
@@ -106,7 +107,7 @@ def library_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.devic
 
 
 def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
-    """Triton's attention, norm and gate, the library's products."""
+    """Triton's attention, norm and gate, the library's products. The head reads its weight as it is."""
     from shared.gpu_kernel.add_norm import MAX_COLUMNS
     from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
     from shared.gpu_kernel.blocks import TritonBlocks
@@ -114,12 +115,19 @@ def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, f
     if device.type == "cpu" and dtype != torch.float32:
         raise ConfigError("Triton's interpreter multiplies the bits of bfloat16 as whole numbers: take float32 there")
     kernels, shape = library_kernels(config, dtype, device, formats), attention_shape(config)
+    if device.type != "cpu" and dtype.itemsize == 2:
+        kernels = replace(kernels, make_head=make_wide_head)
     if config.hidden_size <= MAX_COLUMNS:
         kernels = replace(kernels, blocks=TritonBlocks(config.rms_eps, dtype, is_gelu(config)))
     if shape.head_dim <= MOST_DIM:
         return replace(kernels, make_attention=lambda rope, local: TritonAttention(shape, rope, local))
     logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
     return kernels
+
+
+def make_wide_head(weight: Weight) -> Head:
+    """In blocks a weight is the library's: `pick_kernels` refuses those of whole models."""
+    return PlainBlockLinear(weight, out_dtype=torch.float32) if isinstance(weight, BlockWeights) else WideHead(weight)
 
 
 def compiled_kernels(config: LlamaConfig, dtype: torch.dtype, team: Team, formats: Formats) -> Kernels:

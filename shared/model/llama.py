@@ -68,6 +68,11 @@ class LlamaModel:
         self._captured: tuple[int, ...] = ()
         self._embed_scale = embed_scale(config, weights.embed.dtype)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether a step takes longer where only the bound on its rows' lengths is larger."""
+        return self._attention.gathers
+
     def capture_aux(self, layers: tuple[int, ...]) -> None:
         """From now on ModelOutput.aux holds the residual of all tokens before each of these layers; () for none."""
         check_layers(layers, self.config.num_layers)

@@ -107,6 +107,7 @@ class OwnHeads:
     def __init__(self, attention: AttentionBackend, first: int, count: int) -> None:
         self._attention = attention
         self._heads = slice(first, first + count)
+        self.gathers = attention.gathers
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
         own = None if scales is None else scales[:, :, :, self._heads]

@@ -186,7 +186,7 @@ def build_core(
     plan = measured_plan(parts, loaded, device, loop_depth(overlap, num_stages), gpu, least, log)
     grammars = make_grammars(parts, loaded.model.spec, log, notify)
     with explained(gpu, device, KV_POOL):
-        core = assemble(plan, grammars, graphs_of(parts, gpu))
+        core = assemble(plan, grammars, graphs_of(parts, gpu, loaded.model))
     others.share(core.pool)
     return core
 

@@ -10,12 +10,12 @@ from shared.device.streams import StreamSet
 from shared.engine.buckets import Buckets, some_widths
 from shared.engine.graphs import GraphRunner
 from shared.engine.worker import Worker
+from shared.model.interface import Model
+from shared.model.llama import LlamaModel
 from shared.sched.draft_length import step_widths
 from shared.sched.settings import SchedSettings
 
-# That graphs read of a row. torch's attention, all there is by now, gathers so many for each row however long it is;
-# kernels that take lengths from the device have no need of a bound.
-GRAPH_TOKENS = 1024
+GRAPH_TOKENS = 1024  # that graphs read of a row, where attention gathers so many of each, however long it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class GraphSpec:
     most_tokens: int
 
 
-def graphs_of(parts: NodeParts, gpu: Gpu | None) -> GraphSpec | None:
+def graphs_of(parts: NodeParts, gpu: Gpu | None, model: Model) -> GraphSpec | None:
     """What is captured: steps of nodes that decode, on a GPU."""
     if gpu is None or parts.sched.cuda_graphs == "off" or parts.node.role == "prefill":
         return None
-    return GraphSpec(gpu, some_widths(step_widths(parts.spec)), GRAPH_TOKENS)
+    reads_lengths = isinstance(model, LlamaModel) and not model.gathers
+    most = model.spec.max_context if reads_lengths else GRAPH_TOKENS
+    return GraphSpec(gpu, some_widths(step_widths(parts.spec)), most)
 
 
 def make_graphs(

@@ -14,7 +14,7 @@ from shared.gpu_kernel.edits import Edits, Past, edit_logits
 from shared.gpu_kernel.logprobs import tell_logprobs
 from shared.gpu_kernel.sample import Draws, draw_ids, find_heads
 from shared.sample.interface import DeviceMasks, History, SampleOutput
-from shared.sample.knobs import FILTERED, GREEDY, Knobs
+from shared.sample.knobs import ANY, FILTERED, GREEDY, Knobs
 from shared.sample.sampler_torch import Ints, OutputRows
 
 
@@ -93,7 +93,7 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    filters = bool(((way == FILTERED) & cuts).any())
+    filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())  # in a graph the device alone knows
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
 

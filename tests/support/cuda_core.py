@@ -3,6 +3,8 @@ copies of the CUDA backend. Imports no numba, which a GPU's node does without; j
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -80,10 +82,17 @@ KINDS = {
 }
 
 
+def new_folder() -> Path:
+    """Gone with the process."""
+    folder = tempfile.mkdtemp(prefix="baton-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @cache
 def folder_of(family: str) -> Path:
     """Made once a process."""
-    folder = Path(tempfile.mkdtemp(prefix="baton-test-"))
+    folder = new_folder()
     if family == "draft target":
         save_target(folder, layers=TARGET_LAYERS)
     elif family == "head":
@@ -96,7 +105,7 @@ def folder_of(family: str) -> Path:
 @cache
 def adapters_of(family: str) -> dict[str, str]:
     """Folders by name."""
-    folder = Path(tempfile.mkdtemp(prefix="baton-test-"))
+    folder = new_folder()
     return {name: str(adapter(folder_of(family), folder / name, seed)) for seed, name in enumerate(ADAPTERS)}
 
 

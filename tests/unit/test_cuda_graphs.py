@@ -14,10 +14,13 @@ from shared.core.sampling_params import SamplingParams
 from shared.engine.forward_batch import ForwardBatch
 from shared.engine.graphs import GraphRunner
 from shared.engine.worker import Worker
+from shared.kernel.attention import TorchAttention
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
 from shared.node.core import NodeCore
 from shared.node.graph_spec import GRAPH_TOKENS, GraphSpec, graphs_of
 from tests.support.core_rig import Job, Outcome, assert_whole, run_local
-from tests.support.cuda_core import KINDS, Kind, make_core
+from tests.support.cuda_core import KINDS, Kind, folder_of, make_core
 from tests.support.cuda_jobs import jobs_for
 from tests.support.virtual_gpu.crossings import Counts
 from tests.support.virtual_gpu.device import VirtualGpu, make_device
@@ -157,13 +160,23 @@ def test_where_a_capture_fails_steps_run_eagerly(
 
 def test_the_flag_says_what_is_captured() -> None:
     """On a GPU, of nodes that decode, unless it is off; of adaptive windows three widths."""
-    gpu = make_device("eager")
+    gpu, model = make_device("eager"), load_model("hashlm")
 
     def asked(role: str = "decode", flag: str = "auto", **spec: object) -> GraphSpec | None:
         given = {"model": {"model": "hashlm"}, "sched": {"cuda_graphs": flag}, "spec": spec}
-        return graphs_of(load(NodeProcessConfig, given, fixed={"node": {"role": role}}).parts, gpu)
+        return graphs_of(load(NodeProcessConfig, given, fixed={"node": {"role": role}}).parts, gpu, model)
 
     assert asked() == GraphSpec(gpu, (1,), GRAPH_TOKENS)
     assert asked(spec="ngram", spec_width=8, spec_adaptive=True) == GraphSpec(gpu, (1, 4, 8), GRAPH_TOKENS)
     assert asked(role="prefill") is None and asked(flag="off") is None
-    assert graphs_of(load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts, None) is None
+    assert graphs_of(load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts, None, model) is None
+
+
+def test_graphs_read_whole_texts_where_attention_takes_lengths_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, parts = make_device("eager"), load(NodeProcessConfig, {}, fixed={"node": {"role": "decode"}}).parts
+    model = load_model(str(folder_of("draft target")), LoadOptions("float32", kernels="torch"))
+    asked = graphs_of(parts, gpu, model)
+    assert asked is not None and asked.most_tokens == GRAPH_TOKENS
+    monkeypatch.setattr(TorchAttention, "gathers", False)
+    asked = graphs_of(parts, gpu, model)
+    assert asked is not None and asked.most_tokens == model.spec.max_context

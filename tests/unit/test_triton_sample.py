@@ -3,6 +3,7 @@ whatever order the programs run, and over however many of them a row's ids are s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,10 @@ from shared.sample import candidates
 from shared.sample import sampler as samplers
 from shared.sample.candidates import rank_candidates
 from shared.sample.interface import DeviceMasks, History, SampleOutput, SamplingBatch, TokenMasks
-from shared.sample.knobs import Knobs, knobs_of
+from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
-from shared.sample.sampler_torch import OutputRows, score_torch
-from tests.support.sampling_cases import VOCAB, Case, make_params, rank_tensors, rows_on, sample_tensors, windows
+from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
+from tests.support.sampling_cases import KNOBS, VOCAB, Case, make_params, rank_tensors, rows_on, sample_tensors, windows
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 kernels, launcher = interpreter.kernels("sample"), interpreter.kernels("launcher")
@@ -83,6 +84,24 @@ def test_equal_logits_are_cut_by_id_over_all_splits(monkeypatch: pytest.MonkeyPa
     ours = sample_programs(*given)
     assert_equal(ours, sample_tensors(*given))
     assert (ours.ids < 1100).all()
+
+
+UNEDITED = [knobs for knobs in KNOBS if knobs.keys() <= {"temperature", "top_k", "top_p", "min_p"}]
+
+
+@pytest.mark.parametrize("way", [UNFILTERED, ANY])
+@pytest.mark.parametrize("sample", [sampler_triton.sample_triton, sample_torch])
+def test_in_a_graph_the_device_alone_knows_how_rows_draw(sample: Any, way: int) -> None:
+    """The host knows a frame's parameters, and a kind that stands for those of all steps."""
+    kinds = [knobs for knobs in UNEDITED if way == ANY or knobs.keys() <= {"temperature"}]
+    batch = SamplingBatch.build([make_params(kind) for kind in kinds], list(range(len(kinds))), [4] * len(kinds))
+    row_of, positions = np.arange(len(batch)), torch.arange(len(batch)) + 5
+    logits = torch.randn(len(batch), VOCAB, generator=torch.Generator().manual_seed(3)) * 2.5
+    expected = sample_tensors(logits, batch, row_of, positions, None).ids
+    rows = rows_on(batch, row_of, logits)
+    frame = SamplingBatch.build([make_params({})] * len(batch), [0] * len(batch), [0] * len(batch))
+    blind = replace(knobs_of(frame, VOCAB), way=np.full(len(batch), way, np.int64))
+    assert torch.equal(sample(logits, replace(rows, host=blind), positions, None).ids, expected)
 
 
 def test_windows_count_their_own_drafts() -> None:
