@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from shared.config.core_plan import CorePlan
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards
 
+GPU_TESTS = Path(__file__).parent / "gpu"
 core_plan.apply(CorePlan(threads=1))
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -36,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
     for item in items:
-        if "gpu" in item.path.parent.parts:
+        if GPU_TESTS in item.path.parents:
             item.add_marker("gpu")
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not has_gpu():
