@@ -93,7 +93,8 @@ def _drawn(edited: torch.Tensor, rows: OutputRows, positions: torch.Tensor) -> t
     own, heads = rows.host_rows, find_heads(edited)
     way = rows.host.way[own]
     cuts = (rows.host.top_p[own] < 1) | (rows.host.top_k[own] < edited.shape[1])
-    filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())  # in a graph the device alone knows
+    # In a graph the device alone knows.
+    filters = bool((((way == FILTERED) & cuts) | (way == ANY)).any())
     ids = draw_ids(edited, heads, positions, _draws(rows), is_warm=bool((way != GREEDY).any()), filters=filters)
     return heads, ids
 
