@@ -130,6 +130,7 @@ def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) ->
     router = RouterProcessConfig(
         model=config.nodes.model,
         router=config.router,
+        http=config.http,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,

@@ -14,7 +14,7 @@ import pytest
 from shared.core.errors import ConfigError
 from shared.wire.keyring import ring_of_node, ring_of_router
 from tests.support.cluster import ROOT, baton_up
-from tests.support.key_folders import make_keys
+from tests.support.key_folders import make_keys, write_key
 from tests.support.launch_lines import LAUNCH, documents
 from tests.support.patience import HANG_GUARD_S
 from tests.support.tls_proxy import make_certificate, tls_proxy
@@ -49,7 +49,7 @@ def paths(folder: Path, url: str) -> dict[str, str]:
 
 
 def test_a_pod_starts_when_the_router_lists_it_and_drains_before_it_stops(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("a-key-for-tests")
+    write_key(tmp_path / "key", "a-key-for-tests")
     certificate, key = make_certificate(tmp_path)
     (node,) = pod("decode.yaml")["containers"]
     probe = node["startupProbe"]["exec"]["command"][2]
