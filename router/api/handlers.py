@@ -36,7 +36,7 @@ from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
-LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
+LONG_BODY_BYTES = 8_192  # above it, parsing and tokenizing could hold up other streams for milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
