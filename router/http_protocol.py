@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from router.api.connection import HANG_UP
 from router.api.errors import (
     BadHttp,
     HeadersTooLarge,
@@ -28,6 +29,7 @@ from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
 MOST_AHEAD = 32  # requests that one client sends before their turn
+LINGER_S = 2.0  # a refused client gets so long to read why
 PER_HEADER = 4  # colon, space, end of line
 FRAMING_FACTOR = 2  # times a head's bytes: what may come between two pieces of a chunked body, and behind the last
 
@@ -123,6 +125,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._passed_body = self._has_contents = True
         self._disarm()
+        self.scope["state"][HANG_UP] = self._hang_up
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -204,6 +207,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.close()
+        self.loop.call_later(LINGER_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """At once, whatever the client has not read: a transport that is only closed waits for it, for ever."""
+        self.transport.abort()
 
     def _is_reading_first(self) -> bool:
         """Whether what is refused is the body of the one request that is open, unanswered yet."""

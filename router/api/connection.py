@@ -15,6 +15,7 @@ from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
+HANG_UP = "hang_up"  # in a scope's state: ends the connection without a wait
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
@@ -117,4 +118,11 @@ class Connection:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)
         except (TimeoutError, OSError):
+            self._hang_up()
             raise ClientGone from None
+
+    def _hang_up(self) -> None:
+        """Drop what the client does not read, where the server says how."""
+        hang_up = self.scope.get("state", {}).get(HANG_UP)
+        if hang_up is not None:
+            hang_up()

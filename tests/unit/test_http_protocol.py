@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from router.api.connection import ClientGone, Connection
 from router.http_protocol import MOST_AHEAD, HttpRules, LimitedProtocol
 from shared.config.http_settings import HttpConfig
 from shared.observe.log import Logger
@@ -40,6 +41,10 @@ class Site:
         self._config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/flood":
+            with contextlib.suppress(ClientGone):
+                await flood(Connection(scope, receive, send, slow_reader_s=0.1))
+            return
         num_bytes, more = 0, True
         while more:
             message = await receive()
@@ -58,6 +63,13 @@ class Site:
 
     def metric(self, code: str) -> bool:
         return f'baton_requests_total{{outcome="{code}"}}' in render(self.registry).decode()
+
+
+async def flood(connection: Connection) -> None:
+    """More than anybody's buffers hold."""
+    await connection.start(200, [])
+    while True:
+        await connection.write(b"x" * (1 << 20))
 
 
 Told = Callable[[Site, int], Awaitable[None]]
@@ -219,6 +231,20 @@ def test_so_many_requests_are_sent_ahead(ahead: int, is_served: bool) -> None:
         assert (await task).count(b"200 OK") == (ahead + 1 if is_served else 0)
 
     serve(told, HttpConfig(header_timeout_s=30.0))
+
+
+def test_who_reads_nothing_keeps_no_connection() -> None:
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
+        writer.write(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not site.state.connections:
+            await asyncio.sleep(0)
+        while site.state.connections:
+            await asyncio.sleep(0.01)
+        await close(writer)
+
+    serve(told)
 
 
 def test_what_is_no_http_gets_json() -> None:
