@@ -17,15 +17,18 @@ UNREACHABLE = (OSError, http.client.HTTPException)
 
 class RouterHttp:
     """`url`: of a router, or of a proxy before it. `ca`: a file with the authorities that https is checked against,
-    where the system's do not know the certificate."""
+    where the system's do not know the certificate. `other_key`: the clients' beside the operators'."""
 
-    def __init__(self, url: Url, key: str, ca: Path | None = None, timeout_s: float = HTTP_TIMEOUT_S) -> None:
-        if not key.isascii() or not key.isprintable():
+    def __init__(
+        self, url: Url, key: str, ca: Path | None = None, timeout_s: float = HTTP_TIMEOUT_S, other_key: str = ""
+    ) -> None:
+        if not (key + other_key).isascii() or not (key + other_key).isprintable():
             raise ConfigError("the key is more than one line of plain letters: is it the right file?")
         self.url = url
         self._timeout_s = timeout_s
         self._tls = make_tls(ca) if url.scheme == "https" else None
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers |= {"x-api-key": other_key} if other_key else {}
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
         """(status, body of the answer); one of UNREACHABLE where there is none."""
@@ -59,6 +62,14 @@ def make_tls(ca: Path | None) -> ssl.SSLContext:
 def read_api_key(path: Path | None) -> str:
     """The key in --api-key-file; none without the flag."""
     try:
-        return path.read_text(encoding="ascii").strip() if path else ""
+        return path.expanduser().read_text(encoding="ascii").strip() if path else ""
     except (OSError, ValueError) as error:
         raise ConfigError(f"--api-key-file {path}: {error}") from None
+
+
+def clients_key(file: str) -> str:
+    """The key that clients of a router with this setting send, "" for none. Which nodes there are is shown with it."""
+    key = read_api_key(Path(file) if file else None)
+    if not key.isprintable():
+        raise ConfigError(f"--api-key-file {file} is more than one line of plain letters: is it the right file?")
+    return key

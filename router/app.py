@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import socket
 import sys
@@ -14,13 +15,16 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from router.api.admin import AdminHandlers
+from router.api.body_budget import BodyBudget
 from router.api.endpoint import EndpointRules
 from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
+from router.api.web_rules import WebRules
 from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import Gateway
+from router.http_protocol import HttpRules
 from router.journal import Journal
 from router.placement import Placer
 from router.policy.interface import Policy
@@ -35,13 +39,16 @@ from shared.config.processes import RouterProcessConfig
 from shared.core.errors import ConfigError
 from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger
+from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.wire.key_files import require_private
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink
 from shared.wire.link_options import LinkOptions
 
 RID_BYTES = 8
 NAME_BYTES = 2
+MAX_KEY_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,8 @@ async def serve_all(
         prometheus,
         max_context=config.model.max_context,
         strict_fields=config.router.strict_fields,
+        max_json_depth=config.http.max_json_depth,
+        seers=tuple(filter(None, (keys.api, keys.admin))) if keys.api else (),
     )
     rules = EndpointRules(
         log=log,
@@ -117,11 +126,14 @@ async def serve_all(
         api_key=keys.api,
         retry_after_s=config.timeouts.retry_after_s,
         slow_reader_s=config.timeouts.slow_reader_s,
+        web=WebRules(config.http.allowed_hosts, config.http.cors_origins),
+        bodies=BodyBudget(config.http.max_bodies_bytes),
     )
     is_on = bool(keys.admin) or config.router.admin_without_key
     admin = AdminHandlers(gateway, registry, config.timeouts.move_after_s, is_on)
     app = build_routes(rules, handlers, Playground(), admin, keys.admin)
-    return await serve(app, listener, gateway, log, config.timeouts.shutdown_s)
+    http_rules = HttpRules(config.http, metrics, LogOnce(log), config.timeouts.retry_after_s)
+    return await serve(app, http_rules, listener, gateway, log, config.timeouts.shutdown_s)
 
 
 def make_gateway(
@@ -140,13 +152,18 @@ def make_gateway(
 
 
 def read_key(path: str, flag: str) -> str:
-    """The key that must be sent, "" for none."""
+    """The key that must be sent, "" for none. A file that others may read is refused, for then they have the key."""
     if not path:
         return ""
+    file = Path(path).expanduser()
     try:
-        key = Path(path).expanduser().read_text(encoding="ascii").strip()
+        with file.open(encoding="ascii") as opened:
+            require_private(os.fstat(opened.fileno()), file)
+            key = opened.read(MAX_KEY_CHARS).strip()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{flag} {path}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error.message}") from None
     if not key:
         raise ConfigError(f"{flag} {path}: the file is empty")
     return key

@@ -11,11 +11,14 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from router.gateway import Gateway
+from router.http_protocol import HttpRules, LimitedProtocol
 from shared.core.errors import ConfigError, NoNodes
 from shared.observe.log import Logger
 
@@ -50,11 +53,12 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def make_http_server(app: ASGIApp) -> HttpServer:
+def make_http_server(app: ASGIApp, rules: HttpRules) -> HttpServer:
+    protocol: Any = partial(LimitedProtocol, rules)  # uvicorn asks for a class, and calls it
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -66,13 +70,15 @@ def make_http_server(app: ASGIApp) -> HttpServer:
     return HttpServer(config)
 
 
-async def serve(app: ASGIApp, listener: socket.socket, gateway: Gateway, log: Logger, shutdown_s: float) -> int:
+async def serve(
+    app: ASGIApp, rules: HttpRules, listener: socket.socket, gateway: Gateway, log: Logger, shutdown_s: float
+) -> int:
     """Until a signal. Returns the exit code."""
     stops: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stops.put_nowait, number)
-    server = make_http_server(app)
+    server = make_http_server(app, rules)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     nodes = asyncio.create_task(gateway.run())
     first_stop = asyncio.create_task(stops.get())

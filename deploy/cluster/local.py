@@ -17,6 +17,7 @@ from deploy.cluster.admin_key import with_admin_key
 from deploy.cluster.child import ChildSpec
 from deploy.cluster.supervisor import Readiness, Supervisor
 from deploy.hub.local_model import with_local_model
+from deploy.router_http import clients_key
 from shared.config.core_plan import ClusterCores, CorePlan, plan_cores, usable_cores
 from shared.config.encoder_decoder import has_encoder
 from shared.config.flags import to_argv
@@ -45,9 +46,10 @@ def run(config: ClusterConfig, parent_pid: int) -> int:
     names = ", ".join(spec.name for spec in specs)
     log.info(f"starting {names}", model=asked, transport=config.nodes.node.transport)
     host, port, num_nodes = config.router.host, config.router.port, len(specs) - 1
+    key = clients_key(config.router.api_key_file)
     supervisor = Supervisor(
         specs,
-        Readiness(lambda: is_ready(host, port, num_nodes), lambda: announce(config), config.local.start_timeout_s),
+        Readiness(lambda: is_ready(host, port, num_nodes, key), lambda: announce(config), config.local.start_timeout_s),
         log,
         max_restarts=config.local.max_restarts,
         stop_timeout_s=config.local.stop_timeout_s,
@@ -130,6 +132,7 @@ def child_specs(config: ClusterConfig, cores: Sequence[int], parent_pid: int) ->
     router = RouterProcessConfig(
         model=config.nodes.model,
         router=config.router,
+        http=config.http,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,
@@ -179,12 +182,12 @@ def url(host: str, port: int) -> str:
     return f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def is_ready(host: str, port: int, num_nodes: int) -> bool:
+def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
     """Whether the router serves and all nodes that were started have arrived: the first one alone could serve, but
-    whoever starts a cluster waits for all of it."""
+    whoever starts a cluster waits for all of it. `key`: the clients', where there is one."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
-        connection.request("GET", "/ready")
+        connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})
         answer = connection.getresponse()
         return answer.status == 200 and count_ready(answer.read(MAX_ANSWER)) >= num_nodes
     except (OSError, http.client.HTTPException):

@@ -23,8 +23,10 @@ from deploy.cluster.child import describe_end
 from deploy.ray import launch_plan as plan
 from deploy.ray.keeper import Keeper
 from deploy.ray.report import RUNNING, ActorReport, Order, Place, StartOrder, role_of
+from deploy.router_http import clients_key
 from shared.config.core_plan import usable_cores
 from shared.config.processes import NodeProcessConfig, RayClusterConfig
+from shared.core.errors import ConfigError
 
 BASE_GROUP = "at-start"
 HTTP_TIMEOUT_S = 2.0
@@ -79,7 +81,7 @@ class DaemonActor:
         router = self._started.config if self._started is not None else None
         if router is None or isinstance(router, NodeProcessConfig):
             return ""
-        return get(router.router.host, router.router.port, path)
+        return get(router.router.host, router.router.port, path, router.router.api_key_file)
 
 
 def log(line: str) -> None:
@@ -98,12 +100,14 @@ def place() -> Place:
     return Place(ip, socket.gethostname(), ray.get_runtime_context().get_node_id(), usable_cores())
 
 
-def get(host: str, port: int, path: str) -> str:
+def get(host: str, port: int, path: str, key_file: str) -> str:
+    """`key_file`: the router's own, on its machine, which is this one."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=HTTP_TIMEOUT_S)
     try:
-        connection.request("GET", path)
+        key = clients_key(key_file)
+        connection.request("GET", path, headers={"x-api-key": key} if key else {})
         return connection.getresponse().read(MAX_PAGE_BYTES).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException, ConfigError):
         return ""
     finally:
         connection.close()

@@ -136,6 +136,7 @@ def router_config(config: RayClusterConfig, name: str, place: Place, cores: Core
         router=replace(
             config.router, router_id=name, host=host, port=port, node_endpoint=endpoint(config, name, place)
         ),
+        http=config.http,
         limits=config.limits,
         timeouts=config.timeouts,
         text=config.text,

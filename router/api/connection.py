@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 from starlette.types import Message, Receive, Scope, Send
 
+from router.api.body_budget import BodyBudget
 from router.api.errors import JSON_TYPE, BodyTimeout
 from shared.core.errors import BatonError, BodyTooLarge
 
 Header = tuple[bytes, bytes]
 BODY_TIMEOUT_S = 30.0
+HANG_UP = "hang_up"  # in a scope's state: ends the connection without a wait
 REQUEST_ID = b"x-request-id"
 MAX_ID = 128
 UNSAFE = re.compile(r"[^\x21-\x7e]")
@@ -25,9 +27,11 @@ class ClientGone(Exception):
 
 class Connection:
     """Made for each request. `status` is None until headers went out. The handler sets `was_admitted`, and adds to
-    `more_headers` what every answer carries."""
+    `more_headers` what every answer carries. `bodies`: what all bodies share; whoever made this gives it back."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float, bodies: BodyBudget | None = None
+    ) -> None:
         self.scope = scope
         self.status: int | None = None
         self.failure: BatonError | None = None  # what ended a stream whose headers were out
@@ -39,6 +43,8 @@ class Connection:
         self._receive = receive
         self._send = send
         self._slow_reader_s = slow_reader_s
+        self._bodies = bodies
+        self._body_bytes = 0
 
     def name(self, given: str | None) -> None:
         """Take the client's name of the request, as far as a header and a log line can hold it."""
@@ -71,9 +77,21 @@ class Connection:
             size += len(part)
             if size > limit:
                 raise BodyTooLarge(f"the request body is above the limit of {limit} bytes")
+            self._take(len(part))
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
+
+    def _take(self, num_bytes: int) -> None:
+        if self._bodies is not None:
+            self._bodies.take(num_bytes)
+            self._body_bytes += num_bytes
+
+    def release_body(self) -> None:
+        """Its bytes count no longer. To be called when they are dropped, and once more at the end."""
+        if self._bodies is not None:
+            self._bodies.give_back(self._body_bytes)
+            self._body_bytes = 0
 
     async def hung_up(self) -> None:
         """Returns when the client has closed the connection. To be awaited after the body only."""
@@ -100,4 +118,11 @@ class Connection:
             async with asyncio.timeout(self._slow_reader_s):
                 await self._send(message)
         except (TimeoutError, OSError):
+            self._hang_up()
             raise ClientGone from None
+
+    def _hang_up(self) -> None:
+        """Drop what the client does not read, where the server says how."""
+        hang_up = self.scope.get("state", {}).get(HANG_UP)
+        if hang_up is not None:
+            hang_up()

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from router.api.body_budget import BodyBudget
 from router.api.connection import REQUEST_ID, ClientGone, Connection
 from router.api.errors import (
     RETRYABLE,
+    HostNotAllowed,
+    MediaTypeRefused,
     MethodNotAllowed,
     Unauthorized,
     error_body,
@@ -19,10 +22,13 @@ from router.api.errors import (
     internal_error,
     is_messages,
 )
+from router.api.web_rules import WebRules
 from shared.core.errors import BatonError
 from shared.observe.log import Logger
+from shared.observe.log_once import LogOnce
 from shared.observe.metrics import RequestMetrics
 
+FOREIGN = (HostNotAllowed, MediaTypeRefused)  # counted wherever they come in
 Handler = Callable[[Connection], Awaitable[None]]
 
 
@@ -35,6 +41,8 @@ class EndpointRules:
     api_key: str
     retry_after_s: int
     slow_reader_s: float
+    web: WebRules = WebRules((), ())
+    bodies: BodyBudget | None = None
 
 
 class Endpoint:
@@ -49,16 +57,16 @@ class Endpoint:
         self._handler = handler
         self._needs_key = needs_key
         self._counts = counts
+        self._once = LogOnce(rules.log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Connection(scope, receive, send, self._rules.slow_reader_s)
+        connection = Connection(scope, receive, send, self._rules.slow_reader_s, self._rules.bodies)
+        connection.more_headers.update(self._rules.web.headers(connection))
         if is_messages(scope["path"]):
             connection.id_headers = (REQUEST_ID, b"request-id")
         connection.name(connection.header(REQUEST_ID))
         try:
-            self._admit(connection)
-            await self._handler(connection)
-            self._log(connection, connection.failure)
+            await self._serve(connection)
         except ClientGone:
             return
         except BatonError as error:
@@ -69,17 +77,30 @@ class Endpoint:
                 "a request failed unexpectedly", path=scope["path"], request=connection.request_id, error=error
             )
             await self._refuse(connection, internal_error())
+        finally:
+            connection.release_body()
+
+    async def _serve(self, connection: Connection) -> None:
+        self._rules.web.check(connection)
+        asked = self._rules.web.preflight(connection)
+        if asked is not None:
+            await connection.answer(200, b"", asked)
+            return
+        self._admit(connection)
+        await self._handler(connection)
+        self._log(connection, connection.failure)
 
     def _admit(self, connection: Connection) -> None:
         method = connection.scope["method"]
         if self._method and method not in (self._method, "HEAD" if self._method == "GET" else self._method):
             raise MethodNotAllowed(f"this path takes {self._method} only")
         if self._needs_key and self._rules.api_key:
-            given = given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
-            check_keys(given, self._rules.api_key)
+            check_keys(keys_of(connection), self._rules.api_key)
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
         """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
+        if isinstance(error, FOREIGN):
+            self._once.warning(error.code, "a web page's request was refused", code=error.code, why=error.message)
         if error is not None and error.status >= 500 and error.status not in RETRYABLE:
             self._rules.log.warning(
                 "a request failed",
@@ -93,7 +114,7 @@ class Endpoint:
         """Where headers are out already, the handler has said it in the stream."""
         if connection.status is not None:
             return
-        if self._counts and not connection.was_admitted:
+        if (self._counts or isinstance(error, FOREIGN)) and not connection.was_admitted:
             self._rules.metrics.refused(error.code)
         headers = error_headers(error, self._rules.retry_after_s)
         try:
@@ -109,9 +130,13 @@ def given_keys(authorization: str | None, x_api_key: str | None) -> tuple[str, .
     return (given.strip() if scheme.lower() == "bearer" else "", x_api_key or "")
 
 
-def check_keys(given: Sequence[str], api_key: str) -> None:
-    """One of them must be the key."""
-    if not any([hmac.compare_digest(key.encode(), api_key.encode()) for key in given]):
+def keys_of(connection: Connection) -> tuple[str, ...]:
+    return given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
+
+
+def check_keys(given: Sequence[str], *keys: str) -> None:
+    """One of them must be a key."""
+    if not any([hmac.compare_digest(one.encode(), key.encode()) for one in given for key in keys]):
         raise Unauthorized("the API key is missing or wrong")
 
 

@@ -72,6 +72,44 @@ class BodyTimeout(InvalidRequest):
     status = 408
 
 
+class BadHttp(InvalidRequest):
+    code = "bad_http"
+
+
+class HeadersTooLarge(InvalidRequest):
+    code = "headers_too_large"
+    status = 431
+
+
+class HeaderTimeout(InvalidRequest):
+    code = "header_timeout"
+    status = 408
+
+
+class HostNotAllowed(InvalidRequest):
+    """The name in the request's Host header is not ours: a web page may have been pointed at this machine."""
+
+    code = "host_not_allowed"
+    status = 421
+
+
+class MediaTypeRefused(InvalidRequest):
+    code = "unsupported_media_type"
+    status = 415
+
+
+class TooManyConnections(BatonError):
+    code = "too_many_connections"
+    status = 503
+
+
+class BodiesFull(BatonError):
+    """The bodies of all connections together take too much; the client may retry."""
+
+    code = "bodies_full"
+    status = 503
+
+
 def error_type(status: int) -> str:
     if status == 429:
         return "rate_limit_error"

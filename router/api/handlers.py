@@ -15,13 +15,14 @@ from router.api.chat import Chat
 from router.api.check_thread import CheckThread, too_deep
 from router.api.completions import Completions
 from router.api.connection import Connection
-from router.api.endpoint import Handler, until_hang_up
-from router.api.errors import NotFound
+from router.api.endpoint import Handler, check_keys, keys_of, until_hang_up
+from router.api.errors import NotFound, Unauthorized
 from router.api.fields import B, FieldTable
 from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
+from router.api.json_shape import check_shape
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
@@ -35,13 +36,14 @@ from shared.core.errors import ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
-LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
+LONG_BODY_BYTES = 8_192  # above it, parsing and tokenizing could hold up other streams for milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
 
 
 class Handlers:
-    """One method per path. `max_context` 0: what model and nodes allow. `strict_fields`: unknown ones are refused."""
+    """One method per path. `max_context` 0: what model and nodes allow. `strict_fields`: unknown ones are refused.
+    `seers`: with one of these keys nodes and metrics are shown; without any to everybody."""
 
     def __init__(
         self,
@@ -53,6 +55,8 @@ class Handlers:
         *,
         max_context: int,
         strict_fields: bool = False,
+        max_json_depth: int = 128,
+        seers: tuple[str, ...] = (),
     ) -> None:
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
@@ -63,6 +67,8 @@ class Handlers:
         self._max_context = max_context
         self._started = int(time.time())
         self._strict_fields = strict_fields
+        self._max_json_depth = max_json_depth
+        self._seers = seers
         self._checks = CheckThread()
         self._count_tokens = self._parser(COUNT_TOKENS)
         self._tokenize = self._parser(TOKENIZE)
@@ -98,8 +104,11 @@ class Handlers:
             return await self._checks.run(plan) if asks_for_grammar(body) else await in_time(raw, plan)
 
         async def work() -> None:
+            nonlocal raw
             body = await in_time(raw, parse)
             plan, writer = await planned(body), partial(api.writer, body)
+            raw = b""  # a long answer does not keep it
+            connection.release_body()
             generation = Generation(plan, writer, self._tokenizer, self._gateway, self._metrics, arrived)
             await generation.run(connection)
 
@@ -116,6 +125,7 @@ class Handlers:
         skipped: Callable[[B], Sequence[str]],
     ) -> B:
         """Count and name what was sent and has no effect."""
+        check_shape(raw, self._max_json_depth)
         parsed = parser.parse(raw)
         ignored = (*parsed.ignored, *skipped(parsed.body))
         if ignored:
@@ -167,8 +177,16 @@ class Handlers:
         await connection.answer(200, b'{"status":"ok"}')
 
     async def ready(self, connection: Connection) -> None:
-        """200 while some node can take a request."""
+        """200 while some node can take a request. Which nodes there are is shown to those who may see it."""
         now = time.monotonic()
+        roles = {node.role for node in self._registry.usable(now)}
+        is_ready = not self._gateway.is_stopping and bool(roles)
+        answer: dict[str, object] = {"ready": is_ready, "pair": is_ready and len(roles) == 2}
+        if self._may_see(connection):
+            answer |= self._seen_nodes(now)
+        await connection.answer(200 if is_ready else 503, msgspec.json.encode(answer))
+
+    def _seen_nodes(self, now: float) -> dict[str, object]:
         nodes = [
             {
                 "node": node.node_id,
@@ -180,12 +198,21 @@ class Handlers:
             for node in self._registry
         ]
         misfits = [{"a": a, "b": b, "differs": name} for a, b, name in self._registry.misfits()]
-        is_ready = not self._gateway.is_stopping and bool(self._registry.usable(now))
-        roles = {node.role for node in self._registry.usable(now)}
-        answer = {"ready": is_ready, "pair": is_ready and len(roles) == 2, "nodes": nodes, "misfits": misfits}
-        await connection.answer(200 if is_ready else 503, msgspec.json.encode(answer))
+        return {"nodes": nodes, "misfits": misfits}
+
+    def _may_see(self, connection: Connection) -> bool:
+        try:
+            self._check_seer(connection)
+        except Unauthorized:
+            return False
+        return True
+
+    def _check_seer(self, connection: Connection) -> None:
+        if self._seers:
+            check_keys(keys_of(connection), *self._seers)
 
     async def metrics(self, connection: Connection) -> None:
+        self._check_seer(connection)
         await connection.answer(200, render(self._prometheus), [(b"content-type", CONTENT_TYPE.encode())])
 
     async def missing(self, connection: Connection) -> None:

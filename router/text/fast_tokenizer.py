@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
-from router.text.guarded_encoder import GuardedEncoder
+from router.text.guarded_encoder import GuardedEncoder, encoded
 from router.text.interface import VocabFacts
 from shared.config.vocab_bytes import byte_table
 
@@ -32,8 +32,7 @@ class FastTokenizer:
         self._guarded = GuardedEncoder(inner)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        # ids come as a list in one go, without the library's per-token objects
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special).ids
+        ids: list[int] = encoded(self._inner, text, add_special=add_special).ids
         if add_special and self._bos_id is not None and (not ids or ids[0] != self._bos_id):
             ids.insert(0, self._bos_id)
         return ids

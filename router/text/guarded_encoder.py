@@ -43,17 +43,17 @@ class GuardedEncoder:
 
     def _in_one_go(self, pieces: Sequence[str]) -> list[int]:
         text = "".join(piece if i % 2 else self._spelled.sub(self._name, piece) for i, piece in enumerate(pieces))
-        encoded = self._twin.encode(text, add_special_tokens=False)
-        ids: list[int] = encoded.ids
+        found = encoded(self._twin, text)
+        ids: list[int] = found.ids
         if self._found_in_text.isdisjoint(ids):
             return [self._own_ids.get(i, i) for i in ids]
-        return self._without_found(text, encoded)
+        return self._without_found(text, found)
 
-    def _without_found(self, text: str, encoded: tokenizers.Encoding) -> list[int]:
+    def _without_found(self, text: str, found: tokenizers.Encoding) -> list[int]:
         """A model that has a control token among its pieces, as Unigram may, finds it in plain text: it is spelled out
         there. A token for the unknown stays."""
         ids: list[int] = []
-        for i, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+        for i, (start, end) in zip(found.ids, found.offsets, strict=True):
             if i in self._found_in_text and self._spellings[i] in text[start:end]:
                 ids += self._spelled_out(self._spellings[i])
             else:
@@ -63,7 +63,7 @@ class GuardedEncoder:
     def _one_by_one(self, pieces: Sequence[str]) -> list[int]:
         ids: list[int] = []
         for i, piece in enumerate(pieces):
-            ids += self._spelled_out(piece) if i % 2 else self._inner.encode(piece, add_special_tokens=False).ids
+            ids += self._spelled_out(piece) if i % 2 else encoded(self._inner, piece).ids
         return ids
 
     def _spelled_out(self, text: str) -> list[int]:
@@ -72,7 +72,7 @@ class GuardedEncoder:
     def _agrees(self, spelling: str) -> bool:
         """Whether the tokenizer finds the token at the start and within a text, and the twin does."""
         texts = (f"{spelling}a", f"a{spelling}a")
-        return all(self._in_one_go([text]) == self._inner.encode(text, add_special_tokens=False).ids for text in texts)
+        return all(self._in_one_go([text]) == encoded(self._inner, text).ids for text in texts)
 
     def _name(self, match: re.Match[str]) -> str:
         return self._names.get(match[0], match[0])
@@ -86,6 +86,11 @@ class GuardedEncoder:
             normalized=token.normalized,
             special=token.special,
         )
+
+
+def encoded(inner: tokenizers.Tokenizer, text: str, *, add_special: bool = False) -> tokenizers.Encoding:
+    """As a batch of one: the library lets go of Python's lock for batches only, and a long text takes seconds."""
+    return inner.encode_batch([text], add_special_tokens=add_special)[0]
 
 
 def _pattern(token: tokenizers.AddedToken) -> str:

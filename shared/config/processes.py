@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from shared.config.core_plan import CorePlan
 from shared.config.frozen import PIPELINE
+from shared.config.http_settings import HttpConfig
 from shared.config.hub_settings import HubConfig
 from shared.config.ray_settings import RayConfig, ScalingConfig, ShareConfig
 from shared.config.router_settings import RouterConfig
@@ -74,6 +75,7 @@ class RouterProcessConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     hub: HubConfig = field(default_factory=HubConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     text: TextConfig = field(default_factory=TextConfig)
@@ -124,6 +126,7 @@ class ClusterConfig:
     local: LocalConfig = field(default_factory=LocalConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     text: TextConfig = field(default_factory=TextConfig)
@@ -141,6 +144,7 @@ class RayClusterConfig:
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     nodes: NodeParts = field(default_factory=NodeParts)
     router: RouterConfig = field(default_factory=RouterConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     text: TextConfig = field(default_factory=TextConfig)

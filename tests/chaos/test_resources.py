@@ -40,7 +40,7 @@ def aborted(url: str) -> float:
 
 def http_request(fields: dict[str, object]) -> bytes:
     body = json.dumps({"model": "hashlm", "stream": True, "ignore_eos": True, **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import ROOT, Cluster, baton_up
+from tests.support.key_folders import write_key
 from tests.support.mixed_clients import Client, make_client, stream_all, wait_until
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_process import RouterProcess
@@ -23,7 +24,7 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("admin")
-    (folder / "key").write_text(KEY)
+    write_key(folder / "key", KEY)
     flags = ("--model", "hashlm", "--heartbeat-s", "0.1", "--decode", "2", "--admin-key-file", str(folder / "key"))
     with baton_up(folder / "up.log", *flags) as cluster:
         yield cluster

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.support.cluster import ROOT, baton_up
+from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.router_fake_node import FINGERPRINT, FakeNode
 from tests.support.router_process import RouterProcess, eventually
@@ -30,7 +31,7 @@ def doctor(url: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
 
 def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
     key = tmp_path / "key"
-    key.write_text("a-key-for-tests")
+    write_key(key, "a-key-for-tests")
     with baton_up(tmp_path / "up.log", "--model", "hashlm", "--admin-key-file", str(key)) as cluster:
         status, found = doctor(cluster.url, "--admin-key-file", str(key))
         key.write_text("another-key")
@@ -48,7 +49,7 @@ def test_a_cluster_where_all_is_well(tmp_path: Path) -> None:
 def test_nodes_that_are_no_pair(tmp_path: Path) -> None:
     """`baton up` starts fitting nodes only, so the second prefill node is started by hand, with other pages."""
     key = tmp_path / "key"
-    key.write_text("a-key-for-tests")
+    write_key(key, "a-key-for-tests")
     flags = ("--model", "hashlm", "--prefill", "0", "--admin-key-file", str(key))
     with baton_up(tmp_path / "up.log", *flags) as cluster:
         _, found = doctor(cluster.url, "--admin-key-file", str(key))

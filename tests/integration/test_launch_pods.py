@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from router.app import read_key
 from shared.core.errors import ConfigError
 from shared.wire.keyring import ring_of_node, ring_of_router
 from tests.support.cluster import ROOT, baton_up
-from tests.support.key_folders import make_keys
+from tests.support.key_folders import make_keys, write_key
 from tests.support.launch_lines import LAUNCH, documents
 from tests.support.patience import HANG_GUARD_S
 from tests.support.tls_proxy import make_certificate, tls_proxy
@@ -49,7 +50,7 @@ def paths(folder: Path, url: str) -> dict[str, str]:
 
 
 def test_a_pod_starts_when_the_router_lists_it_and_drains_before_it_stops(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("a-key-for-tests")
+    write_key(tmp_path / "key", "a-key-for-tests")
     certificate, key = make_certificate(tmp_path)
     (node,) = pod("decode.yaml")["containers"]
     probe = node["startupProbe"]["exec"]["command"][2]
@@ -86,9 +87,24 @@ def test_keys_as_they_are_mounted_become_keys_that_are_taken(tmp_path: Path, nam
     make_ring = ring_of_router if own == "router" else ring_of_node
     with pytest.raises(ConfigError):
         make_ring(str(mounted), own)
-    (init,) = pod(name)["initContainers"]
+    init = pod(name)["initContainers"][0]
     done = run(tmp_path, init["command"][2], {"/all/": f"{mounted}/", "/keys/own": f"{into}/own"}, POD_NAME=own)
     assert done.returncode == 0, done.stderr
     ring = make_ring(str(into / "own"), own)
     assert ring is not None and ring.name == own
     assert {path.name for path in (into / "own").iterdir()} == {"allowed", f"{own}.secret"}
+
+
+def test_clients_and_operators_keys_as_they_are_mounted_become_ones_that_are_taken(tmp_path: Path) -> None:
+    for name in ("client/api.key", "admin/admin.key"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("a-key-for-tests")
+        (tmp_path / name).chmod(0o644)
+    init = pod("router.yaml")["initContainers"][1]
+    places = {"/client/": f"{tmp_path}/client/", "/admin/": f"{tmp_path}/admin/", "/keys/http": f"{tmp_path}/http"}
+    done = run(tmp_path, init["command"][2], places)
+    assert done.returncode == 0, done.stderr
+    (router, _) = pod("router.yaml")["containers"]
+    for use in ("api", "admin"):
+        assert f"--{use}-key-file=/keys/http/{use}.key" in router["args"]
+        assert read_key(str(tmp_path / "http" / f"{use}.key"), "--api-key-file") == "a-key-for-tests"

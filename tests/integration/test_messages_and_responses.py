@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,6 +13,7 @@ import openai
 import pytest
 from anthropic.types import TextBlock, ToolUseBlock
 
+from tests.support.key_folders import write_key
 from tests.support.router_fake_node import FakeNode
 from tests.support.router_process import RouterProcess
 
@@ -27,7 +27,7 @@ OPENAI_TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA,
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RouterProcess]:
     key = tmp_path_factory.mktemp("key") / "key"
-    Path(key).write_text("secret")
+    write_key(key, "secret")
     router = RouterProcess("--tool-format", "hermes", "--api-key-file", str(key))
     node = FakeNode("decode", router.nodes, "d0").start()
     yield router

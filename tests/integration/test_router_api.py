@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode, char_ids
 from tests.support.router_process import RouterProcess, eventually
@@ -323,7 +324,7 @@ def test_metrics_show_requests_and_nodes(http: httpx.Client, router: RouterProce
 
 
 def test_the_key_is_asked_for_where_it_is_set(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("s3cret\n")
+    write_key(tmp_path / "key", "s3cret\n")
     router = RouterProcess("--api-key-file", str(tmp_path / "key"))
     try:
         for headers, status in (({}, 401), ({"authorization": "Bearer wrong"}, 401), ({"authorization": "s3cret"}, 401),

@@ -82,7 +82,7 @@ def hang_up_after(router: RouterProcess, sent: dict[str, Any], until: Callable[[
     """A client that goes away without a word once `until` holds."""
     host, port = router.url.removeprefix("http://").split(":")
     body = json.dumps({"model": MODEL, "max_tokens": 4000, **sent}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head + body)
         eventually(until)
@@ -120,7 +120,7 @@ def test_a_client_that_hangs_up_cancels_its_request(pair: Pair, phase: str, stre
 def test_a_client_that_hangs_up_in_the_middle_of_its_body(pair: Pair) -> None:
     host, port = pair.router.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     assert post(pair.router, "say:fine").status_code == 200
 
 
@@ -339,8 +339,8 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect((host, int(port)))
-        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode())
-        connection.sendall(body)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
         eventually(lambda: router.metric('baton_requests_total{outcome="abort"}') == 1)
         connection.close()
     finally:

@@ -13,6 +13,7 @@ import pytest
 
 from shared.kernel import core_table
 from tests.support.cluster import Cluster, baton_up
+from tests.support.key_folders import write_key
 from tests.support.patience import HANG_GUARD_S
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: nothing to share")
@@ -24,7 +25,7 @@ PROMPT = "Tell a long story about a river."
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cores")
     flags = ("--heartbeat-s", "0.1", "--max-context", "2048", "--admin-key-file", str(folder / "key"))
-    (folder / "key").write_text("a-key")
+    write_key(folder / "key", "a-key")
     with baton_up(folder / "up.log", *flags) as cluster:
         yield cluster
     assert not FOLDER.exists() or any(FOLDER.glob("slot-*")), "others share"

@@ -44,3 +44,9 @@ def forged(folder: Path, kind: str, name: str, into: Path, pair: KeyPair | None 
     kept = [entry for entry in read_allowed(folder).entries if entry.name != name]
     edit_allowed(into, [*kept, Entry(kind, name, pair.public)])
     return KeyRing(into, kind, name)
+
+
+def write_key(path: Path, key: str) -> None:
+    """A clients' or operators' key file, which routers take from its owner alone."""
+    path.touch(mode=0o600)
+    path.write_text(key)

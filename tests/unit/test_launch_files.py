@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from deploy.cluster.restart_policy import EXIT_CONFIG
@@ -48,7 +49,7 @@ LINES = {
 }
 WITHOUT = {"baton.toml", "docker/Dockerfile", "docker/Dockerfile.dockerignore", "kubernetes/adapter-rules.yaml",
            "kubernetes/kustomization.yaml", "kubernetes/network.yaml", "kubernetes/nginx.conf",
-           "kubernetes/scaling.yaml"}  # fmt: skip
+           "kubernetes/prometheus-values.yaml", "kubernetes/scaling.yaml"}  # fmt: skip
 
 
 def all_files() -> set[str]:
@@ -345,6 +346,21 @@ def test_scaling_asks_for_metrics_that_there_are() -> None:
     for scaler in of_kind(SCALER):
         spec = scaler["spec"]
         assert spec["minReplicas"] <= sets[spec["scaleTargetRef"]["name"]] <= spec["maxReplicas"]
+
+
+def test_prometheus_asks_the_operators_port_with_the_clients_key() -> None:
+    (values,) = documents(KUBERNETES / "prometheus-values.yaml")
+    (job,) = yaml.safe_load(values["extraScrapeConfigs"])
+    (asked,) = job["dns_sd_configs"]
+    services = {one["metadata"]["name"]: one["spec"]["ports"] for one in of_kind("Service")}
+    (name,) = asked["names"]
+    assert {"name": "admin", "port": asked["port"]}.items() <= services[name.split(".")[0]][1].items()
+    assert job["tls_config"]["server_name"] == name.split(".")[0] and job["scheme"] == "https"
+    mounts = [*values["server"]["extraSecretMounts"], *values["server"]["extraConfigmapMounts"]]
+    mounted = {mount["mountPath"]: mount.get("secretName") or mount["configMap"] for mount in mounts}
+    files = {job["authorization"]["credentials_file"]: "api.key", job["tls_config"]["ca_file"]: "ca.crt"}
+    for file, made in files.items():
+        assert file.endswith(f"/{made}") and f"{mounted[file.rpartition('/')[0]]} --from-file={made}" in readme()
 
 
 def test_the_proxy_shows_clients_neither_admin_nor_metrics() -> None:

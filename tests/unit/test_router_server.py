@@ -55,11 +55,21 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "key"
     assert read_key("", "--api-key-file") == ""
     file.write_text(" abc \n")
+    file.chmod(0o600)
     assert read_key(str(file), "--api-key-file") == "abc"
     file.write_text("\n")
     for bad in (file, tmp_path / "none"):
         with pytest.raises(ConfigError, match="--api-key-file"):
             read_key(str(bad), "--api-key-file")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_others_may_read_is_none(mode: int, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("abc\n")
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"--admin-key-file: .*chmod 600 {file}"):
+        read_key(str(file), "--admin-key-file")
 
 
 def test_an_epoch_rises_with_every_start() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,30 @@ def test_ids_are_those_of_transformers_for_any_text(
     smollm2: TextModel, converted: tokenizers.Tokenizer, text: str
 ) -> None:
     assert smollm2.tokenizer.encode(text, add_special=True) == converted.encode(text).ids
+
+
+def test_a_long_text_is_tokenized_beside_other_threads(smollm2: TextModel) -> None:
+    """Nobody is made to let go of Python's lock here, so another thread runs only where the library does."""
+    order: list[str] = []
+    begun, interval = threading.Lock(), sys.getswitchinterval()
+    begun.acquire()
+
+    def work() -> None:
+        begun.release()
+        order.append("begins")
+        smollm2.tokenizer.encode("hello world " * 40_000, add_special=True)
+        order.append("ends")
+
+    sys.setswitchinterval(1000)
+    try:
+        worker = threading.Thread(target=work)
+        worker.start()
+        begun.acquire()
+        order.append("another")
+        worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert order == ["begins", "another", "ends"]
 
 
 def test_numbers_are_cut_into_digits(smollm2: TextModel) -> None:

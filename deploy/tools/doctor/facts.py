@@ -59,7 +59,7 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class ReadyFacts:
-    """/ready, which needs no key."""
+    """/ready, as it is with a key of the router's, where it has one."""
 
     is_ready: bool
     is_pair: bool

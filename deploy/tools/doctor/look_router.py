@@ -15,7 +15,7 @@ from deploy.tools.doctor.facts import Cluster, Misfit, ReadyFacts, SeenNode, See
 from shared.wire.messages import Hello
 
 T = TypeVar("T")
-OK, UNREADY = 200, 503
+OK, NO_KEY, UNREADY = 200, 401, 503
 
 
 class NoRouterError(Exception):
@@ -80,6 +80,8 @@ def ask(http: RouterHttp, path: str) -> tuple[int, bytes]:
 
 def ask_page(http: RouterHttp) -> Page:
     status, body = ask(http, "/metrics")
+    if status == NO_KEY:
+        raise NoRouterError("it shows its nodes to those with a key: say --admin-key-file or --api-key-file")
     if status != OK:
         raise NoRouterError(f"no Baton router: /metrics answers {status}")
     try:

@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     add_router(parser)
     parser.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="the clients' key, where the admin key is not at hand"
+    )
+    parser.add_argument(
         "--keys", type=Path, metavar="DIR", help="keys folder (default: those of daemons that run here)"
     )
     parser.add_argument(

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from deploy.cluster.admin import read_key
-from deploy.router_http import RouterHttp
+from deploy.router_http import RouterHttp, read_api_key
 from deploy.router_url import DEFAULT_URL, parse_url, url_of
 from deploy.tools.doctor.examine import examine
 from deploy.tools.doctor.facts import Cluster, DialFacts, Facts, GpuFacts, MachineFacts
@@ -41,7 +41,7 @@ def check(args: argparse.Namespace) -> None:
 def gather(args: argparse.Namespace) -> Facts:
     named = url_of(args)
     url = named or parse_url(DEFAULT_URL)
-    http = RouterHttp(url, read_key(args.admin_key_file), args.ca)
+    http = RouterHttp(url, read_key(args.admin_key_file), args.ca, other_key=read_api_key(args.api_key_file))
     before = take_pulse()
     cluster, no_cluster = look_at_cluster(http, args.interval)
     if cluster is None:

@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find = add_word(words, "find", "which layout meets an SLO under a load")
     find.epilog = FIND_EPILOG
     add_url(find, "default: no cluster is asked; with one: what would have to change there")
+    find.add_argument("--api-key-file", type=Path, metavar="FILE", help="key of that cluster's router, if it has one")
     add_find(find.add_argument_group("plan"))
     load_options.add_load(find.add_argument_group("load"))
     load_options.add_prompts(find.add_argument_group("what is asked"))

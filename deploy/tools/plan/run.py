@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.hub.local_model import local_path, with_local_model
+from deploy.router_http import read_api_key
 from deploy.router_url import url_of
 from deploy.tools.load.collector import no_collector
 from deploy.tools.load.load_plan import LoadPlan
@@ -114,7 +115,7 @@ def run_find(args: argparse.Namespace, console: Console) -> int:
     url = url_of(args)
     profile = profiles.read(args.profile)
     plan = load_plan_of(args)
-    cluster = look_at_cluster(url) if url is not None else None
+    cluster = look_at_cluster(url, read_api_key(args.api_key_file)) if url is not None else None
     tokens = SimTokens(load_text_model(local_path(profile.model, with_weights=False)))
     machines: int | None = args.machines
     with watching(console) as watch, no_collector():

@@ -31,16 +31,17 @@ class ReadyNodes(msgspec.Struct, frozen=True):
     nodes: list[ReadyNode]
 
 
-def look_at_cluster(url: Url) -> RunningCluster:
+def look_at_cluster(url: Url, api_key: str) -> RunningCluster:
     """Ask the router which nodes it has. ConfigError when nobody answers, or something else does."""
     try:
-        _, body = RouterHttp(url, "").ask("GET", "/ready")
+        _, body = RouterHttp(url, api_key).ask("GET", "/ready")
     except UNREACHABLE as error:
         raise no_answer(url, error) from None
     try:
         nodes = msgspec.json.decode(body, type=ReadyNodes).nodes
     except msgspec.MsgspecError:
-        raise ConfigError(f"what answers at {url} names no nodes: is it a router?") from None
+        hint = "is it a router? (One with a clients' key wants --api-key-file.)"
+        raise ConfigError(f"what answers at {url} names no nodes: {hint}") from None
     prefill, decode = (tuple(sorted(one.node for one in nodes if one.role == role)) for role in ("prefill", "decode"))
     return RunningCluster(url, prefill, decode)
 

@@ -1,0 +1,227 @@
+"""uvicorn's HTTP protocol with limits on what comes before a body: bytes and number of headers, the time they take,
+connections, requests sent ahead of their answers. Knows nothing of paths.
+
+    connected -> head -> body -> answer -> head ...       a head must be whole within its deadline, else the end
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.api.connection import HANG_UP
+from router.api.errors import (
+    BadHttp,
+    HeadersTooLarge,
+    HeaderTimeout,
+    TooManyConnections,
+    error_headers,
+    error_json,
+)
+from shared.config.http_settings import HttpConfig
+from shared.core.errors import BatonError
+from shared.observe.log_once import LogOnce
+from shared.observe.metrics import RequestMetrics
+
+MOST_AHEAD = 32  # requests that one client sends before their turn
+LINGER_S = 2.0  # a refused client gets so long to read why
+PER_HEADER = 4  # colon, space, end of line
+FRAMING_FACTOR = 2  # times a head's bytes: what may come between two pieces of a chunked body, and behind the last
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRules:
+    """What the connections of one server share."""
+
+    limits: HttpConfig
+    metrics: RequestMetrics
+    once: LogOnce
+    retry_after_s: int
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection. The library keeps an unfinished header whatever its length, so bytes are counted as it gets them,
+    a piece at a time: `_head_bytes` of a head, `_framing` since the last contents of a body."""
+
+    def __init__(
+        self,
+        rules: HttpRules,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config=config, server_state=server_state, app_state=app_state, _loop=_loop)
+        self._rules = rules
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._head_bytes = 0
+        self._named_bytes = 0  # of the line and the headers that are whole
+        self._framing = 0
+        self._passed_body = False  # this piece began in a body, or a head ended in it
+        self._has_contents = False  # contents of a body came in this piece
+        self._refusal: BatonError | None = None
+
+    # ---- the transport's side
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        if len(self.connections) > self._rules.limits.max_connections:
+            self._refuse(TooManyConnections("too many connections are open; try again"))
+        else:
+            self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        view, begin = memoryview(data), 0
+        while begin < len(data) and self._refusal is None and not self.transport.is_closing():
+            end = begin + self._room(len(data) - begin)
+            self._passed_body, self._has_contents = not self._is_in_head, False
+            super().data_received(bytes(view[begin:end]))
+            self._count(end - begin)
+            begin = end
+        if self._refusal is not None and not self.transport.is_closing():
+            self._refuse(self._refusal)
+        elif self._is_idle and self._deadline is None:
+            self._arm()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser does not take; or what one of our callbacks refused, which ends parsing, too."""
+        self._refuse(self._refusal or BadHttp("this is no valid HTTP request"))
+
+    # ---- the parser's side
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._head_bytes = self._named_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._named(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of a head, or of what follows a chunked body."""
+        super().on_header(name, value)
+        self._named(len(name) + len(value) + PER_HEADER)
+        if len(self.headers) > self._rules.limits.max_headers:
+            self._end_parsing(HeadersTooLarge(f"a request has at most {self._rules.limits.max_headers} headers"))
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MOST_AHEAD:
+            self._end_parsing(BadHttp(f"at most {MOST_AHEAD} requests are sent ahead of their answers"))
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._passed_body = self._has_contents = True
+        self._disarm()
+        self.scope["state"][HANG_UP] = self._hang_up
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_contents = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_head = True
+        self._head_bytes = self._named_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A head that came in part while an answer was under way gets its time from now on."""
+        super().on_response_complete()
+        if self._head_bytes and self._is_idle and self._deadline is None:
+            self._arm()
+
+    # ---- counting
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+
+    def _room(self, num_bytes: int) -> int:
+        """How many of these bytes the parser may have at once: never more than a head has left."""
+        limit = self._rules.limits.max_header_bytes
+        return min(num_bytes, limit - self._head_bytes if self._is_in_head else limit)
+
+    def _count(self, num_bytes: int) -> None:
+        limit = self._rules.limits.max_header_bytes
+        if self._is_in_head:
+            self._head_bytes = self._named_bytes if self._passed_body else self._head_bytes + num_bytes
+            is_over = self._head_bytes >= limit
+        else:
+            self._framing = 0 if self._has_contents else self._framing + num_bytes
+            is_over = self._framing >= FRAMING_FACTOR * limit
+        if is_over and self._refusal is None:
+            self._refusal = self._too_large()
+
+    def _named(self, num_bytes: int) -> None:
+        self._named_bytes += num_bytes
+        if self._named_bytes > self._rules.limits.max_header_bytes:
+            self._end_parsing(self._too_large())
+
+    def _too_large(self) -> HeadersTooLarge:
+        limit = self._rules.limits.max_header_bytes
+        return HeadersTooLarge(f"the request's headers are above the limit of {limit} bytes")
+
+    def _end_parsing(self, error: BatonError) -> None:
+        """Raise through the parser, which then takes no more: it calls `send_400_response`."""
+        self._refusal = error
+        raise error
+
+    # ---- ending
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(self._rules.limits.header_timeout_s, self._out_of_time)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _out_of_time(self) -> None:
+        self._deadline = None
+        if self._is_idle:
+            self._refuse(HeaderTimeout("the request's headers did not come in time"), says_so=self._head_bytes > 0)
+
+    def _refuse(self, error: BatonError, *, says_so: bool = True) -> None:
+        """Answer, where no other answer is under way, and hang up. Who has said nothing hears nothing."""
+        self._rules.metrics.refused(error.code)
+        self._rules.once.warning(error.code, "a connection was refused", code=error.code, why=error.message)
+        self._disarm()
+        is_own = self.cycle is None or self.cycle.response_complete or self._is_reading_first()
+        if says_so and is_own:
+            self.transport.write(refusal(error, self._rules.retry_after_s))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+        self.loop.call_later(LINGER_S, self._hang_up)
+
+    def _hang_up(self) -> None:
+        """At once, whatever the client has not read: a transport that is only closed waits for it, for ever."""
+        self.transport.abort()
+
+    def _is_reading_first(self) -> bool:
+        """Whether what is refused is the body of the one request that is open, unanswered yet."""
+        return not self._is_in_head and not self.pipeline and not self.cycle.response_started
+
+
+def refusal(error: BatonError, retry_after_s: int) -> bytes:
+    """Return a whole answer that ends its connection."""
+    body = error_json(error)
+    length = (b"content-length", str(len(body)).encode())
+    headers = [*error_headers(error, retry_after_s), length, (b"connection", b"close")]
+    lines = [name + b": " + value + b"\r\n" for name, value in headers]
+    return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

@@ -1,0 +1,262 @@
+"""What a connection may take before a request is read: bytes, headers, time, and its place among others. Real sockets,
+an application that answers with what it read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvicorn
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from router.api.connection import ClientGone, Connection
+from router.http_protocol import MOST_AHEAD, HttpRules, LimitedProtocol
+from shared.config.http_settings import HttpConfig
+from shared.observe.log import Logger
+from shared.observe.log_once import LogOnce
+from shared.observe.metrics import RequestMetrics, render
+from tests.support.patience import HANG_GUARD_S
+
+LIMIT = 1024
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+class Site:
+    """A server of one test. `hold`: answers wait for it."""
+
+    def __init__(self, limits: HttpConfig) -> None:
+        self.registry = CollectorRegistry()
+        self.log = io.StringIO()
+        self.state = ServerState()
+        self.hold: asyncio.Event | None = None
+        once = LogOnce(Logger("r", self.log))
+        self._rules = HttpRules(limits, RequestMetrics(self.registry), once, 1)
+        self._config = uvicorn.Config(self.app, interface="asgi3", lifespan="off", log_config=None, access_log=False)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/flood":
+            with contextlib.suppress(ClientGone):
+                await flood(Connection(scope, receive, send, slow_reader_s=0.1))
+            return
+        num_bytes, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            num_bytes, more = num_bytes + len(message["body"]), message["more_body"]
+        if self.hold is not None:
+            await self.hold.wait()
+        body = str(num_bytes).encode()
+        headers = [(b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def connection(self) -> LimitedProtocol:
+        return LimitedProtocol(self._rules, self._config, self.state, {})
+
+    def metric(self, code: str) -> bool:
+        return f'baton_requests_total{{outcome="{code}"}}' in render(self.registry).decode()
+
+
+async def flood(connection: Connection) -> None:
+    """More than anybody's buffers hold."""
+    await connection.start(200, [])
+    while True:
+        await connection.write(b"x" * (1 << 20))
+
+
+Told = Callable[[Site, int], Awaitable[None]]
+
+
+def serve(told: Told, limits: HttpConfig | None = None) -> Site:
+    async def main() -> Site:
+        site = Site(limits or HttpConfig(max_header_bytes=LIMIT, max_headers=8))
+        server = await asyncio.get_running_loop().create_server(site.connection, "127.0.0.1", 0)
+        async with server, asyncio.timeout(HANG_GUARD_S):
+            await told(site, server.sockets[0].getsockname()[1])
+            for protocol in list(site.state.connections):
+                protocol.transport.abort()  # type: ignore[union-attr]  # ours
+            while site.state.connections:
+                await asyncio.sleep(0)
+        return site
+
+    try:
+        return uvloop.run(main())
+    except TimeoutError:
+        raise AssertionError("it never happened") from None
+
+
+async def sent(port: int, *parts: bytes) -> bytes:
+    """All that comes back until the server hangs up; it is told to after a whole answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        return await reader.read()
+    finally:
+        await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split()[1]) if answer else 0
+
+
+def head_of(num_bytes: int) -> bytes:
+    start = GET + b"Connection: close\r\nX: "
+    return start + b"x" * (num_bytes - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(("num_bytes", "expected"), [(LIMIT, 200), (LIMIT + 1, 431)])
+@pytest.mark.parametrize("piece", [LIMIT * 2, 100, 1])
+def test_a_head_has_so_many_bytes(num_bytes: int, expected: int, piece: int) -> None:
+    async def told(site: Site, port: int) -> None:
+        head = head_of(num_bytes)
+        assert status(await sent(port, *(head[i : i + piece] for i in range(0, len(head), piece)))) == expected
+
+    site = serve(told)
+    assert site.metric("headers_too_large") is (expected == 431)
+    assert ("headers_too_large" in site.log.getvalue()) is (expected == 431)
+
+
+def test_a_header_without_an_end_is_not_kept() -> None:
+    async def told(site: Site, port: int) -> None:
+        answer = await sent(port, GET + b"X: " + b"x" * LIMIT)
+        assert status(answer) == 431 and b'"code":"headers_too_large"' in answer
+
+    serve(told)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(8, 200), (9, 431)])
+def test_a_request_has_so_many_headers(number: int, expected: int) -> None:
+    async def told(site: Site, port: int) -> None:
+        head = GET + b"Connection: close\r\n" + b"a: b\r\n" * (number - 2) + b"\r\n"
+        assert status(await sent(port, head)) == expected
+
+    serve(told)
+
+
+@pytest.mark.parametrize("rest", [b"0\r\nX: " + b"x" * 8 * LIMIT, b"1;" + b"x" * 8 * LIMIT, b"0\r\n" + b"a: b\r\n" * 9])
+def test_what_follows_or_frames_a_body_is_no_way_round(rest: bytes) -> None:
+    async def told(site: Site, port: int) -> None:
+        assert status(await sent(port, CHUNKED, rest)) == 431
+
+    serve(told)
+
+
+def test_a_body_in_tiny_chunks_is_read() -> None:
+    async def told(site: Site, port: int) -> None:
+        chunks = b"1\r\nx\r\n" * 4 * LIMIT + b"0\r\n\r\n"
+        answer = await sent(port, CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") + chunks)
+        assert status(answer) == 200 and answer.endswith(str(4 * LIMIT).encode())
+
+    serve(told)
+
+
+def test_many_requests_over_one_connection_are_no_large_head() -> None:
+    async def told(site: Site, port: int) -> None:
+        answer = await sent(port, (GET + b"\r\n") * 20 + GET + b"Connection: close\r\n\r\n")
+        assert answer.count(b"200 OK") == 21
+
+    serve(told)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", GET, b"\r\n"])
+def test_a_connection_without_a_whole_head_is_hung_up(said: bytes) -> None:
+    async def told(site: Site, port: int) -> None:
+        answer = await sent(port, said)
+        assert status(answer) == (408 if said else 0)
+
+    assert serve(told, HttpConfig(header_timeout_s=0.1)).metric("header_timeout")
+
+
+def test_a_head_that_begins_beside_an_answer_has_its_time_from_then_on() -> None:
+    async def told(site: Site, port: int) -> None:
+        site.hold = asyncio.Event()
+        task = asyncio.create_task(sent(port, GET + b"\r\n" + GET))
+        await asyncio.sleep(0.3)  # three times a head's time, and the first request is served all the same
+        site.hold.set()
+        answer = await task
+        assert answer.startswith(b"HTTP/1.1 200") and b" 408 " in answer
+
+    serve(told, HttpConfig(header_timeout_s=0.1))
+
+
+def test_an_idle_connection_that_says_a_little_is_hung_up() -> None:
+    """What it says ends uvicorn's own wait for its next request."""
+
+    async def told(site: Site, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n0")
+        writer.write(b"\r\n")
+        assert status(await reader.read()) == 408
+        await close(writer)
+
+    serve(told, HttpConfig(header_timeout_s=0.1))
+
+
+@pytest.mark.parametrize(("others", "expected"), [(1, 200), (2, 503)])
+def test_so_many_connections_are_open(others: int, expected: int) -> None:
+    async def told(site: Site, port: int) -> None:
+        writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(others)]
+        while len(site.state.connections) < others:
+            await asyncio.sleep(0)
+        answer = await sent(port, *([GET + b"Connection: close\r\n\r\n"] if expected == 200 else []))
+        for writer in writers:
+            await close(writer)
+        assert status(answer) == expected
+
+    assert serve(told, HttpConfig(max_connections=2)).metric("too_many_connections") is (expected == 503)
+
+
+def most_ahead(site: Site) -> int:
+    return max((len(one.pipeline) for one in site.state.connections if isinstance(one, LimitedProtocol)), default=0)
+
+
+@pytest.mark.parametrize(("ahead", "is_served"), [(MOST_AHEAD, True), (MOST_AHEAD + 1, False)])
+def test_so_many_requests_are_sent_ahead(ahead: int, is_served: bool) -> None:
+    async def told(site: Site, port: int) -> None:
+        site.hold = asyncio.Event()
+        task = asyncio.create_task(sent(port, (GET + b"\r\n") * ahead + GET + b"Connection: close\r\n\r\n"))
+        while not is_served and not task.done() and most_ahead(site) <= MOST_AHEAD:
+            await asyncio.sleep(0)
+        site.hold.set()
+        assert (await task).count(b"200 OK") == (ahead + 1 if is_served else 0)
+
+    serve(told, HttpConfig(header_timeout_s=30.0))
+
+
+def test_who_reads_nothing_keeps_no_connection() -> None:
+    async def told(site: Site, port: int) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
+        writer.write(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not site.state.connections:
+            await asyncio.sleep(0)
+        while site.state.connections:
+            await asyncio.sleep(0.01)
+        await close(writer)
+
+    serve(told)
+
+
+def test_what_is_no_http_gets_json() -> None:
+    async def told(site: Site, port: int) -> None:
+        answer = await sent(port, b"\x16\x03\x01nonsense\r\n\r\n")
+        assert status(answer) == 400 and b'"code":"bad_http"' in answer
+
+    assert serve(told).metric("bad_http")
