@@ -19,6 +19,7 @@ from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
+from router.api.stream_token import Signer
 from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import Gateway
 from router.journal import Journal
@@ -110,6 +111,7 @@ async def serve_all(
         prometheus,
         max_context=config.model.max_context,
         strict_fields=config.router.strict_fields,
+        signer=Signer(keys.api) if config.router.stream_ids else None,
     )
     rules = EndpointRules(
         log=log,

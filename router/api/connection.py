@@ -101,3 +101,14 @@ class Connection:
                 await self._send(message)
         except (TimeoutError, OSError):
             raise ClientGone from None
+
+
+class Unsent(Connection):
+    """An answer that is kept, and sent to nobody."""
+
+    def __init__(self, asked: Connection) -> None:
+        super().__init__(asked.scope, asked._receive, self._keep, asked._slow_reader_s)
+        self.data = b""
+
+    async def _keep(self, message: Message) -> None:
+        self.data += message.get("body", b"")

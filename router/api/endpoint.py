@@ -13,6 +13,7 @@ from router.api.connection import REQUEST_ID, ClientGone, Connection
 from router.api.errors import (
     RETRYABLE,
     MethodNotAllowed,
+    ResumeMismatch,
     Unauthorized,
     error_body,
     error_headers,
@@ -79,8 +80,10 @@ class Endpoint:
             check_keys(given, self._rules.api_key)
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
-        """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
-        if error is not None and error.status >= 500 and error.status not in RETRYABLE:
+        """One line for each failure of ours, and for each stream that could not go on. What a client may try again is
+        for the metrics: it comes in floods."""
+        is_ours = error is not None and error.status >= 500 and error.status not in RETRYABLE
+        if error is not None and (is_ours or isinstance(error, ResumeMismatch)):
             self._rules.log.warning(
                 "a request failed",
                 request=connection.request_id,

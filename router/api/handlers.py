@@ -14,24 +14,27 @@ from prometheus_client import CollectorRegistry
 from router.api.chat import Chat
 from router.api.check_thread import CheckThread, too_deep
 from router.api.completions import Completions
-from router.api.connection import Connection
-from router.api.endpoint import Handler, until_hang_up
+from router.api.connection import Connection, Unsent
+from router.api.endpoint import Handler, given_keys, until_hang_up
 from router.api.errors import NotFound
 from router.api.fields import B, FieldTable
 from router.api.generation import Generation
 from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
+from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
+from router.api.stream_start import StreamStart, begin_stream, digest_of_body
+from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
 from router.tools.declared import skipped_tools
-from shared.core.errors import ModelNotFound
+from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
@@ -53,7 +56,11 @@ class Handlers:
         *,
         max_context: int,
         strict_fields: bool = False,
+        signer: Signer | None = None,
     ) -> None:
+        """`signer`: of the tokens with which streams go on; None: their events have no ids."""
+        self._signer = signer
+        self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
         self._gateway = gateway
@@ -89,21 +96,56 @@ class Handlers:
             connection.name(body.request_id)
             return body
 
-        async def planned(body: Any) -> GenerationPlan:
-            contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
-
-            def plan() -> GenerationPlan:
-                return api.plan(body, self._resolver, contexts)
-
-            return await self._checks.run(plan) if asks_for_grammar(body) else await in_time(raw, plan)
-
         async def work() -> None:
             body = await in_time(raw, parse)
-            plan, writer = await planned(body), partial(api.writer, body)
-            generation = Generation(plan, writer, self._tokenizer, self._gateway, self._metrics, arrived)
-            await generation.run(connection)
+            key = connection.header(b"idempotency-key")
+            if key is None or body.stream:
+                await self._run(api, body, raw, connection, arrived)
+            else:
+                await self._answer_once(api, body, raw, connection, arrived, key)
 
         await until_hang_up(connection, work())
+
+    async def _run(
+        self, api: GenerationApi[Any], body: Any, raw: bytes, connection: Connection, arrived: float
+    ) -> None:
+        contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
+        last_event_id = connection.header(b"last-event-id")
+
+        def plan() -> tuple[GenerationPlan, StreamStart | None]:
+            made = api.plan(body, self._resolver, contexts)
+            if self._signer is None or not made.show.stream:
+                return made, None
+            return begin_stream(api.table.path, body, made, self._signer, last_event_id)
+
+        planned, start = await (self._checks.run(plan) if asks_for_grammar(body) else in_time(raw, plan))
+        writer = partial(api.writer, body)
+        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, arrived, start)
+        await generation.run(connection)
+
+    async def _answer_once(
+        self, api: GenerationApi[Any], body: Any, raw: bytes, connection: Connection, arrived: float, key: str
+    ) -> None:
+        """The work is no part of this exchange: it goes on when the client hangs up, who may come back for it."""
+        keys = given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
+
+        async def make() -> bytes:
+            connection.was_admitted = True  # what becomes of the work is counted with it
+            unsent = Unsent(connection)
+            try:
+                await self._run(api, body, raw, unsent, arrived)
+            except BatonError as error:
+                if not unsent.was_admitted:
+                    self._metrics.refused(error.code)
+                raise
+            return unsent.data
+
+        digest = digest_of_body(api.table.path, body)
+        data, is_again = await self._kept.answer(name_of_request(keys, key), digest, make)
+        if is_again:
+            connection.more_headers[REPLAYED] = b"true"
+            self._metrics.replayed()
+        await connection.answer(200, data)
 
     def _parser(self, table: FieldTable[B]) -> BodyParser[B]:
         return BodyParser(table, strict=self._strict_fields)

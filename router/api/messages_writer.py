@@ -24,9 +24,11 @@ class MessagesWriter:
     """See `router.api.writer.Writer`. There is one choice."""
 
     ping = named_event({"type": "ping"})
+    num_events = 0  # they have no numbers
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
+        self.shows_pieces = not facts.plan.show.form.is_plain
         self._facts = facts
         self._blocks = Blocks()
 
