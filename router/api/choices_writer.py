@@ -23,7 +23,6 @@ class ChoicesWriter:
 
     ping = COMMENT
     num_events = 0  # they have no numbers
-    shows_pieces = False
 
     def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
         self._shape = shape

@@ -196,9 +196,8 @@ class Generation:
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """What a batch adds to each choice, or to each token of one. Raises the error of a request that failed."""
+        """What a batch adds to each choice; while a stream is behind its reader, what each token adds. Raises the error of a request that failed."""
         now = time.monotonic()
-        is_fine = self._marks is not None and (self._is_behind or self._writer.shows_pieces)
         deltas: dict[int, Delta] = {}
         steps: list[Step] = []
         for news in batch:
@@ -214,7 +213,7 @@ class Generation:
                 self._observe(index, len(news.ids), now)
             if news.end is not None:
                 self._note_cached(news.rid, news.end.cached_tokens)
-            if is_fine:
+            if self._is_behind:
                 steps += [(index, self._advance(index, one)) for one in one_by_one(news) if not self._has_ended(index)]
             else:
                 add_delta(deltas, index, self._advance(index, news))

@@ -28,7 +28,6 @@ class MessagesWriter:
 
     def __init__(self, facts: AnswerFacts) -> None:
         self.answer_id = f"msg_{facts.token}"
-        self.shows_pieces = not facts.plan.show.form.is_plain
         self._facts = facts
         self._blocks = Blocks()
 

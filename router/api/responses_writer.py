@@ -28,7 +28,6 @@ class ResponsesWriter:
         self._echo = echo
         self._blocks = Blocks()
         self.num_events = 0
-        self.shows_pieces = not facts.plan.show.form.is_plain
 
     def opening(self) -> bytes:
         return b"".join(

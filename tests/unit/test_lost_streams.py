@@ -84,6 +84,16 @@ def test_it_may_be_cut_again(
     assert told([*seen, *rest]) == told(whole)
 
 
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_an_answer_of_many_kinds_goes_on_behind_each_of_its_events(api: str) -> None:
+    """One run of tokens shows as several events, elsewhere as others."""
+    asked = Asked(api, (MIXED_TEXT,), is_mixed=True)
+    whole = read(asked, [60], Signer(KEY)).events
+    for place in range(1, len(whole)):
+        rest = read(asked, [7], Signer(KEY), last_id(whole[:place])).events
+        assert told([*whole[:place], *rest]) == told(whole)
+
+
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_numbered_events_keep_their_numbers(is_mixed: bool) -> None:
     asked = Asked("responses", (MIXED_TEXT if is_mixed else "  abc",), is_mixed=is_mixed)
