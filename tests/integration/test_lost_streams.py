@@ -4,13 +4,15 @@ that were asked for twice."""
 from __future__ import annotations
 
 import concurrent.futures
+import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from router.api.marks import read_id
 from tests.support.lost_streams import Event, last_id
 from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode
@@ -98,23 +100,32 @@ def test_the_same_body_in_other_bytes_is_the_same(routers: list[RouterProcess]) 
 
 def test_streams_that_go_on_count_against_the_limits(routers: list[RouterProcess]) -> None:
     path, body = "/v1/completions", BODIES["/v1/completions"]
-    header = {"Last-Event-ID": last_id(events_of(stream(routers[0], path, body))[:3])}
-    held = [httpx.Client(base_url=routers[1].url, headers=HEADERS, timeout=HANG_GUARD_S) for _ in range(4)]
+    seen = events_of(stream(routers[0], path, body))[:3]
+    header = {"Last-Event-ID": last_id(seen)}
     before = routers[1].metric("baton_recomputed_tokens_total")
+    held = [open_for_ever(routers[1]) for _ in range(4)]
     try:
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            for client in held:
-                pool.submit(client.post, path, json={"prompt": "hold:", "max_tokens": 5})
-            eventually(lambda: routers[1].metric("baton_open_requests") == 4)
-            assert stream(routers[1], path, body, **header).json()["error"]["code"] == "overloaded"
-            for client in held:
-                client.close()
-            eventually(lambda: routers[1].metric("baton_open_requests") == 0)
-            assert events_of(stream(routers[1], path, body, **header))
+        eventually(lambda: routers[1].metric("baton_open_requests") == 4)
+        refused = stream(routers[1], path, body, **header)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "overloaded"
+        held.pop().close()
+        eventually(lambda: routers[1].metric("baton_open_requests") == 3)
+        assert events_of(stream(routers[1], path, body, **header))
     finally:
-        for client in held:
-            client.close()
-    assert routers[1].metric("baton_recomputed_tokens_total") == before + 3
+        for one in held:
+            one.close()
+    num_seen = read_id(last_id(seen))[1].choices[0].num_tokens
+    assert routers[1].metric("baton_recomputed_tokens_total") == before + num_seen > before
+
+
+def open_for_ever(router: RouterProcess) -> socket.socket:
+    """A request that no node answers, until the socket is closed."""
+    url = urlsplit(router.url)
+    body = b'{"prompt": "hold:", "max_tokens": 5}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nAuthorization: {HEADERS['Authorization']}\r\n"
+    one = socket.create_connection((url.hostname, url.port))
+    one.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return one
 
 
 # ---- whole answers
