@@ -80,6 +80,10 @@ class ResumeMismatch(InvalidRequest):
     code = "resume_mismatch"
     status = 422
 
+    def __init__(self, why: str) -> None:
+        """The code stands in the message, too: Anthropic's form has no place of its own for it."""
+        super().__init__(f"{self.code}: {why}")
+
 
 class KeyReused(InvalidRequest):
     code = "idempotency_key_reused"

@@ -14,6 +14,7 @@ from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
 from router.api.errors import internal_error
 from router.api.generation_plan import GenerationPlan
+from router.api.marks import Marks
 from router.api.prompts import Prompts
 from router.api.stream_start import StreamStart
 from router.api.writer import AnswerFacts, Counts, Writer
@@ -97,6 +98,7 @@ class Generation:
         token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
         self._marks = start.marks(num_choices) if start is not None else None
+        self._held: dict[int, Delta] = {}  # of choices that wait until others are where the reader saw them
         self._is_behind = start is not None and start.seen is not None
 
     async def run(self, connection: Connection) -> None:
@@ -147,13 +149,16 @@ class Generation:
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Headers wait a moment for the first news, so that a request that fails at once is no 200."""
+        """Headers wait a moment for the first news, so that a request that fails at once is no 200; those of a stream
+        that goes on, until it has reached its reader."""
         steps = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:
             steps += self._absorb(await self._next(connection, mailbox))
         is_long = self._plan.show.echoes_logprobs
         data = await asyncio.to_thread(self._writer.opening) if is_long else self._writer.opening()
         data = self._marked(data) + self._more(steps)
+        if connection.status is None and not self._is_behind:
+            await connection.start(200, SSE_HEADERS)
         while self._num_open:
             if data:
                 await self._say(connection, data)
@@ -175,12 +180,21 @@ class Generation:
             return b"".join([self._writer.more({index: delta}) for index, delta in steps])
         data = []
         for index, delta in steps:
-            self._writer.num_events = marks.num_events
-            data.append(marks.stamp(self._writer.more({index: delta}), index, delta))
+            if marks.holds(index):
+                add_delta(self._held, index, delta)
+            else:
+                data.append(self._shown(marks, index, delta))
+            if self._held and not marks.is_behind:
+                held, self._held = self._held, {}
+                data += [self._shown(marks, *step) for step in held.items()]
         if self._is_behind and not marks.is_behind:
             self._is_behind = False
             self._metrics.continued(marks.num_recomputed)
         return b"".join(data)
+
+    def _shown(self, marks: Marks, index: int, delta: Delta) -> bytes:
+        self._writer.num_events = marks.num_events
+        return marks.stamp(self._writer.more({index: delta}), index, delta)
 
     def _marked(self, data: bytes) -> bytes:
         """Return events that show no tokens, with their ids."""
@@ -196,7 +210,8 @@ class Generation:
         return await mailbox.take()
 
     def _absorb(self, batch: Sequence[News]) -> list[Step]:
-        """What a batch adds to each choice; while a stream is behind its reader, what each token adds. Raises the error of a request that failed."""
+        """What a batch adds to each choice; while a stream is behind its reader, what each token adds. Raises the error
+        of a request that failed."""
         now = time.monotonic()
         deltas: dict[int, Delta] = {}
         steps: list[Step] = []

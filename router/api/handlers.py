@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
-from router.api.stream_start import StreamStart, begin_stream, digest_of_body
+from router.api.stream_start import StreamStart, begin_stream, check_fresh, digest_of_body
 from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
@@ -41,6 +42,16 @@ T = TypeVar("T")
 LONG_BODY_BYTES = 16_384  # above it, tokenizing could hold up other streams
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request for text. `raw` is dropped once there is a plan: a long answer does not keep it."""
+
+    api: GenerationApi[Any]
+    raw: bytes
+    arrived: float
+    body: Any = None  # what the parser made of it
 
 
 class Handlers:
@@ -89,59 +100,59 @@ class Handlers:
 
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
-        raw = await connection.body(self._resolver.limits.max_body_bytes)
+        asked = Asked(api, await connection.body(self._resolver.limits.max_body_bytes), arrived)
 
-        def parse() -> Any:
-            body = self._parsed(parser, raw, connection, api.skipped)
-            connection.name(body.request_id)
-            return body
+        def parse() -> None:
+            asked.body = self._parsed(parser, asked.raw, connection, api.skipped)
+            connection.name(asked.body.request_id)
 
         async def work() -> None:
-            body = await in_time(raw, parse)
+            await in_time(asked.raw, parse)
             key = connection.header(b"idempotency-key")
-            if key is None or body.stream:
-                await self._run(api, body, raw, connection, arrived)
+            if key is None or asked.body.stream:
+                await self._run(asked, connection)
             else:
-                await self._answer_once(api, body, raw, connection, arrived, key)
+                await self._answer_once(asked, connection, key)
 
         await until_hang_up(connection, work())
 
-    async def _run(
-        self, api: GenerationApi[Any], body: Any, raw: bytes, connection: Connection, arrived: float
-    ) -> None:
+    async def _run(self, asked: Asked, connection: Connection) -> None:
+        api, body = asked.api, asked.body
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
         last_event_id = connection.header(b"last-event-id")
 
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
             made = api.plan(body, self._resolver, contexts)
-            if self._signer is None or not made.show.stream:
+            if not made.show.stream:
+                return made, None
+            if self._signer is None:
+                check_fresh(last_event_id)
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 
-        planned, start = await (self._checks.run(plan) if asks_for_grammar(body) else in_time(raw, plan))
+        planned, start = await (self._checks.run(plan) if asks_for_grammar(body) else in_time(asked.raw, plan))
+        asked.raw = b""
         writer = partial(api.writer, body)
-        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, arrived, start)
+        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
         await generation.run(connection)
 
-    async def _answer_once(
-        self, api: GenerationApi[Any], body: Any, raw: bytes, connection: Connection, arrived: float, key: str
-    ) -> None:
+    async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
         """The work is no part of this exchange: it goes on when the client hangs up, who may come back for it."""
-        keys = given_keys(connection.header(b"authorization"), connection.header(b"x-api-key"))
+        name = name_of_request(given_keys(connection.header(b"authorization"), connection.header(b"x-api-key")), key)
+        digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 
         async def make() -> bytes:
             connection.was_admitted = True  # what becomes of the work is counted with it
             unsent = Unsent(connection)
             try:
-                await self._run(api, body, raw, unsent, arrived)
+                await self._run(asked, unsent)
             except BatonError as error:
                 if not unsent.was_admitted:
                     self._metrics.refused(error.code)
                 raise
             return unsent.data
 
-        digest = digest_of_body(api.table.path, body)
-        data, is_again = await self._kept.answer(name_of_request(keys, key), digest, make)
+        data, is_again = await self._kept.answer(name, digest, make)
         if is_again:
             connection.more_headers[REPLAYED] = b"true"
             self._metrics.replayed()

@@ -86,6 +86,10 @@ class Marks:
         """Whether the reader has seen more."""
         return False
 
+    def holds(self, index: int) -> bool:
+        """Whether what this choice says has to wait for others."""
+        return False
+
     def finish(self) -> None:
         """The stream is at its end."""
 
@@ -117,7 +121,7 @@ class Marks:
 class ResumedMarks(Marks):
     """Of a stream that goes on: says nothing until every choice is where its reader saw it last.
 
-    Deltas come token by token until then. What a choice says while others are still behind is held back.
+    Deltas come token by token until then. What a choice that is there says meanwhile is its owner's to hold back.
     """
 
     def __init__(self, seen: Position, token: str) -> None:
@@ -125,7 +129,6 @@ class ResumedMarks(Marks):
         self._seen = seen
         self._skip = seen.num_more
         self._behind = set(range(len(seen.choices)))
-        self._held: list[tuple[bytes, int, Delta]] = []
         self.num_recomputed = sum(place.num_tokens for place in seen.choices)
         for index in range(len(seen.choices)):
             self._look_at(index)
@@ -135,18 +138,18 @@ class ResumedMarks(Marks):
     def is_behind(self) -> bool:
         return bool(self._behind)
 
+    def holds(self, index: int) -> bool:
+        return bool(self._behind) and index not in self._behind
+
     def stamp(self, data: bytes, index: int = 0, delta: Delta | None = None) -> bytes:
         """Return what the reader has not seen. Raise ResumeMismatch where it saw something else."""
         if not self._behind:
             return super().stamp(data, index, delta)
-        if delta is None:
-            return b""
-        if index not in self._behind:
-            self._held.append((data, index, delta))
-            return b""
-        self._advance(index, delta)
-        self._look_at(index)
-        return self._begin_if_met()
+        if delta is not None:
+            self._advance(index, delta)
+            self._look_at(index)
+            self._begin_if_met()
+        return b""
 
     def finish(self) -> None:
         if self._behind:
@@ -161,13 +164,10 @@ class ResumedMarks(Marks):
                 raise ResumeMismatch(f"choice {index} has other tokens than the client saw")
             self._behind.discard(index)
 
-    def _begin_if_met(self) -> bytes:
+    def _begin_if_met(self) -> None:
         """Once all are there, events are counted on from the reader's place."""
-        if self._behind:
-            return b""
-        self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
-        held, self._held = self._held, []
-        return b"".join([self.stamp(*one) for one in held])
+        if not self._behind:
+            self.num_events, self._num_more = self._seen.num_events - self._seen.num_more, 0
 
     def _with_id(self, event: bytes) -> bytes:
         if self._skip:

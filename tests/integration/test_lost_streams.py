@@ -42,9 +42,7 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RouterPro
 
 
 def stream(router: RouterProcess, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
-    return httpx.post(
-        router.url + path, json={"stream": True, **body}, headers=HEADERS | headers, timeout=HANG_GUARD_S
-    )
+    return httpx.post(router.url + path, json={"stream": True, **body}, headers=HEADERS | headers, timeout=HANG_GUARD_S)
 
 
 def events_of(response: httpx.Response) -> list[Event]:
@@ -88,7 +86,9 @@ def test_a_stream_that_can_t_go_on_says_so_in_status_metric_and_log(routers: lis
 
 
 def test_the_same_body_in_other_bytes_is_the_same(routers: list[RouterProcess]) -> None:
-    header = {"Last-Event-ID": last_id(events_of(stream(routers[0], "/v1/completions", {"prompt": "say:a", "seed": 1})))}
+    header = {
+        "Last-Event-ID": last_id(events_of(stream(routers[0], "/v1/completions", {"prompt": "say:a", "seed": 1})))
+    }
     answer = httpx.post(
         routers[1].url + "/v1/completions",
         content=b'{ "seed": 1,\n"prompt":"say:\\u0061", "stream": true, "user": "of no effect"}',
@@ -126,6 +126,19 @@ def open_for_ever(router: RouterProcess) -> socket.socket:
     one = socket.create_connection((url.hostname, url.port))
     one.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return one
+
+
+def test_without_ids_a_router_goes_on_with_nothing() -> None:
+    router = RouterProcess("--no-stream-ids")
+    node = FakeNode("decode", router.nodes, "d9").start()
+    try:
+        path, body = "/v1/completions", BODIES["/v1/completions"]
+        assert not any(event.id for event in events_of(stream(router, path, body)))
+        refused = stream(router, path, body, **{"Last-Event-ID": "x/1.0.0-0123456789abcdef"})
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "unknown_stream"
+    finally:
+        node.stop()
+        router.stop()
 
 
 # ---- whole answers
