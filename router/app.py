@@ -21,6 +21,7 @@ from router.api.handlers import Handlers
 from router.api.playground import Playground
 from router.api.resolve import Resolver
 from router.api.routes import build_routes
+from router.api.stream_token import Signer
 from router.api.web_rules import WebRules
 from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import Gateway
@@ -119,6 +120,7 @@ async def serve_all(
         strict_fields=config.router.strict_fields,
         max_json_depth=config.http.max_json_depth,
         seers=tuple(filter(None, (keys.api, keys.admin))) if keys.api else (),
+        signer=Signer(keys.api) if config.router.stream_ids else None,
     )
     rules = EndpointRules(
         log=log,

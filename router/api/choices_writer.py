@@ -22,6 +22,7 @@ class ChoicesWriter:
     """See `router.api.writer.Writer`."""
 
     ping = COMMENT
+    num_events = 0  # they have no numbers
 
     def __init__(self, shape: Shape, facts: AnswerFacts) -> None:
         self._shape = shape

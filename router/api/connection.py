@@ -126,3 +126,14 @@ class Connection:
         hang_up = self.scope.get("state", {}).get(HANG_UP)
         if hang_up is not None:
             hang_up()
+
+
+class Unsent(Connection):
+    """An answer that is kept, and sent to nobody."""
+
+    def __init__(self, asked: Connection) -> None:
+        super().__init__(asked.scope, asked._receive, self._keep, asked._slow_reader_s)
+        self.data = b""
+
+    async def _keep(self, message: Message) -> None:
+        self.data += message.get("body", b"")

@@ -16,6 +16,7 @@ from router.api.errors import (
     HostNotAllowed,
     MediaTypeRefused,
     MethodNotAllowed,
+    ResumeMismatch,
     Unauthorized,
     error_body,
     error_headers,
@@ -98,10 +99,12 @@ class Endpoint:
             check_keys(keys_of(connection), self._rules.api_key)
 
     def _log(self, connection: Connection, error: BatonError | None) -> None:
-        """One line for each failure of ours. What a client may try again is for the metrics: it comes in floods."""
+        """One line for each failure of ours, and for each stream that could not go on. What a client may try again is
+        for the metrics: it comes in floods."""
         if isinstance(error, FOREIGN):
             self._once.warning(error.code, "a web page's request was refused", code=error.code, why=error.message)
-        if error is not None and error.status >= 500 and error.status not in RETRYABLE:
+        is_ours = error is not None and error.status >= 500 and error.status not in RETRYABLE
+        if error is not None and (is_ours or isinstance(error, ResumeMismatch)):
             self._rules.log.warning(
                 "a request failed",
                 request=connection.request_id,

@@ -67,6 +67,29 @@ class MethodNotAllowed(InvalidRequest):
     status = 405
 
 
+class UnknownStream(InvalidRequest):
+    """Last-Event-ID is of no stream that a router with this key began."""
+
+    code = "unknown_stream"
+
+
+class ResumeMismatch(InvalidRequest):
+    """A stream can't go on: the request is another one, or its tokens came out otherwise. Trying again won't help: so
+    no status that clients repeat by themselves."""
+
+    code = "resume_mismatch"
+    status = 422
+
+    def __init__(self, why: str) -> None:
+        """The code stands in the message, too: Anthropic's form has no place of its own for it."""
+        super().__init__(f"{self.code}: {why}")
+
+
+class KeyReused(InvalidRequest):
+    code = "idempotency_key_reused"
+    status = 422
+
+
 class BodyTimeout(InvalidRequest):
     code = "body_timeout"
     status = 408

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from router.api.choice_text import ChoiceText, Delta
 from router.api.connection import ClientGone, Connection
 from router.api.errors import internal_error
 from router.api.generation_plan import GenerationPlan
+from router.api.marks import Marks
 from router.api.prompts import Prompts
+from router.api.stream_start import StreamStart
 from router.api.writer import AnswerFacts, Counts, Writer
 from router.dispatch import NewRequest
 from router.effects import Failure, News, Scored, Update
@@ -43,12 +45,23 @@ async def news_within(seconds: float, mailbox: Mailbox) -> Sequence[News] | None
         return None
 
 
+Step = tuple[int, Delta]  # a choice, and what it shows next
+
+
 def add_delta(deltas: dict[int, Delta], index: int, delta: Delta) -> None:
     """Add to what a choice has already, if it has anything."""
     if index in deltas:
         deltas[index].add(delta)
     else:
         deltas[index] = delta
+
+
+def one_by_one(update: Update) -> Iterator[Update]:
+    """Return a run's tokens each as one, and its end behind them."""
+    for place, token in enumerate(update.ids):
+        yield Update(update.rid, update.seq_index, (token,), update.logprobs[place : place + 1], None)
+    if update.end is not None:
+        yield Update(update.rid, update.seq_index, (), (), update.end)
 
 
 class Generation:
@@ -62,7 +75,9 @@ class Generation:
         gateway: Gateway,
         metrics: RequestMetrics,
         arrived: float,
+        start: StreamStart | None = None,
     ) -> None:
+        """`start`: how the stream's events are marked; None: not at all."""
         self._plan = plan
         self._start_ids = list(tokenizer.facts.start_ids)
         self._gateway = gateway
@@ -80,8 +95,11 @@ class Generation:
         self._num_open = num_choices
         self._num_waiting = num_choices  # for their first token
         self._prompts = Prompts(plan, tokenizer)
-        token, created = secrets.token_hex(ID_BYTES), int(time.time())
+        token, created = (start.name, start.created) if start else (secrets.token_hex(ID_BYTES), int(time.time()))
         self._writer = make_writer(AnswerFacts(token, created, plan, self._prompts, tokenizer, self._counts))
+        self._marks = start.marks(num_choices) if start is not None else None
+        self._held: dict[int, Delta] = {}  # of choices that wait until others are where the reader saw them
+        self._is_behind = start is not None and start.seen is not None
 
     async def run(self, connection: Connection) -> None:
         """Raises BatonError while an error can still be the answer; later ones go into the stream."""
@@ -124,44 +142,79 @@ class Generation:
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]
         while self._num_open:
-            for index, delta in self._absorb(await mailbox.take()).items():
+            for index, delta in self._absorb(await mailbox.take()):
                 totals[index].add(delta)
         is_long = self._plan.sampling.prompt_logprobs >= 0  # a thread writes it, so that no other stream waits
         data = await asyncio.to_thread(self._writer.whole, totals) if is_long else self._writer.whole(totals)
         await connection.answer(200, data)
 
     async def _stream(self, connection: Connection, mailbox: Mailbox) -> None:
-        """Headers wait a moment for the first news, so that a request that fails at once is no 200."""
-        deltas = self._absorb(await self._next(connection, mailbox))
+        """Headers wait a moment for the first news, so that a request that fails at once is no 200; those of a stream
+        that goes on, until it has reached its reader."""
+        steps = self._absorb(await self._next(connection, mailbox))
         while not self._prompts.are_scored:
-            for index, delta in self._absorb(await self._next(connection, mailbox)).items():
-                add_delta(deltas, index, delta)
+            steps += self._absorb(await self._next(connection, mailbox))
         is_long = self._plan.show.echoes_logprobs
         data = await asyncio.to_thread(self._writer.opening) if is_long else self._writer.opening()
-        data += self._writer.more(deltas)
-        if connection.status is None:
+        data = self._marked(data) + self._more(steps)
+        if connection.status is None and not self._is_behind:
             await connection.start(200, SSE_HEADERS)
         while self._num_open:
             if data:
-                await connection.write(data)
-            data = self._writer.more(self._absorb(await self._next(connection, mailbox)))
-        await connection.write(data + self._writer.ending(), last=True)
+                await self._say(connection, data)
+            data = self._more(self._absorb(await self._next(connection, mailbox)))
+        if self._marks is not None:
+            self._marks.finish()
+            self._writer.num_events = self._marks.num_events
+        await self._say(connection, data + self._marked(self._writer.ending()), last=True)
+
+    async def _say(self, connection: Connection, data: bytes, *, last: bool = False) -> None:
+        if connection.status is None:
+            await connection.start(200, SSE_HEADERS)
+        await connection.write(data, last=last)
+
+    def _more(self, steps: Iterable[Step]) -> bytes:
+        """Return the events of what came, with their ids. Raise ResumeMismatch where the reader saw something else."""
+        marks = self._marks
+        if marks is None:
+            return b"".join([self._writer.more({index: delta}) for index, delta in steps])
+        data = []
+        for index, delta in steps:
+            if marks.holds(index):
+                add_delta(self._held, index, delta)
+            else:
+                data.append(self._shown(marks, index, delta))
+            if self._held and not marks.is_behind:
+                held, self._held = self._held, {}
+                data += [self._shown(marks, *step) for step in held.items()]
+        if self._is_behind and not marks.is_behind:
+            self._is_behind = False
+            self._metrics.continued(marks.num_recomputed)
+        return b"".join(data)
+
+    def _shown(self, marks: Marks, index: int, delta: Delta) -> bytes:
+        self._writer.num_events = marks.num_events
+        return marks.stamp(self._writer.more({index: delta}), index, delta)
+
+    def _marked(self, data: bytes) -> bytes:
+        """Return events that show no tokens, with their ids."""
+        return data if self._marks is None else self._marks.stamp(data)
 
     async def _next(self, connection: Connection, mailbox: Mailbox) -> Sequence[News]:
         """Wait for news. While a prompt waits, comments keep the connection alive."""
-        while self._num_waiting:
+        while self._num_waiting or self._is_behind:
             news = await news_within(PING_S, mailbox)
             if news is not None:
                 return news
-            if connection.status is None:
-                await connection.start(200, SSE_HEADERS)
-            await connection.write(self._writer.ping)
+            await self._say(connection, self._writer.ping)
         return await mailbox.take()
 
-    def _absorb(self, batch: Sequence[News]) -> dict[int, Delta]:
-        """What a batch adds to each choice. Raises the error of a request that failed."""
+    def _absorb(self, batch: Sequence[News]) -> list[Step]:
+        """What a batch adds to each choice; while a stream is behind its reader, what each token adds. Raises the error
+        of a request that failed."""
         now = time.monotonic()
         deltas: dict[int, Delta] = {}
+        steps: list[Step] = []
         for news in batch:
             if isinstance(news, Failure):
                 raise news.error
@@ -171,19 +224,25 @@ class Generation:
             index = self._job_of[news.rid] * self._plan.num_sequences + news.seq_index
             if self._choices[index].finish_reason is not None:
                 continue
-            add_delta(deltas, index, self._advance(index, news, now))
-        return deltas
+            if news.ids:
+                self._observe(index, len(news.ids), now)
+            if news.end is not None:
+                self._note_cached(news.rid, news.end.cached_tokens)
+            if self._is_behind:
+                steps += [(index, self._advance(index, one)) for one in one_by_one(news) if not self._has_ended(index)]
+            else:
+                add_delta(deltas, index, self._advance(index, news))
+        return steps or list(deltas.items())
 
-    def _advance(self, index: int, update: Update, now: float) -> Delta:
+    def _has_ended(self, index: int) -> bool:
+        return self._choices[index].finish_reason is not None
+
+    def _advance(self, index: int, update: Update) -> Delta:
         choice = self._choices[index]
-        if update.ids:
-            self._observe(index, len(update.ids), now)
         delta = Delta() if self._plan.show.hides_answer else choice.feed(update.ids, update.logprobs)
-        if update.end is not None:
-            self._note_cached(update.rid, update.end.cached_tokens)
-            if choice.finish_reason is None:
-                reason = FinishReason.LENGTH if self._plan.show.hides_answer else FinishReason(update.end.reason)
-                delta.add(choice.finish(reason))
+        if update.end is not None and choice.finish_reason is None:
+            reason = FinishReason.LENGTH if self._plan.show.hides_answer else FinishReason(update.end.reason)
+            delta.add(choice.finish(reason))
         if choice.finish_reason is not None:
             self._num_open -= 1
             if update.end is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from router.api.chat import Chat
 from router.api.check_thread import CheckThread, too_deep
 from router.api.completions import Completions
-from router.api.connection import Connection
+from router.api.connection import Connection, Unsent
 from router.api.endpoint import Handler, check_keys, keys_of, until_hang_up
 from router.api.errors import NotFound, Unauthorized
 from router.api.fields import B, FieldTable
@@ -23,22 +24,41 @@ from router.api.generation_api import GenerationApi
 from router.api.generation_plan import Contexts, GenerationPlan
 from router.api.ignored import IGNORED, known_fields, names_in_header
 from router.api.json_shape import check_shape
+from router.api.kept_answers import REPLAYED, KeptAnswers, name_of_request
 from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
+from router.api.stream_start import StreamStart, begin_stream, check_fresh, digest_of_body
+from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
 from router.gateway import Gateway
 from router.registry import Registry
 from router.tools.declared import skipped_tools
-from shared.core.errors import ModelNotFound
+from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
 LONG_BODY_BYTES = 8_192  # above it, parsing and tokenizing could hold up other streams for milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request for text."""
+
+    api: GenerationApi[Any]
+    raw: bytes
+    release: Callable[[], None]  # to be called when `raw` is dropped
+    arrived: float
+    body: Any = None  # what the parser made of it
+
+    def drop_raw(self) -> None:
+        """There is a plan: a long answer does not keep what it was made of."""
+        self.raw = b""
+        self.release()
 
 
 class Handlers:
@@ -57,7 +77,11 @@ class Handlers:
         strict_fields: bool = False,
         max_json_depth: int = 128,
         seers: tuple[str, ...] = (),
+        signer: Signer | None = None,
     ) -> None:
+        """`signer`: of the tokens with which streams go on; None: their events have no ids."""
+        self._signer = signer
+        self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
         self._tokenizer = resolver.text.tokenizer
         self._gateway = gateway
@@ -89,30 +113,64 @@ class Handlers:
     async def _generate(self, api: GenerationApi[Any], parser: BodyParser[Any], connection: Connection) -> None:
         arrived = time.monotonic()
         raw = await connection.body(self._resolver.limits.max_body_bytes)
+        asked = Asked(api, raw, connection.release_body, arrived)
+        del raw
 
-        def parse() -> Any:
-            body = self._parsed(parser, raw, connection, api.skipped)
-            connection.name(body.request_id)
-            return body
-
-        async def planned(body: Any) -> GenerationPlan:
-            contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
-
-            def plan() -> GenerationPlan:
-                return api.plan(body, self._resolver, contexts)
-
-            return await self._checks.run(plan) if asks_for_grammar(body) else await in_time(raw, plan)
+        def parse() -> None:
+            asked.body = self._parsed(parser, asked.raw, connection, api.skipped)
+            connection.name(asked.body.request_id)
 
         async def work() -> None:
-            nonlocal raw
-            body = await in_time(raw, parse)
-            plan, writer = await planned(body), partial(api.writer, body)
-            raw = b""  # a long answer does not keep it
-            connection.release_body()
-            generation = Generation(plan, writer, self._tokenizer, self._gateway, self._metrics, arrived)
-            await generation.run(connection)
+            await in_time(asked.raw, parse)
+            key = connection.header(b"idempotency-key")
+            if key is None or asked.body.stream:
+                await self._run(asked, connection)
+            else:
+                await self._answer_once(asked, connection, key)
 
         await until_hang_up(connection, work())
+
+    async def _run(self, asked: Asked, connection: Connection) -> None:
+        api, body = asked.api, asked.body
+        contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
+        last_event_id = connection.header(b"last-event-id")
+
+        def plan() -> tuple[GenerationPlan, StreamStart | None]:
+            made = api.plan(body, self._resolver, contexts)
+            if not made.show.stream:
+                return made, None
+            if self._signer is None:
+                check_fresh(last_event_id)
+                return made, None
+            return begin_stream(api.table.path, body, made, self._signer, last_event_id)
+
+        planned, start = await (self._checks.run(plan) if asks_for_grammar(body) else in_time(asked.raw, plan))
+        asked.drop_raw()
+        writer = partial(api.writer, body)
+        generation = Generation(planned, writer, self._tokenizer, self._gateway, self._metrics, asked.arrived, start)
+        await generation.run(connection)
+
+    async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
+        """The work is no part of this exchange: it goes on when the client hangs up, who may come back for it."""
+        name = name_of_request(keys_of(connection), key)
+        digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
+
+        async def make() -> bytes:
+            connection.was_admitted = True  # what becomes of the work is counted with it
+            unsent = Unsent(connection)
+            try:
+                await self._run(asked, unsent)
+            except BatonError as error:
+                if not unsent.was_admitted:
+                    self._metrics.refused(error.code)
+                raise
+            return unsent.data
+
+        data, is_again = await self._kept.answer(name, digest, make)
+        if is_again:
+            connection.more_headers[REPLAYED] = b"true"
+            self._metrics.replayed()
+        await connection.answer(200, data)
 
     def _parser(self, table: FieldTable[B]) -> BodyParser[B]:
         return BodyParser(table, strict=self._strict_fields)

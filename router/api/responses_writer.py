@@ -27,7 +27,7 @@ class ResponsesWriter:
         self._facts = facts
         self._echo = echo
         self._blocks = Blocks()
-        self._num_events = 0
+        self.num_events = 0
 
     def opening(self) -> bytes:
         return b"".join(
@@ -44,7 +44,7 @@ class ResponsesWriter:
         return data + self._event(f"response.{status}", response=self._response(status, self._blocks.all))
 
     def failed(self, error: BatonError) -> bytes:
-        data = b"" if self._num_events else self.opening()
+        data = b"" if self.num_events else self.opening()
         self._blocks.cut()
         response = self._response(FAILED, self._blocks.all) | {"error": failure(error)}
         return data + self._event("response.failed", response=response)
@@ -80,8 +80,8 @@ class ResponsesWriter:
     # ---- events
 
     def _event(self, kind: str, /, **fields: object) -> bytes:
-        event = {"type": kind, "sequence_number": self._num_events, **fields}
-        self._num_events += 1
+        event = {"type": kind, "sequence_number": self.num_events, **fields}
+        self.num_events += 1
         return named_event(event)
 
     def _events(self, events: Iterable[BlockEvent]) -> bytes:

@@ -50,6 +50,7 @@ class Writer(Protocol):
 
     answer_id: str
     ping: bytes  # while nothing else is to be said
+    num_events: int  # so far, as far as events are numbered; a stream that goes on sets it
 
     def opening(self) -> bytes:
         """Return what comes before the first token. What is asked of the prompt is known by then."""

@@ -53,6 +53,15 @@ class RequestMetrics:
         self._ignored = Counter(
             "baton_ignored_fields_total", "Fields of requests that had no effect", ["field"], registry=registry
         )
+        self._continued = Counter(
+            "baton_continued_streams_total", "Streams that went on where their reader had lost them", registry=registry
+        )
+        self._recomputed = Counter(
+            "baton_recomputed_tokens_total", "Tokens computed again for streams that went on", registry=registry
+        )
+        self._replayed = Counter(
+            "baton_replayed_answers_total", "Answers sent again for an Idempotency-Key", registry=registry
+        )
         self._open = Gauge("baton_open_requests", "Requests that are not answered yet", registry=registry)
         self._ttft = latency(registry, "baton_ttft_seconds", "From a request's arrival to its first token")
         self._itl = latency(registry, "baton_itl_seconds", "Between two tokens of one request")
@@ -61,6 +70,14 @@ class RequestMetrics:
     def ignored_field(self, field: str) -> None:
         """`field`: from our own closed set, or "other"; never a client's text."""
         self._ignored.labels(field).inc()
+
+    def continued(self, num_recomputed: int) -> None:
+        """A stream has reached the place where its reader had lost it."""
+        self._continued.inc()
+        self._recomputed.inc(num_recomputed)
+
+    def replayed(self) -> None:
+        self._replayed.inc()
 
     def started(self) -> None:
         self._open.inc()

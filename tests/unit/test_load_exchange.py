@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.tools.load.client import with_last_event_id
 from deploy.tools.load.exchange import Exchange, refusal_text
 from deploy.tools.load.record import RequestRecord
 
@@ -156,3 +157,66 @@ def test_asked_once_more_it_begins_anew():
     made.reopen()
     made.feed(ANSWER, 2.0, 0.0)
     assert made.record.is_whole and made.record.end == 2.0 and not made.was_cut_off
+
+
+# ---- streams that go on
+
+
+def with_ids(first, last, *, token=b"TOKEN", done=True):
+    """Events `first` to `last` of a stream, as a router writes them on one connection."""
+    events = [chunk("x", [number]) for number in range(first, last)]
+    if done:
+        events += [chunk("", [], "stop"), b"[DONE]"]
+    marks = [b"%d.0.%d-0123456789abcdef" % (number, number) for number in range(first, first + len(events))]
+    marks[:1] = [token + b"/" + one for one in marks[:1]]
+    data = b"".join(b"id: %b\ndata: %b\n\n" % pair for pair in zip(marks, events, strict=True))
+    return HEAD + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+@given(st.integers(0, len(with_ids(0, 5)) - 1))
+def test_a_stream_that_breaks_anywhere_goes_on_behind_its_last_whole_event(length):
+    made = fed(with_ids(0, 5)[:length], (7,))
+    made.end_of_stream(99.0)
+    if not made.record.error:
+        return
+    assert made.can_go_on
+    header = made.resume()
+    seen = len(made.record.ids)
+    assert not made.is_over and header == (f"TOKEN/{seen - 1}.0.{seen - 1}-0123456789abcdef" if seen else "")
+    made.feed(with_ids(seen, 5, token=b"AGAIN"), 100.0, 0.0)
+    assert made.is_over and made.record.error == "" and made.record.ids == [0, 1, 2, 3, 4]
+    assert made.record.num_resumed == 1 and made.may_reuse
+
+
+def test_what_has_no_ids_or_is_refused_does_not_go_on():
+    made = fed(ANSWER[:-40])
+    made.end_of_stream(99.0)
+    assert made.record.error == "" or not made.can_go_on
+    cut = fed(chunked(chunk("a", [1]), done=False))
+    assert cut.record.error and not cut.can_go_on, "tokens came, and no ids"
+    refused = fed(HEAD.replace(b"200 OK", b"422 No") + b"content-length: 2\r\n\r\n{}")
+    assert refused.record.error and not refused.can_go_on
+
+
+@pytest.mark.parametrize(("kind", "goes_on"), [("server_error", True), ("invalid_request_error", False)])
+def test_an_error_in_a_stream_is_gone_on_with_unless_it_is_the_client_s(kind, goes_on):
+    error = b"data: " + json.dumps({"error": {"message": "m", "type": kind, "code": "c"}}).encode() + b"\n\n"
+    data = with_ids(0, 2, done=False).split(b"\r\n\r\n")[1] + error
+    made = fed(HEAD + b"content-length: %d\r\n\r\n" % len(data) + data)
+    assert made.record.error == "m" and made.can_go_on == goes_on
+
+
+def test_a_router_that_is_full_is_asked_again_once_the_stream_has_begun():
+    full = HEAD.replace(b"200 OK", b"503 No") + b"content-length: 2\r\n\r\n{}"
+    assert not fed(full).can_go_on, "a first refusal is the answer"
+    made = fed(with_ids(0, 2, done=False)[:-9])
+    made.end_of_stream(9.0)
+    made.resume()
+    made.feed(full, 10.0, 0.0)
+    assert made.can_go_on
+
+
+def test_the_header_stands_before_the_body():
+    message = b"POST /x HTTP/1.1\r\nHost: h\r\n\r\n{}\r\n\r\n"
+    assert with_last_event_id(message, "") == message
+    assert with_last_event_id(message, "T/1") == b"POST /x HTTP/1.1\r\nHost: h\r\nLast-Event-ID: T/1\r\n\r\n{}\r\n\r\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -10,13 +11,15 @@ from deploy.tools.load.connection import Address, ClientConnection, connect
 from deploy.tools.load.exchange import Exchange
 
 Clock = Callable[[], float]
+PAUSE_S = 0.2  # before a broken stream is asked for again
 
 
 class Client:
     """`zero`: the start of the run on time.monotonic(); records count from there."""
 
-    def __init__(self, address: Address, timeout_s: float) -> None:
-        self._address, self._timeout_s = address, timeout_s
+    def __init__(self, address: Address, timeout_s: float, *, resumes: bool = False) -> None:
+        """`resumes`: a stream that breaks is gone on with, for `timeout_s` at most."""
+        self._address, self._timeout_s, self._resumes = address, timeout_s, resumes
         self._idle: list[ClientConnection] = []
         self._leave: dict[int, Callable[[], None]] = {}  # what hanging up means, for each open request
         self.zero = time.monotonic()
@@ -31,6 +34,8 @@ class Client:
         self._leave[record.number] = lambda: exchange.leave(self.now())
         try:
             await self._ask(exchange, message)
+            while self._resumes and exchange.can_go_on:
+                await self._go_on(exchange, message)
         except OSError as error:  # ssl.SSLError and TimeoutError are some of these
             exchange.fail(f"no connection: {error.strerror or str(error) or 'timeout'}", self.now())
         finally:
@@ -52,6 +57,19 @@ class Client:
             # a server may close a kept connection at any time: what it never read goes out once more, on a new one
             exchange.reopen()
             await self._one(await self._connect(), exchange, message)
+
+    async def _go_on(self, exchange: Exchange, message: bytes) -> None:
+        """Once more, from where it broke, at whatever server answers at this address by then."""
+        last_event_id = exchange.resume()
+        connection: ClientConnection | None = None
+        while connection is None and not exchange.is_over:
+            await asyncio.sleep(PAUSE_S)
+            if self.now() - exchange.record.sent > self._timeout_s:
+                exchange.fail(f"no end within {self._timeout_s:g} s", self.now())
+            with contextlib.suppress(OSError):
+                connection = await self._connect()
+        if connection is not None:
+            await self._one(connection, exchange, with_last_event_id(message, last_event_id))
 
     async def _connection(self) -> tuple[ClientConnection, bool]:
         """(one, whether it was used before)"""
@@ -101,3 +119,11 @@ class Client:
             self._idle.append(connection)
         else:
             connection.close()
+
+
+def with_last_event_id(message: bytes, last_event_id: str) -> bytes:
+    """Return a request with this header, where there is an id."""
+    if not last_event_id:
+        return message
+    head, _, body = message.partition(b"\r\n\r\n")
+    return b"%b\r\nLast-Event-ID: %b\r\n\r\n%b" % (head, last_event_id.encode(), body)

@@ -14,17 +14,20 @@ from deploy.tools.load.sse import DONE, Chunk, Splitter, decode_chunk, error_tex
 
 MAX_ERROR_BYTES = 4096
 MAX_ERROR_CHARS = 200
+AGAIN = (429, 502, 503, 504)  # statuses of a server that may have the answer a little later
+CLIENTS_FAULT = "invalid_request_error"
 
 
 class Exchange:
     """`is_over`: nothing more is awaited. `may_reuse`: the connection is fit for another request. `was_cut_off`: it was
-    closed before a byte had come."""
+    closed before a byte had come. `was_lost`: it broke off; a server whose events have ids may go on with it."""
 
     def __init__(self, record: RequestRecord, hang_up_after: int | None = None) -> None:
         self.record = record
         self.is_over = False
         self.may_reuse = False
         self.was_cut_off = False
+        self.was_lost = False
         self._has_begun = False
         self._hang_up_after = hang_up_after
         self._parser = httptools.HttpResponseParser(self)
@@ -51,6 +54,7 @@ class Exchange:
             self._answered(at)
         elif not self.is_over:
             self.was_cut_off = not self._has_begun
+            self.was_lost = True
             self.fail("the connection was closed before the answer's end", at)
 
     def fail(self, error: str, at: float) -> None:
@@ -66,8 +70,23 @@ class Exchange:
 
     def reopen(self) -> None:
         """To be asked once more, when nothing had come."""
-        self.was_cut_off = False
+        self.was_cut_off = self.was_lost = False
         self.record.error, self.record.end, self.is_over = "", NOT_YET, False
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether nothing would come twice: the server said where the client stands, or nothing has come."""
+        return self.was_lost and bool(self._splitter.last_event_id or not self.record.at)
+
+    def resume(self) -> str:
+        """To be gone on with on a new connection. Return what is sent as Last-Event-ID, "" for none."""
+        self.reopen()
+        self._has_begun = False
+        self._refusal = b""
+        self._parser = httptools.HttpResponseParser(self)
+        self._splitter.restart()
+        self.record.num_resumed += 1
+        return self._splitter.last_event_id
 
     @property
     def _is_answered(self) -> bool:
@@ -95,8 +114,10 @@ class Exchange:
             return  # 100 Continue and its like
         was_over = self.is_over
         if self.record.status != 200:
+            self.was_lost = bool(self.record.num_resumed) and self.record.status in AGAIN
             self.fail(f"{self.record.status} {refusal_text(self._refusal)}", self._at)
         elif not self._is_answered:
+            self.was_lost = self.was_lost or not self.is_over
             self.fail("the stream ended without a finish reason", self._at)
         self._answered(self._at)
         self.may_reuse = self._parser.should_keep_alive() and not self.record.error and not was_over
@@ -112,6 +133,7 @@ class Exchange:
 
     def _take(self, chunk: Chunk) -> None:
         if chunk.error is not None:
+            self.was_lost = not (isinstance(chunk.error, dict) and chunk.error.get("type") == CLIENTS_FAULT)
             self.fail(error_text(chunk.error), self._at)
             return
         if chunk.usage is not None:

@@ -69,6 +69,7 @@ class LoadPlan:
     warmup_s: float
     drain_s: float
     timeout_s: float
+    resume: bool = False
     storms: tuple[Storm, ...] = ()
     drill: Planned | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +111,7 @@ def plan_of(args: argparse.Namespace) -> LoadPlan:
         warmup_s=args.warmup,
         drain_s=args.drain,
         timeout_s=args.timeout,
+        resume=args.resume,
         storms=tuple(parse_storm(text) for text in args.storm),
         drill=parse_drill(args.drill) if args.drill else None,
         extra=parse_extra(args.extra_body),

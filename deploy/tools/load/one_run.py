@@ -102,7 +102,7 @@ async def send(
     plan: LoadPlan, context: RunContext, goldens: Sequence[Golden], action: Callable[[], None] | None
 ) -> Sent:
     probes = [one.as_session(number) for number, one in enumerate(goldens)]
-    client = Client(resolve(context.server.url), plan.timeout_s)
+    client = Client(resolve(context.server.url), plan.timeout_s, resumes=plan.resume)
     driver = plan.load.driver(probes, plan.truth.every)
     until_s = plan.load.duration_s + plan.drain_s
     runner = Runner(driver, client, context.builder, until_s=until_s, storms=plan.storms)

@@ -133,6 +133,11 @@ def add_truth(group: Any) -> None:
         "--storm", action="append", default=[], metavar="S:X", help="at S seconds the share X of open requests is left"
     )
     group.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with streams that break (Last-Event-ID), at whatever router answers at the URL by then",
+    )
+    group.add_argument(
         "--drill", metavar="WHAT", help="kill:NODE@S, drain:NODE@S or restart:NODE@S (kill: a process of this machine)"
     )
 

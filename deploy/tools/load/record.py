@@ -31,6 +31,7 @@ class RequestRecord:
     status: int = 0  # HTTP, 0 while none came
     error: str = ""
     hung_up: bool = False  # we did, on purpose
+    num_resumed: int = 0  # how often it went on after its connection broke
     finish_reason: str = ""
     at: array[float] = field(default_factory=lambda: array("d"))
     late: array[float] = field(default_factory=lambda: array("d"))

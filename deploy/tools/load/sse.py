@@ -20,6 +20,16 @@ class Splitter:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._id = self._token = self._place = b""
+
+    @property
+    def last_event_id(self) -> str:
+        """What a server is told to go on with; "" where its events have no ids."""
+        return f"{self._token.decode()}/{self._place.decode()}" if self._place else ""
+
+    def restart(self) -> None:
+        """A new connection begins: what was cut off in the middle of an event is void."""
+        self._rest, self._data, self._id = b"", [], b""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Data of the events that are complete now. ValueError for one without an end."""
@@ -31,10 +41,20 @@ class Splitter:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"id:"):
+                self._id = line[3:].strip()
             elif not line and self._data:
                 done.append(b"\n".join(self._data))
                 self._data = []
+                if self._id:
+                    self._seen(self._id)
         return done
+
+    def _seen(self, event_id: bytes) -> None:
+        """A connection's first id holds the stream's token, too."""
+        token, slash, self._place = event_id.rpartition(b"/")
+        self._token = token if slash else self._token
+        self._id = b""
 
 
 class Delta(msgspec.Struct, frozen=True):

@@ -33,6 +33,8 @@ def check_answers(records: Sequence[RequestRecord]) -> Check:
     failed = [record for record in records if record.error]
     left = sum(record.hung_up for record in records)
     note = f", {left} left by us on purpose" if left else ""
+    resumed = sum(record.num_resumed > 0 for record in records)
+    note += f", {resumed} went on after their connection broke" if resumed else ""
     if not failed:
         return Check("answers", "ok", f"all {len(records) - left} requests were answered to their end{note}")
     details = tuple(f"request {one.number} at {one.sent:.1f} s: {one.error}" for one in failed[:MOST_DETAILS])

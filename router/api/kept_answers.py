@@ -1,0 +1,106 @@
+"""Whole answers by Idempotency-Key: a client that asks again gets the answer that it asked for, and not a second one.
+
+first request --> computed to its end, even if the client hangs up --> kept for ten minutes
+the same again --> waits for the first one's answer                    another body --> 422
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from router.api.errors import KeyReused
+from shared.core.errors import InvalidRequest, Overloaded
+
+KEPT_S = 600.0
+MAX_ENTRIES = 1024
+MAX_BYTES = 64 << 20
+MAX_KEY_CHARS = 255
+REPLAYED = b"idempotent-replayed"
+Name = tuple[bytes, str]  # digest of the API key, and what the client calls its request
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """`num_bytes` and `ends_at` are of an answer that has come."""
+
+    digest: bytes
+    task: asyncio.Task[bytes]
+    num_bytes: int = 0
+    ends_at: float = float("inf")
+
+
+class KeptAnswers:
+    """Owned by the event loop. A failure is not kept: those who wait hear of it, and the next request begins anew."""
+
+    def __init__(
+        self, clock: Callable[[], float], *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._clock = clock
+        self._max_entries, self._max_bytes = max_entries, max_bytes
+        self._entries: dict[Name, Entry] = {}
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    async def answer(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> tuple[bytes, bool]:
+        """Return the answer, and whether an earlier request asked for it. Raise KeyReused for another body."""
+        self._forget_old()
+        entry = self._entries.get(name)
+        is_again = entry is not None
+        if entry is None:
+            entry = self._begin(name, digest, make)
+        elif entry.digest != digest:
+            raise KeyReused("this Idempotency-Key was sent with another request in the last ten minutes")
+        return await asyncio.shield(entry.task), is_again
+
+    def _begin(self, name: Name, digest: bytes, make: Callable[[], Awaitable[bytes]]) -> Entry:
+        while len(self._entries) >= self._max_entries:
+            if not self._drop_oldest():
+                raise Overloaded("too many requests with an Idempotency-Key are open; try again")
+
+        async def run() -> bytes:
+            return await make()
+
+        entry = self._entries[name] = Entry(digest, asyncio.create_task(run()))
+        entry.task.add_done_callback(lambda task: self._ended(name, entry))
+        return entry
+
+    def _ended(self, name: Name, entry: Entry) -> None:
+        if entry.task.cancelled() or entry.task.exception() is not None or self._is_too_long(entry):
+            del self._entries[name]
+            return
+        del self._entries[name]  # the oldest answers stand first
+        self._entries[name] = entry
+        entry.num_bytes, entry.ends_at = len(entry.task.result()), self._clock() + KEPT_S
+        self.num_bytes += entry.num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._drop_oldest()
+
+    def _is_too_long(self, entry: Entry) -> bool:
+        return len(entry.task.result()) > self._max_bytes
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        for name in [name for name, entry in self._entries.items() if entry.ends_at <= now]:
+            self._drop(name)
+
+    def _drop_oldest(self) -> bool:
+        """Return False where nothing but open requests is left."""
+        name = next((name for name, entry in self._entries.items() if entry.task.done()), None)
+        if name is not None:
+            self._drop(name)
+        return name is not None
+
+    def _drop(self, name: Name) -> None:
+        self.num_bytes -= self._entries.pop(name).num_bytes
+
+
+def name_of_request(api_keys: tuple[str, ...], given: str) -> Name:
+    """Return what an answer is kept under: two API keys never share one. Raise InvalidRequest for a key too long."""
+    if not 1 <= len(given) <= MAX_KEY_CHARS:
+        raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
+    return blake2b("\n".join(api_keys).encode(errors="replace"), digest_size=16).digest(), given

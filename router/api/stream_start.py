@@ -1,0 +1,106 @@
+"""How a stream begins: anew with a token of its own, or where its reader lost it. See marks.py and stream_token.py."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from router.api.errors import ResumeMismatch, UnknownStream
+from router.api.generation_plan import GenerationPlan
+from router.api.marks import MAX_CHOICES, Marks, Position, ResumedMarks, packed, read_id
+from router.api.stream_token import Signer, StreamFacts, name_of
+from shared.core.keys import sequence_seed
+
+DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """`name`: what the answer's ids are made of. `seen`: where the reader stands; None: at the beginning."""
+
+    token: str
+    name: str
+    created: int
+    seen: Position | None = None
+
+    def marks(self, num_choices: int) -> Marks:
+        return Marks(num_choices, self.token) if self.seen is None else ResumedMarks(self.seen, self.token)
+
+
+def begin_stream(
+    path: str, body: Any, plan: GenerationPlan, signer: Signer, last_event_id: str | None
+) -> tuple[GenerationPlan, StreamStart | None]:
+    """Return the plan as it is to be run, and how its stream begins; None: it has too many choices for ids.
+
+    Raise UnknownStream for an id that no router of this key gave, ResumeMismatch where the request is another one."""
+    num_choices = len(plan.jobs) * plan.num_sequences
+    if last_event_id is None:
+        if num_choices > MAX_CHOICES:
+            return plan, None
+        plan = drawn_from(plan, body, plan.jobs[0].seed)
+        digest = digest_of(path, body, plan)
+        facts = StreamFacts(
+            int(time.time()), plan.jobs[0].seed, plan.sampling.max_tokens, digest, secrets.token_bytes(8)
+        )
+        start = start_of(signer.sign(facts), facts, None)
+    else:
+        token, seen = read_id(last_event_id)
+        facts = signer.read(token)
+        plan = drawn_from(plan, body, facts.seed)
+        plan = replace(plan, sampling=replace(plan.sampling, max_tokens=facts.max_tokens))
+        if digest_of(path, body, plan) != facts.digest or len(seen.choices) != num_choices:
+            raise ResumeMismatch("this is another request than the one that began the stream")
+        start = start_of(token, facts, seen)
+    return named(plan, body, start.name), start
+
+
+def check_fresh(last_event_id: str | None) -> None:
+    """Raise UnknownStream where somebody wants to go on: from the beginning, text would come twice."""
+    if last_event_id is not None:
+        raise UnknownStream("this router goes on with no streams: --no-stream-ids")
+
+
+def start_of(token: str, facts: StreamFacts, seen: Position | None) -> StreamStart:
+    return StreamStart(token, name_of(token), facts.created, seen)
+
+
+def drawn_from(plan: GenerationPlan, body: Any, seed: int) -> GenerationPlan:
+    """Return the plan with all its seeds made of one. A seed that the client gave is every prompt's, as it is."""
+    if body.seed is not None:
+        return plan
+    jobs = tuple(replace(job, seed=sequence_seed(seed, index << 32)) for index, job in enumerate(plan.jobs))
+    return replace(plan, jobs=jobs)
+
+
+def named(plan: GenerationPlan, body: Any, name: str) -> GenerationPlan:
+    """Return the plan with ids of calls that another router makes again."""
+    if body.request_id or plan.show.form.is_plain:
+        return plan
+    return replace(plan, show=replace(plan.show, form=replace(plan.show.form, request_id=name)))
+
+
+def digest_of_body(path: str, body: Any) -> bytes:
+    """Equal for bodies that are equal once they are parsed."""
+    encoded = msgspec.json.encode([path, body], order="deterministic")
+    return blake2b(encoded, digest_size=DIGEST_BYTES).digest()
+
+
+def digest_of(path: str, body: Any, plan: GenerationPlan) -> bytes:
+    """Of all that says which tokens come, but for the seed: the body, and what this router makes of it."""
+    made: Mapping[str, object] = {
+        "sampling": plan.sampling,
+        "adapter": plan.adapter,
+        "salt": plan.cache_salt,
+        "lengths": [len(job.ids) for job in plan.jobs],
+    }
+    digest = blake2b(digest_of_body(path, body), digest_size=DIGEST_BYTES)
+    digest.update(msgspec.json.encode(made, order="deterministic"))
+    for job in plan.jobs:
+        digest.update(packed(job.ids))
+    return digest.digest()
