@@ -75,6 +75,7 @@ from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
+INBOX_MESSAGES = 8  # of each peer, with up to 3 MiB of pages: what comes beyond them stays with TCP
 SideOf = Callable[[NodeContext], Side]
 
 
@@ -139,7 +140,7 @@ def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None)
     node = parts.node
     raise_limit()
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
-    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring)
+    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, inbox_messages=INBOX_MESSAGES)
     host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 

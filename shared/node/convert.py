@@ -77,9 +77,10 @@ def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
 
 def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
     """Messages of a bounded size, in order: all runs come before the ends."""
+    items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
+    items += [(end, end_bytes(end)) for end in ends]
     messages, size = [Tokens(node_id, epoch, [], [])], 0
-    for item in (*runs, *ends):
-        own = run_bytes(item) if isinstance(item, TokenRun) else end_bytes(item)
+    for item, own in items:
         if size and size + own > MESSAGE_BYTES:
             messages.append(Tokens(node_id, epoch, [], []))
             size = 0

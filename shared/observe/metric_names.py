@@ -61,7 +61,8 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
 # Who was not let in, or not listened to. As counters: refused.<reason>
 REFUSED_METRIC = (
     "baton_refused_total",
-    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch)",
+    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch), "
+    "offers without a router's ticket (ticket), connections with too much unread (flood), silent or too many (idle)",
 )
 REFUSED_PREFIX = "refused."
 REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH, REFUSED_TICKET = "key", "identity", "epoch", "ticket"

@@ -74,8 +74,6 @@ def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
     if len(data) > most:
         raise WireError(f"{tag}: {len(data)} bytes where {most} are allowed")
     fields = _unpack(data, limits)
-    if not isinstance(fields, dict) or fields.get("t") != tag:
-        raise WireError("a frame that is no message of ours")
     try:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -196,7 +196,6 @@ class RouterLink:
         """The next batch: messages in order, then closed peers."""
         await asyncio.sleep(0)  # a flood of messages must not keep other tasks from running
         while not (batch := self._router.receive()):
-            self._router.note_refused()
             await self._until_readable()
         return batch
 

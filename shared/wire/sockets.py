@@ -24,7 +24,7 @@ from shared.wire.messages import AnyMessage, Message, Welcome
 from shared.wire.parts import receive_parts, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
-from shared.wire.watch import Watch, tcp_port
+from shared.wire.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed for want of a key
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
@@ -62,7 +62,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
     socket.setsockopt(zmq.SNDHWM, options.queue_messages)
-    socket.setsockopt(zmq.RCVHWM, options.queue_messages)
+    socket.setsockopt(zmq.RCVHWM, options.inbox_messages if kind == zmq.ROUTER else options.queue_messages)
     socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -164,6 +164,7 @@ class RouterSocket:
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
         inbound: list[Inbound] = list(map(PeerClosed, self._follow_keys()))
+        self.note_refused()
         self._drain()
         budget = Budget()
         while not budget.is_spent:
@@ -225,7 +226,7 @@ class RouterSocket:
                     self.watch.accepted(value, self._port)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connections.closed(value)
-                self.watch.closed(value)
+                self.watch.accepted_closed(value)
             elif event in SHUT_OUT:
                 self.stats.shut_out(SHUT_OUT[event])
             elif event == LEFT and self._ring is not None:
@@ -300,7 +301,7 @@ class DealerSocket:
         self._stats = stats
         self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._port = tcp_port(endpoint)
-        self._fd = -1  # of the connection, as far as is known
+        self._connection: Connection | None = None  # None: not watched
         self._events: list[int] = []
         self._connect()
 
@@ -339,7 +340,8 @@ class DealerSocket:
                 events, self._events = self._events, []
                 return inbound + [change for event in events for change in self._transition(event)]
             budget.take(len(parts[0]))
-            self._watch.delivered(self._fd, map(len, parts), "")
+            if self._connection is not None:
+                self._watch.delivered(self._connection.fd, map(len, parts), "")
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
                 self._check_router(message)
@@ -352,20 +354,23 @@ class DealerSocket:
     def _drain(self) -> None:
         for event, value in drain_monitor(self.monitor):
             if event == zmq.EVENT_CONNECTED:
-                self._fd = value
-                if self._port is not None:
-                    self._watch.dialled(value, self._port)
-                continue
-            if event == zmq.EVENT_DISCONNECTED:
-                self._watch.closed(value)
-            self._events.append(event)
+                self._watch.dialled_closed(self._connection)
+                self._connection = None if self._port is None else self._watch.dialled(value, self._port)
+            else:
+                self._events.append(event)
+                if event == zmq.EVENT_DISCONNECTED:
+                    self._end_watch()
+
+    def _end_watch(self) -> None:
+        self._watch.dialled_closed(self._connection)
+        self._connection = None
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Before the first connection messages wait in the queue, up to its mark."""
         return send_parts(self.socket, (encode(message), *frames), self._stats)
 
     def close(self) -> None:
-        self._watch.closed(self._fd)
+        self._end_watch()
         close_socket(self.socket, self.monitor)
 
     def _check_router(self, message: AnyMessage) -> None:

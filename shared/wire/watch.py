@@ -7,6 +7,7 @@ So a thread compares what TCP has received on each descriptor with what was deli
 
 and shuts the connection down that goes beyond its bound; all of them together have another. A connection that says
 nothing for `silent_s` is hung up, as are the oldest silent ones when there are too many, and of one peer the oldest.
+Whole messages are no matter of it: a bound socket takes a few of each peer, and the rest stays with TCP.
 Descriptors are reused, by anybody: before a shutdown the socket's inode must be the one that was accepted.
 """
 
@@ -38,7 +39,7 @@ class WatchLimits:
     """`silent_s`: infinite for connections of which nothing need come."""
 
     unread_bytes: int = 80 << 20
-    unread_bytes_in_all: int = 160 << 20
+    unread_bytes_in_all: int = 192 << 20
     silent_s: float = 10.0
     heartbeat_s: float = 1.0
 
@@ -72,7 +73,8 @@ class Connection:
 
 
 class Watch:
-    """One per link. All but `look` is called by the loop's thread."""
+    """One per link. All but `look` is called by the loop's thread. A bound and a dialled socket tell of their ends
+    separately, and late: the descriptor may be the other's by then."""
 
     def __init__(self, limits: WatchLimits, *, is_encrypted: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -103,19 +105,33 @@ class Watch:
         """A connection that somebody else began, to this port of ours: it must say something soon."""
         self._add(fd, inode_of(fd, own_port=port), must_speak=True)
 
-    def dialled(self, fd: int, port: int) -> None:
-        """A connection to this port of a peer."""
-        self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
+    def dialled(self, fd: int, port: int) -> Connection | None:
+        """Return a connection to this port of a peer; None when it is over already."""
+        return self._add(fd, inode_of(fd, peer_port=port), must_speak=False)
 
-    def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> None:
-        self.closed(fd)
-        if inode is not None:
-            self._connections[fd] = Connection(fd, inode, self._clock(), must_speak)
+    def _add(self, fd: int, inode: int | None, *, must_speak: bool) -> Connection | None:
+        self._forget(self._connections.get(fd))
+        if inode is None:
+            return None
+        connection = self._connections[fd] = Connection(fd, inode, self._clock(), must_speak)
+        return connection
 
-    def closed(self, fd: int) -> None:
-        connection = self._connections.pop(fd, None)
-        others = self._of_peer.get(connection.peer) if connection is not None else None
-        if connection is not None and others is not None:
+    def accepted_closed(self, fd: int) -> None:
+        connection = self._connections.get(fd)
+        if connection is not None and connection.must_speak:
+            self._forget(connection)
+
+    def dialled_closed(self, connection: Connection | None) -> None:
+        """None: it was not watched."""
+        if connection is not None and self._connections.get(connection.fd) is connection:
+            self._forget(connection)
+
+    def _forget(self, connection: Connection | None) -> None:
+        if connection is None:
+            return
+        del self._connections[connection.fd]
+        others = self._of_peer.get(connection.peer)
+        if others is not None:
             others.remove(connection)
             if not others:
                 del self._of_peer[connection.peer]

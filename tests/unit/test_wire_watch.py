@@ -1,4 +1,4 @@
-"""No connection takes more of a process than its bound: bytes that nobody reads, descriptors of those who say nothing."""
+"""No connection takes more of a process than its bound: unread bytes, and descriptors of those who say nothing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from shared.core.errors import PeerUnreachable
 from shared.wire import watch
 from shared.wire.codec import encode
+from shared.wire.key_files import NODE
+from shared.wire.keyring import KeyRing
 from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
-from shared.wire.messages import Goodbye
+from shared.wire.messages import Goodbye, Wait
 from shared.wire.peers import PeerClosed, Received
 from shared.wire.watch import Watch, WatchLimits, bytes_received, inode_of, shut_down
+from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S
 from tests.support.raw_zmtp import RawPeer
+from tests.support.wire_samples import INLINE, WIRE_KEY
 
 MIB = 1 << 20
 
@@ -198,7 +202,7 @@ def test_a_peer_has_a_few_connections(ends: Callable[[], Ends], monkeypatch: pyt
         own.delivered(one.fd, [5], "b@1" if index == 3 else "a@1")
     assert [one.is_shut() for one in all_ends] == [True, False, False, False]
     for one in all_ends:
-        own.closed(one.fd)
+        own.accepted_closed(one.fd)
     assert not own._of_peer and not own._connections
 
 
@@ -291,6 +295,8 @@ def test_more_peers_are_dialled_than_libzmq_has_sockets_by_default() -> None:
 OUT_OF_DESCRIPTORS = """
 import resource
 from shared.core.errors import PeerUnreachable
+from shared.wire.key_files import NODE
+from shared.wire.keyring import KeyRing
 from shared.wire.link import NodeLinks
 from shared.wire.peers import PeerUp
 links, d = NodeLinks("p", 1), NodeLinks("d", 1)
@@ -329,5 +335,77 @@ def test_out_of_descriptors_a_peer_can_t_be_reached_and_later_can() -> None:
     assert done.stdout == "fine\n", done.stderr
 
 
-def test_a_node_that_can_t_be_dialled_is_unreachable() -> None:
-    assert issubclass(PeerUnreachable, Exception)
+@pytest.mark.parametrize("keys", [False, True])
+def test_honest_traffic_leaves_nothing_unread(tmp_path: Path, keys: bool) -> None:
+    """What libzmq adds to each part is known to the byte: an error would add up and shut honest peers down."""
+    folder = make_keys(tmp_path / "keys", nodes=("p", "d"))
+    rings = {name: KeyRing(folder, NODE, name) if keys else None for name in ("p", "d")}
+    p, d = (NodeLinks(name, 1, options=LinkOptions(ring=rings[name])) for name in ("p", "d"))
+    try:
+        p.dial("d@1", d.endpoint)
+        at_d: list[object] = []
+        at_p: list[object] = []
+        sizes = (0, 1, 200, 222, 223, 255, 256, 5000, 100_000)
+        for _ in range(20):
+            for size in sizes:
+                assert p.send("d@1", INLINE, [bytes(size), bytes(size + 1)])
+        until(lambda: sum(isinstance(one, Received) for one in at_d) == 180, d, at_d)
+        for _ in range(200):
+            assert d.send("p@1", Wait(WIRE_KEY, "x" * 300))
+        until(lambda: sum(isinstance(one, Received) for one in at_p) == 200, p, at_p)
+        for links in (p, d):
+            links._watch.close()
+            links._watch.look()
+            (one,) = links._watch._connections.values()
+            assert 0 <= one._received - one._delivered < 1000, "a handshake and some heartbeats"
+            assert links.counts["wire_refused.flood"] == 0
+    finally:
+        p.close()
+        d.close()
+
+
+def test_a_dealer_s_connection_is_watched_until_it_ends() -> None:
+    p, d = NodeLinks("p", 1), NodeLinks("d", 1)
+    try:
+        p.dial("d@1", d.endpoint)
+        until(lambda: len(p._watch._connections) == 1, p)
+        (one,) = p._watch._connections.values()
+        assert not one.must_speak
+        p.hang_up("d@1")
+        assert not p._watch._connections
+    finally:
+        p.close()
+        d.close()
+
+
+def test_an_end_that_is_told_late_is_not_taken_for_another_s(ends: Callable[[], Ends]) -> None:
+    """Descriptors are reused between a bound socket and dialled ones, whose events come apart."""
+    own, one = watch_of(Clock()), ends()
+    dialled = own.dialled(one.fd, one.near.getpeername()[1])
+    own.accepted_closed(one.fd)
+    assert own._connections[one.fd] is dialled
+    own.accepted(one.fd, one.port)
+    own.dialled_closed(dialled)
+    assert own._connections[one.fd].must_speak
+    own.accepted_closed(one.fd)
+    assert not own._connections
+
+
+def test_a_bound_socket_of_a_node_leaves_what_it_can_t_read_with_its_peer() -> None:
+    """Whole messages wait with TCP: a burst of pages is no flood, however slow the node is."""
+    links = NodeLinks("d", 1, options=LinkOptions(inbox_messages=4, unread_bytes=80 * MIB))
+    sender = NodeLinks("p", 1)
+    try:
+        sender.dial("d@1", links.endpoint)
+        assert sender.send("d@1", Goodbye("p", 1))
+        heard: list[object] = []
+        until(lambda: any(isinstance(one, Received) for one in heard), links, heard)
+        page = bytes(MIB)
+        for _ in range(100):
+            assert sender.send("d@1", INLINE, [page, page])
+        time.sleep(1.0)  # 200 MiB, and nobody reads
+        until(lambda: sum(isinstance(one, Received) for one in heard) == 101, links, heard)
+        assert links.counts["wire_refused.flood"] == 0 and PeerClosed("p@1") not in heard
+    finally:
+        sender.close()
+        links.close()
