@@ -26,7 +26,10 @@ class RawPeer:
 
     def _read(self, count: int) -> None:
         while count > 0:
-            count -= len(self.socket.recv(count))
+            got = self.socket.recv(count)
+            if not got:
+                raise ConnectionError("the other end has closed the connection")
+            count -= len(got)
 
     def frame(self, body: bytes, flags: int = 0) -> None:
         if len(body) > 255:
