@@ -22,6 +22,7 @@ class WaitingOffer:
     offer: Offer
     transport: str
     since: float
+    is_vouched: bool  # its router stands behind it
 
 
 @dataclass(slots=True, eq=False)

@@ -10,10 +10,12 @@ as the Offers came; no round looks at more of them than are due.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from decode_node.handoff_in import WaitingOffer
+from decode_node.handoff_in import HandoffIn, WaitingOffer
+from decode_node.shares import MOST_OF_ONE_SOURCE, Shares
+from decode_node.vouchers import Vouchers
 from shared.core.errors import Aborted, BatonError, HandoffFailed, NodeDraining, Overloaded, TooLarge
 from shared.core.keys import RequestKey
 from shared.core.request import Request
@@ -26,7 +28,6 @@ from shared.wire.codec import key_of
 from shared.wire.errors import refuse
 from shared.wire.messages import Offer, Wait
 
-MOST_OF_ONE_SOURCE = 0.75  # of the offers that may wait here
 WAITS_PER_LEASE = 4
 
 
@@ -41,6 +42,7 @@ class Prealloc:
 
     def __init__(self, ctx: NodeContext) -> None:
         self._ctx = ctx
+        self._vouchers = Vouchers(ctx)
         self._offers: dict[RequestKey, WaitingOffer] = {}  # by arrival
         self._wait_at: OrderedDict[RequestKey, float] = OrderedDict()  # when each is told to wait next; due ones first
 
@@ -55,11 +57,14 @@ class Prealloc:
         req = request_of(offer, self._ctx.next_arrival(), now)
         facts = self._ctx.facts
         transport = choose_transport(facts.host_id, facts.transports, offer.host_id, offer.transports)
-        refusal = self._refusal(req, offer)
+        refusal = self._refusal(req, offer) or self._vouchers.refusal(req, offer, source, now)
         if transport is None:
             refusal = refusal or HandoffFailed("no transport that both nodes have")
         elif refusal is None and self._has_room(source):
-            self._offers[key] = WaitingOffer(req, source, offer, transport, now)
+            is_vouched = self._ctx.routers.word_of(key) is not None
+            self._offers[key] = WaitingOffer(req, source, offer, transport, now, is_vouched)
+            if is_vouched:
+                self._vouchers.spend(req, now)
             self._wait_at[key] = now
             self._wait_at.move_to_end(key, last=False)
             return
@@ -92,17 +97,21 @@ class Prealloc:
         ours, theirs = self._ctx.facts.fingerprint.grammar, offer.fingerprint.grammar
         return f"grammar differs: {ours} here, {theirs} there" if req.sampling.grammar and ours != theirs else ""
 
-    def grant(self, now: float) -> list[Granted]:
+    def grant(self, now: float, open_handoffs: Iterable[HandoffIn]) -> list[Granted]:
         """Grant everything that fits now, and tell the others to wait. One whose router has not said Welcome here yet
-        is passed over."""
+        is passed over, and so is all of a source whose hand-offs hold as much as one source may."""
         scheduler = self._ctx.core.scheduler
         scheduler.oldest_offer = None
         granted: list[Granted] = []
+        shares = Shares(self._ctx, open_handoffs) if self._offers else None
         for waiting in list(self._offers.values()):
             req = waiting.request
-            if self._ctx.routers.peer_of(req.key) is None:
+            if self._ctx.routers.peer_of(req.key) is None or not self._is_vouched(waiting, now):
                 continue
             if not self._is_compiled(waiting):
+                continue
+            assert shares is not None
+            if not shares.allow(waiting):
                 continue
             first = next((other for other in scheduler.waiting if other.may_begin), None)
             older_waits = first is not None and first.arrival < req.arrival
@@ -111,10 +120,24 @@ class Prealloc:
                 scheduler.oldest_offer = req.arrival
                 break
             self._forget(req.key)
+            shares.take(waiting)
             self._ctx.metrics.observe_queue(QueueStage.PREALLOC, now - waiting.since)
             granted.append(Granted(waiting, cached))
         self._tell_to_wait(now)
         return granted
+
+    def _is_vouched(self, waiting: WaitingOffer, now: float) -> bool:
+        """Whether its router stands behind it. One that came before the router's Welcome is looked at now."""
+        if waiting.is_vouched:
+            return True
+        refusal = self._vouchers.refusal(waiting.request, waiting.offer, waiting.source, now)
+        if refusal is not None:
+            self._forget(waiting.request.key)
+            self._ctx.outbox.send(waiting.source, refuse(waiting.offer.key, refusal))
+            return False
+        self._vouchers.spend(waiting.request, now)
+        waiting.is_vouched = True
+        return True
 
     def _is_compiled(self, waiting: WaitingOffer) -> bool:
         """Whether its grammar, if it has one, can be followed now. One that can't be compiled is refused."""

@@ -116,7 +116,7 @@ class DecodeSide:
             self._fail(handoff, error)
         self._install(now)
         self._expire_offers(now)
-        for granted in self.prealloc.grant(now):
+        for granted in self.prealloc.grant(now, self.transfers.open.values()):
             self.transfers.add(granted.waiting, granted.cached_prefix_len, now)
 
     def _install(self, now: float) -> None:

@@ -31,7 +31,7 @@ class Bootstrap:
 
     def add(self, generate: Generate, requests: Sequence[Request], now: float) -> None:
         peer = peer_name(generate.decode_node, generate.decode_epoch)
-        handoffs = [HandoffOut(req, peer, generate.decode_endpoint, now) for req in requests]
+        handoffs = [HandoffOut(req, peer, generate.decode_endpoint, generate.ticket, now) for req in requests]
         leader = handoffs[0]
         self.offer(leader, now)
         if self._ctx.core.kv.cache.enabled and len(handoffs) > 1:
@@ -63,6 +63,7 @@ class Bootstrap:
             transports=handoff.offered,
             adapter=req.adapter,
             cache_salt=req.cache_salt,
+            ticket=handoff.ticket,
         )
         self._ctx.outbox.send(handoff.peer, offer)
 

@@ -8,6 +8,7 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.sched.events import ChunkLaunched, PrefillDone
 from shared.transfer.interface import PageSender
+from shared.wire.tickets import Ticket
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class HandoffOut:
     request: Request
     peer: str
     endpoint: str
+    ticket: Ticket | None
     since: float  # when it came into the queue that it is in
     touched: float = 0.0  # last sign of life to or from the peer
     heard_at: float | None = None  # offered: when the peer last said that it has to wait

@@ -42,6 +42,8 @@ from shared.observe.library_logs import capture_libraries
 from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metrics import ClusterMetrics, RequestMetrics
+from shared.wire.codec import AT_ROUTER
+from shared.wire.descriptors import raise_limit
 from shared.wire.key_files import require_private
 from shared.wire.keyring import KeyRing, ring_of_router
 from shared.wire.link import RouterLink
@@ -94,7 +96,9 @@ def own_name(config: RouterProcessConfig, ring: KeyRing | None) -> str:
 
 def open_link(config: RouterProcessConfig, ring: KeyRing | None) -> RouterLink:
     """Raise ConfigError for an endpoint that can't be bound."""
-    return RouterLink(config.router.node_endpoint, LinkOptions.for_silence(config.timeouts.node_silence_s, ring=ring))
+    raise_limit()
+    options = LinkOptions.for_silence(config.timeouts.node_silence_s, limits=AT_ROUTER, ring=ring)
+    return RouterLink(config.router.node_endpoint, options)
 
 
 async def serve_all(

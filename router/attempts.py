@@ -16,6 +16,7 @@ from router.journal import Journal, OpenRequest
 from router.placement import NODES_AWAY_S, Placement, Placer
 from router.registry import RegisteredNode
 from router.suspects import Suspects
+from router.tickets import Tickets
 from shared.core.errors import BatonError, NodeLost, NoNodes, PeerUnreachable, RequestKillsNodes
 from shared.core.keys import RequestKey
 from shared.wire.codec import to_wire
@@ -36,6 +37,7 @@ class Attempts:
         journal: Journal,
         told: AbortLog,
         suspects: Suspects,
+        tickets: Tickets,
         *,
         max_attempts: int,
         resume_wait_s: float,
@@ -45,6 +47,7 @@ class Attempts:
         self._journal = journal
         self._told = told
         self._suspects = suspects
+        self._tickets = tickets
         self._max_attempts = max_attempts
         self._resume_wait_s = resume_wait_s
         self._excused_until = -float("inf")  # nodes lost until then cost no attempt: the router was away itself
@@ -92,8 +95,11 @@ class Attempts:
 
     def _generate(self, request: OpenRequest, now: float) -> Generate:
         target = request.decode if request.prefill is not None else None
+        key, ticket = self.key(request, 0), None
+        if request.prefill is not None and target is not None:
+            ticket = self._tickets.issue(request, key, request.prefill, target)
         return Generate(
-            key=to_wire(self.key(request, 0)),
+            key=to_wire(key),
             prompt_ids=request.prompt_ids,
             output_ids=[[] if sequence.is_closed else sequence.ids.copy() for sequence in request.sequences],
             num_sequences=len(request.sequences),
@@ -107,6 +113,7 @@ class Attempts:
             adapter=request.adapter,
             cache_salt=request.cache_salt,
             scored=len(request.scores) + 1,
+            ticket=ticket,
         )
 
     def leave(self, node: RegisteredNode, error: BatonError, effects: Effects) -> None:

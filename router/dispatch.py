@@ -22,6 +22,7 @@ from router.placement import Placer
 from router.progress import Progress
 from router.registry import RegisteredNode, Registry
 from router.suspects import Suspects
+from router.tickets import Tickets
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, DeadlineExceeded, NodeDraining, NodeLost, NoNodes, Overloaded
 from shared.core.sampling_params import SamplingParams
@@ -59,13 +60,14 @@ class Dispatcher:
         self._placer = placer
         self._journal = journal
         self._limits = limits
-        told, suspects = AbortLog(), Suspects(registry)
+        told, suspects, self.tickets = AbortLog(), Suspects(registry), Tickets()
         self._attempts = Attempts(
             identity,
             placer,
             journal,
             told,
             suspects,
+            self.tickets,
             max_attempts=limits.max_attempts,
             resume_wait_s=limits.resume_wait_s,
         )

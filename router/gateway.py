@@ -16,6 +16,7 @@ from router.effects import Effects, Failure
 from router.mailbox import Mailbox
 from router.pairs import BrokenPair
 from router.registry import ROLES, RegisteredNode, Registry, misfits_of
+from router.tickets import deadline_ms
 from shared.config.silence import link_silence
 from shared.core.errors import BatonError, NoNodes
 from shared.observe.log import Logger
@@ -26,6 +27,7 @@ from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Messag
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
+TURN_S = 0.005
 SWEEP_S = 60.0
 
 
@@ -129,8 +131,12 @@ class Gateway:
 
     async def _receive(self) -> None:
         while True:
+            until = self._clock() + TURN_S
             for inbound in await self._link.receive():
                 self.handle(inbound)
+                if self._clock() >= until:  # what nodes say must not keep clients waiting
+                    await asyncio.sleep(0)
+                    until = self._clock() + TURN_S
 
     async def _tick(self) -> None:
         while True:
@@ -193,7 +199,8 @@ class Gateway:
             self._log_once.warning((peer, "hello"), "a Hello of an old epoch or unknown role", peer=peer)
             return
         # before anything else: a Generate ahead of its Welcome is dropped there, and replaced requests may go to it
-        self._link.send(peer, Welcome(*self._identity, connection=hello.connection))
+        welcome = Welcome(*self._identity, hello.connection, self._dispatcher.tickets.key_of(peer), deadline_ms(now))
+        self._link.send(peer, welcome)
         if replaced is not None:
             self._lose(replaced, "it has started anew", now, has_died=replaced is not node)
         self._log.info("node is here", node=node.node_id, role=node.role, epoch=f"{hello.epoch:x}")

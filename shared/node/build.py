@@ -70,11 +70,13 @@ from shared.sched.settings import SchedSettings
 from shared.speculation.drafters import make_drafter
 from shared.transfer.transports import about_transports, available_transports, host_id, open_group
 from shared.wire.codec import WireLimits
+from shared.wire.descriptors import raise_limit
 from shared.wire.keyring import KeyRing, ring_of_node
 from shared.wire.link import NodeLinks
 from shared.wire.link_options import LinkOptions
 
 EXIT_FAILED = 1
+INBOX_MESSAGES = 8  # of each peer, with up to 3 MiB of pages: what comes beyond them stays with TCP
 SideOf = Callable[[NodeContext], Side]
 
 
@@ -137,8 +139,9 @@ def run_node(config: NodeProcessConfig, make_side: SideOf) -> int:
 
 def open_links(parts: NodeParts, node_id: str, epoch: int, ring: KeyRing | None) -> NodeLinks:
     node = parts.node
+    raise_limit()
     limits = WireLimits(max_frame_bytes=node.max_message_bytes)
-    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring)
+    options = LinkOptions.for_silence(node.silence_s, limits=limits, ring=ring, inbox_messages=INBOX_MESSAGES)
     host = f"[{node.bind_host}]" if ":" in node.bind_host else node.bind_host
     return NodeLinks(node_id, epoch, f"tcp://{host}:{node.bind_port}", options)
 

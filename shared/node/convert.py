@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +15,10 @@ from shared.core.request import Request
 from shared.engine.future_map import FutureMap
 from shared.sched.events import Emitted, Ended, PrefillDone, Scored
 from shared.wire.codec import key_of, sampling_of, to_wire
-from shared.wire.messages import MAX_TEXT, Generate, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun
+from shared.wire.messages import Generate, Key, Offer, Prebuilt, Scores, SequenceEnd, TokenLogprob, TokenRun, Tokens
+from shared.wire.ranges import MAX_TEXT
 
-SCORES_BYTES = 128 * 1024  # most of one message: what waits behind it waits for no more
+MESSAGE_BYTES = 128 * 1024  # most of one message of tokens or scores: what waits behind it waits for no more
 
 
 def requests_of(generate: Generate, next_arrival: Callable[[], int], now: float) -> list[Request]:
@@ -67,11 +68,43 @@ def run_of(event: Emitted) -> TokenRun:
 def scores_of(event: Scored, node_id: str, epoch: int) -> list[Scores]:
     """Messages of a bounded size, in order."""
     key, entries = to_wire(event.key), list(event.logprobs)
-    most = max(1, SCORES_BYTES // max(map(entry_bytes, entries)))
+    most = max(1, MESSAGE_BYTES // max(map(entry_bytes, entries)))
     return [
         Scores(node_id, epoch, key, event.first_pos + begin, entries[begin : begin + most])
         for begin in range(0, len(entries), most)
     ]
+
+
+def tokens_of(node_id: str, epoch: int, runs: Sequence[TokenRun], ends: Sequence[SequenceEnd]) -> list[Tokens]:
+    """Messages of a bounded size, in order: all runs come before the ends."""
+    items: list[tuple[TokenRun | SequenceEnd, int]] = [(run, run_bytes(run)) for run in runs]
+    items += [(end, end_bytes(end)) for end in ends]
+    messages, size = [Tokens(node_id, epoch, [], [])], 0
+    for item, own in items:
+        if size and size + own > MESSAGE_BYTES:
+            messages.append(Tokens(node_id, epoch, [], []))
+            size = 0
+        size += own
+        if isinstance(item, TokenRun):
+            messages[-1].runs.append(item)
+        else:
+            messages[-1].ends.append(item)
+    return messages
+
+
+def run_bytes(run: TokenRun) -> int:
+    """At most, in msgpack."""
+    return key_bytes(run.key) + 32 + 5 * len(run.ids) + sum(map(entry_bytes, run.logprobs))
+
+
+def end_bytes(end: SequenceEnd) -> int:
+    """At most, in msgpack."""
+    return key_bytes(end.key) + 64 + 4 * (len(end.reason) + len(end.error_code) + len(end.error_message))
+
+
+def key_bytes(key: Key) -> int:
+    """At most, in msgpack."""
+    return 48 + 4 * (len(key.router_id) + len(key.rid))
 
 
 def entry_bytes(entry: TokenLogprob) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol
 
-from shared.core.errors import ConfigError
+from shared.core.errors import ConfigError, PeerUnreachable
 from shared.core.exit_codes import exit_code_after
 from shared.device.cpu import do_nothing
 from shared.node.cores import NodeCores
@@ -125,7 +125,7 @@ class Daemon:
     def _dial(self, action: Dial) -> None:
         try:
             self._links.dial(action.peer, action.endpoint)
-        except ConfigError as error:  # a router named an address that may not be dialled
+        except (ConfigError, PeerUnreachable) as error:  # an address that may not be dialled, or no descriptor is left
             self._give_up(action.peer, error.message)
 
     def _give_up(self, peer: str, why: str) -> None:

@@ -11,7 +11,8 @@ from shared.core.errors import HandoffFailed
 from shared.node.context import NodeContext
 from shared.transfer.group_thread import Group
 from shared.transfer.torch_groups import Transfer
-from shared.wire.messages import MAX_TEXT, Broken, StoreEntry
+from shared.wire.messages import Broken, StoreEntry
+from shared.wire.ranges import MAX_TEXT
 
 WINDOW = 6  # transfers agreed upon and not over: one is under way, the others wait, so that it never does
 MOST_POSTED = 2 * WINDOW  # of a sender, and not over as far as it has heard, which may be later than the receiver

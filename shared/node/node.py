@@ -16,15 +16,14 @@ from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import FinishReason, QueueStage
 from shared.node.context import NodeContext
-from shared.node.convert import end_of, requests_of, run_of, scores_of
+from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
 from shared.node.mail import Dial, HangUp, Outgoing
 from shared.node.report import StepWatch, node_load
-from shared.node.routers import RouterLife
+from shared.node.routers import RouterLife, RoutersWord
 from shared.node.side import Side
 from shared.sched.events import Emitted, Ended, SchedEvent, Scored
 from shared.wire.codec import key_of, to_wire
 from shared.wire.messages import (
-    MAX_TEXT,
     Abort,
     Adapter,
     Begun,
@@ -36,11 +35,11 @@ from shared.wire.messages import (
     Key,
     SequenceEnd,
     TokenRun,
-    Tokens,
     Unwelcome,
     Welcome,
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals
+from shared.wire.ranges import MAX_TEXT
 
 HELLO_AGAIN_S = 2.0  # without a Welcome: one got lost, or the router still knows another life of this node
 
@@ -157,8 +156,8 @@ class Node:
         runs, self._runs = self._runs, {}
         ends, self._ends = self._ends, {}
         for peer in {**runs, **ends}:
-            message = Tokens(facts.node_id, facts.epoch, runs.get(peer, []), ends.get(peer, []))
-            self.ctx.outbox.send(peer, message)
+            for message in tokens_of(facts.node_id, facts.epoch, runs.get(peer, []), ends.get(peer, [])):
+                self.ctx.outbox.send(peer, message)
 
     # ---- messages
 
@@ -243,7 +242,8 @@ class Node:
             self._life_over(routers.refuse(peer, life, rival), now)
             self._say_unwelcome(peer, rival)
             return
-        self._life_over(routers.welcome(peer, life), now)
+        word = RoutersWord(message.ticket_key, now - message.clock_ms / 1000, now)
+        self._life_over(routers.welcome(peer, life, word), now)
         self.next_heartbeat = 0.0  # the router needs our load before it can choose us
 
     def _say_unwelcome(self, peer: str, rival: str) -> None:

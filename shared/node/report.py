@@ -11,7 +11,8 @@ from shared.device.events import Event
 from shared.engine.plan import StepPlan
 from shared.node.core import NodeCore
 from shared.observe.node_metrics import NodeMetrics
-from shared.wire.messages import MAX_NAMES, NodeLoad
+from shared.wire.messages import NodeLoad
+from shared.wire.ranges import MAX_NAMES
 
 
 def node_load(

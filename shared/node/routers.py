@@ -16,6 +16,15 @@ class RouterLife:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoutersWord:
+    """How this life of a router's tickets are known, and its clock."""
+
+    key: bytes  # empty: it gave none, and no ticket is genuine
+    ahead_s: float  # our clock beside its, at most: the Welcome was under way
+    since: float
+
+
 class Refusal(NamedTuple):
     life: RouterLife
     rival: str  # where the router is that is served under this name
@@ -35,23 +44,24 @@ class Routers:
         self.peers = peers
         self._lives: dict[str, RouterLife] = {}  # peer -> its life, of those that are served
         self._refused: dict[str, Refusal] = {}
+        self._words: dict[str, RoutersWord] = {}  # of those that are served
 
     def rival(self, peer: str, life: RouterLife) -> str | None:
         """Return where another router of this name is up; None when the name is free."""
         others = ((name, other) for name, other in self._lives.items() if name != peer and other != life)
         return next((name for name, other in others if other.router_id == life.router_id), None)
 
-    def welcome(self, peer: str, life: RouterLife) -> RouterLife | None:
+    def welcome(self, peer: str, life: RouterLife, word: RoutersWord) -> RouterLife | None:
         """Return the life that is over now: the one before at the same endpoint."""
         self._refused.pop(peer, None)
         former = self._lives.get(peer)
-        self._lives[peer] = life
+        self._lives[peer], self._words[peer] = life, word
         return former if former != life else None
 
     def refuse(self, peer: str, life: RouterLife, rival: str) -> RouterLife | None:
         """Return the life that is over now, as `welcome` does."""
         self._refused[peer] = Refusal(life, rival)
-        return self._lives.pop(peer, None)
+        return self._pop(peer)
 
     def refused_for(self, peer: str) -> str | None:
         """Return where the router is that keeps this one out; None when it is not refused."""
@@ -60,6 +70,10 @@ class Routers:
 
     def closed(self, peer: str) -> RouterLife | None:
         self._refused.pop(peer, None)
+        return self._pop(peer)
+
+    def _pop(self, peer: str) -> RouterLife | None:
+        self._words.pop(peer, None)
         return self._lives.pop(peer, None)
 
     def take_heirs(self, life: RouterLife) -> list[str]:
@@ -79,6 +93,11 @@ class Routers:
         """Where this key's router is reached; None when it is unknown or in another life."""
         wanted = RouterLife(key.router_id, key.router_epoch)
         return next((peer for peer, life in self._lives.items() if life == wanted), None)
+
+    def word_of(self, key: RequestKey) -> RoutersWord | None:
+        """Return how tickets of this key's router are known; None when it is unknown or in another life."""
+        peer = self.peer_of(key)
+        return None if peer is None else self._words[peer]
 
     def is_over(self, key: RequestKey) -> bool:
         """A newer life of the key's router is known."""

@@ -62,11 +62,14 @@ NODE_COUNTERS: dict[str, tuple[str, str]] = {
 # Who was not let in, or not listened to. As counters: refused.<reason>
 REFUSED_METRIC = (
     "baton_refused_total",
-    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch)",
+    "Connections with no or a foreign key (key), names bound to another key (identity), older lives of a node (epoch), "
+    "offers without a router's ticket (ticket), connections with too much unread (flood), silent or too many (idle)",
 )
 REFUSED_PREFIX = "refused."
-REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH = "key", "identity", "epoch"
-REFUSED_COUNTERS = tuple(f"{REFUSED_PREFIX}{reason}" for reason in (REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH))
+REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH, REFUSED_TICKET = "key", "identity", "epoch", "ticket"
+REFUSED_FLOOD, REFUSED_IDLE = "flood", "idle"
+REFUSED_REASONS = (REFUSED_KEY, REFUSED_IDENTITY, REFUSED_EPOCH, REFUSED_TICKET, REFUSED_FLOOD, REFUSED_IDLE)
+REFUSED_COUNTERS = tuple(f"{REFUSED_PREFIX}{reason}" for reason in REFUSED_REASONS)
 
 SPEC_DEPTH_METRIC = ("baton_spec_accepted_at_total", "Accepted drafts by their depth in the window, from 1 on")
 SPEC_DEPTH_PREFIX = "spec_accepted_at."  # spec_accepted_at.<depth>

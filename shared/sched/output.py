@@ -8,7 +8,8 @@ from shared.core.request import Request
 from shared.core.states import FinishReason
 from shared.engine.plan import PromptScores, StepResult
 from shared.sched.events import Emitted
-from shared.wire.messages import MAX_REAL, TokenLogprob
+from shared.wire.messages import TokenLogprob
+from shared.wire.ranges import MAX_REAL
 
 
 def append_tokens(

@@ -23,19 +23,8 @@ from shared.core.sampling_params import (
     MAX_TOP_LOGPROBS,
     SamplingParams,
 )
-from shared.wire.messages import (
-    MAX_DRAFT_BYTES,
-    MAX_REAL,
-    MAX_TOKENS,
-    AnyMessage,
-    Generate,
-    Key,
-    Message,
-    Offer,
-    Prebuilt,
-    Ready,
-    Sampling,
-)
+from shared.wire.messages import AnyMessage, Generate, Key, Message, Offer, Prebuilt, Ready, Sampling, Scores, Tokens
+from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_TOKENS
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
@@ -57,6 +46,18 @@ class WireLimits:
 
 
 DEFAULT_LIMITS = WireLimits()
+AT_ROUTER = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)  # nodes send it nothing larger
+BY_DECODE = WireLimits(max_control_bytes=1 << 20, max_frame_bytes=1 << 20, max_frames=0)  # to a prefill node
+MOST_BYTES = 1 << 20  # of a message whose kind is not named here
+MOST_BYTES_OF: dict[type[Message], int] = {  # what is larger is not even unpacked
+    Tokens: 256 << 10,
+    Scores: 256 << 10,
+    Generate: 12 << 20,
+    Offer: 12 << 20,
+    Ready: 4 << 20,
+    Prebuilt: MAX_DRAFT_BYTES + (1 << 20),
+}
+HEAD_BYTES = 64  # of a message: the head of its map, and its tag
 
 
 def encode(message: Message) -> bytes:
@@ -65,11 +66,14 @@ def encode(message: Message) -> bytes:
 
 def decode(data: Buffer, limits: WireLimits = DEFAULT_LIMITS) -> AnyMessage:
     """One message without its frames. Raises WireError for everything malformed, and nothing else."""
-    fields = _unpack(data, limits)
-    tag = fields.get("t") if isinstance(fields, dict) else None
-    kind = MESSAGE_TYPES.get(tag) if isinstance(tag, str) else None
+    tag = _tag(data)
+    kind = MESSAGE_TYPES.get(tag)
     if kind is None:
         raise WireError("a frame that is no message of ours")
+    most = min(limits.max_control_bytes, MOST_BYTES_OF.get(kind, MOST_BYTES))
+    if len(data) > most:
+        raise WireError(f"{tag}: {len(data)} bytes where {most} are allowed")
+    fields = _unpack(data, limits)
     try:
         message = cast(AnyMessage, msgspec.convert(fields, kind, strict=True))
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -93,9 +97,17 @@ def decode_parts(parts: Sequence[Buffer], limits: WireLimits = DEFAULT_LIMITS) -
     return message, frames
 
 
+def _tag(data: Buffer) -> str:
+    """The name of the message's kind, read from its first bytes: it is the first entry of its map. "" when it is
+    not."""
+    head = bytes(data[:HEAD_BYTES])
+    begin = 1 if head and head[0] & 0xF0 == 0x80 else 3 if head[:1] == b"\xde" else len(head)
+    if head[begin : begin + 2] != b"\xa1t" or len(head) < begin + 3 or head[begin + 2] & 0xE0 != 0xA0:
+        return ""
+    return head[begin + 3 : begin + 3 + (head[begin + 2] & 0x1F)].decode("ascii", "replace")
+
+
 def _unpack(data: Buffer, limits: WireLimits) -> Any:
-    if len(data) > limits.max_control_bytes:
-        raise WireError(f"a message of {len(data)} bytes where {limits.max_control_bytes} are allowed")
     try:
         return msgpack.unpackb(
             data,

@@ -86,6 +86,10 @@ class Dialling:
         elif dealer.has_failed and dealer.name not in self._due:
             self._due[dealer.name] = self._clock() + PAUSE_S
 
+    def later(self, peer: str) -> None:
+        """It could not be dialled now."""
+        self._due[peer] = self._clock() + PAUSE_S
+
     def forget(self, peer: str) -> None:
         """It was hung up: another dealer of that name has a fate of its own."""
         self._due.pop(peer, None)

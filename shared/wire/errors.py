@@ -26,7 +26,8 @@ from shared.core.errors import (
     TooLarge,
     WireError,
 )
-from shared.wire.messages import MAX_TEXT, Failed, Key, Refuse
+from shared.wire.messages import Failed, Key, Refuse
+from shared.wire.ranges import MAX_TEXT
 
 # What a node may end a sequence with. The others are the router's own words.
 NODE_ERRORS: tuple[type[BatonError], ...] = (

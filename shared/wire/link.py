@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import zmq
 
-from shared.core.errors import ConfigError
+from shared.core.errors import ConfigError, PeerUnreachable
 from shared.wire.codec import Buffer
 from shared.wire.dialling import Dialling
 from shared.wire.link_options import LinkOptions
@@ -25,7 +25,8 @@ from shared.wire.wakeup import Wakeup
 from shared.wire.zap import Authenticator
 
 DEFAULT_OPTIONS = LinkOptions()
-KEYS_LOOK_S = 0.5  # a router without messages looks so often whether its keys have changed
+LOOK_S = 0.5  # a router without messages looks so often whether its keys have changed, and who was shut out
+MAX_SOCKETS = 65_535  # of a context; libzmq allows 1,023 by default, and a dialled peer takes three
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
@@ -44,7 +45,7 @@ class NodeLinks:
         self._waiting: set[str] = set()  # routers that are not dialled until a router's key is allowed again
         self._dialling = Dialling(options.ring)
         self._context, self._authenticator, self._router = open_router(bind, options)
-        self._stats = self._router.stats
+        self._stats, self._watch = self._router.stats, self._router.watch
         self.wakeup = Wakeup()
         self._poller = zmq.Poller()
         for pollable in (self._router.socket, self._router.monitor, self.wakeup.fd):
@@ -63,8 +64,9 @@ class NodeLinks:
     def dial(self, peer: str, endpoint: str) -> None:
         """Start connecting; PeerUp or PeerClosed follows. Dialling the same peer again changes nothing.
 
-        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled.
-        While no router's key is allowed, a router is dialled as soon as one is."""
+        endpoint: a router's as configured, a node's as it said in its Hello. ConfigError for what can't be dialled,
+        PeerUnreachable for a node when no descriptor is left; a router is tried again then. While no router's key is
+        allowed, a router is dialled as soon as one is."""
         if peer in self._dealers:
             return
         address, server = self._dialling.choose(peer, endpoint)
@@ -72,9 +74,17 @@ class NodeLinks:
             self._waiting.add(peer)
             return
         self._waiting.discard(peer)
-        dealer = DealerSocket(self._context, peer, address, self.identity, self._options, self._stats, server)
+        try:
+            dealer = DealerSocket(
+                self._context, peer, address, self.identity, self._options, self._stats, server, self._watch
+            )
+        except PeerUnreachable:
+            if peer != endpoint:
+                raise
+            self._dialling.later(peer)
+            return
         self._dealers[peer] = dealer
-        self._watch(dealer)
+        self._watch_events(dealer)
 
     def hang_up(self, peer: str) -> None:
         """Close a dialled connection; what is still queued for it is lost, and no PeerClosed comes."""
@@ -103,6 +113,7 @@ class NodeLinks:
                 inbound.extend(dealer.receive())
                 self._dialling.note(dealer)
         inbound.extend(self._dial_again(self._dialling.due()))
+        self._router.note_refused()
         return inbound
 
     def _follow_keys(self) -> list[Inbound]:
@@ -120,14 +131,14 @@ class NodeLinks:
         return inbound
 
     def _dial_again(self, peers: Sequence[str]) -> list[Inbound]:
-        """PeerClosed for nodes that may not be dialled any more. Routers wait until there is a key."""
+        """PeerClosed for nodes that may not be dialled any more, or can't be. Routers wait until there is a key."""
         gone: list[Inbound] = []
+        for peer in peers:
+            if peer not in self._dealers:  # a router that no descriptor was left for
+                self.dial(peer, peer)
         for dealer in [self._dealers[peer] for peer in peers if peer in self._dealers]:
             server = self._dialling.next_key(dealer)
-            if server is not None:
-                self._unwatch(dealer)
-                dealer.again(server)
-                self._watch(dealer)
+            if server is not None and self._open_again(dealer, server):
                 continue
             self.hang_up(dealer.name)
             if dealer.name == dealer.endpoint:
@@ -136,7 +147,21 @@ class NodeLinks:
                 gone.append(PeerClosed(dealer.name))
         return gone
 
-    def _watch(self, dealer: DealerSocket) -> None:
+    def _open_again(self, dealer: DealerSocket, server: bytes) -> bool:
+        """False: a node that no descriptor is left for. A router is dialled later."""
+        self._unwatch(dealer)
+        try:
+            dealer.again(server)
+        except PeerUnreachable:
+            del self._dealers[dealer.name]
+            if dealer.name != dealer.endpoint:
+                return False
+            self._dialling.later(dealer.name)
+        else:
+            self._watch_events(dealer)
+        return True
+
+    def _watch_events(self, dealer: DealerSocket) -> None:
         self._poller.register(dealer.socket, zmq.POLLIN)
         self._poller.register(dealer.monitor, zmq.POLLIN)
 
@@ -157,7 +182,6 @@ class RouterLink:
 
     def __init__(self, bind: str, options: LinkOptions = DEFAULT_OPTIONS) -> None:
         self._context, self._authenticator, self._router = open_router(bind, options)
-        self._has_keys = options.ring is not None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -197,7 +221,7 @@ class RouterLink:
         fds = [socket.fileno() for socket in (self._router.socket, self._router.monitor)]
         for fd in fds:
             loop.add_reader(fd, self._wake)
-        look = loop.call_later(KEYS_LOOK_S, self._wake) if self._has_keys else None
+        look = loop.call_later(LOOK_S, self._wake)
         try:
             # Asking for EVENTS arms the edges; what came before that is seen here.
             if self._router.readable() or has_input(self._router.monitor):
@@ -205,8 +229,7 @@ class RouterLink:
             await self._waiter
         finally:
             self._waiter = None
-            if look is not None:
-                look.cancel()
+            look.cancel()
             for fd in fds:
                 loop.remove_reader(fd)
 
@@ -218,11 +241,14 @@ class RouterLink:
 def open_router(bind: str, options: LinkOptions) -> tuple[Context, Authenticator | None, RouterSocket]:
     """A context with a bound ROUTER in it; ConfigError when the address is taken, or not ours to use."""
     context: Context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     authenticator = None
     try:
         endpoint = with_free_port(bind)
         authenticator = Authenticator(context, options.ring) if options.ring is not None else None
-        return context, authenticator, RouterSocket(context, endpoint, options)
+        router = RouterSocket(context, endpoint, options)
+        router.watch.start()
+        return context, authenticator, router
     except BaseException:
         close_router(context, authenticator, None)
         raise

@@ -19,7 +19,6 @@ from msgspec import Meta
 
 from shared.core.sampling_params import (
     MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
     MAX_GRAMMAR_CHARS,
     MAX_LOGIT_BIAS,
@@ -27,35 +26,32 @@ from shared.core.sampling_params import (
     MAX_TOP_LOGPROBS,
 )
 from shared.observe.node_metrics import MAX_SAMPLES
+from shared.wire.ranges import (
+    MAX_CODE_BYTES,
+    MAX_DRAFT_BYTES,
+    MAX_HANDLE_BYTES,
+    MAX_NAMES,
+    MAX_RUNS,
+    MAX_SCORES,
+    MAX_SEQUENCES,
+    MAX_STORE_BYTES,
+    MAX_TOKENS,
+    BadWord,
+    Count,
+    Int32,
+    Milliseconds,
+    Name,
+    Real,
+    States,
+    Text,
+    TokenId,
+    TokenIds,
+    Transports,
+    Unsigned,
+)
+from shared.wire.tickets import Ticket
 
-PROTOCOL_VERSION = 8
-MAX_SEQUENCES = 128
-
-MAX_TEXT = 16384
-MAX_TOKENS = 1 << 20  # of one sequence; so many pages it may have, too
-MAX_RUNS = 1 << 14  # of one message: rows of a node, tokens that a step adds to a row
-MAX_NAMES = 256  # counters, histograms and states of one node
-MAX_DRAFT_BYTES = 4 << 20
-MAX_HANDLE_BYTES = 1 << 16
-MAX_STORE_BYTES = 1 << 16  # of what two processes tell each other while they connect
-MAX_SCORES = 1 << 13  # entries of one message
-MAX_REAL = 3.4028234e38  # what float32 holds
-MAX_MS = 10**12
-
-# Ranges that the codec enforces on what comes in (msgspec checks them at decode, never at construction). Every field
-# has one, a test walks them all; msgpack itself has no number above 64 bits.
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
-TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
-BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
-Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
-Int32 = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
-Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MS)]
-Unsigned = Annotated[int, Meta(ge=0, extra={"bits": 64})]  # epochs, seeds, nonces, digests
-Real = Annotated[float, Meta(ge=-MAX_REAL, le=MAX_REAL)]  # NaN and infinity are not
-States = Annotated[dict[Name, Count], Meta(max_length=MAX_NAMES)]
-Transports = Annotated[list[Name], Meta(max_length=16)]
+PROTOCOL_VERSION = 9
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -152,6 +148,8 @@ class Welcome(Message, frozen=True):
     router_id: Name
     router_epoch: Unsigned
     connection: Count  # the Hello's: one that was under way while the connection broke answers nobody; 0: "say Hello"
+    ticket_key: Annotated[bytes, Meta(max_length=MAX_CODE_BYTES)] = b""  # for this life of the node; empty: none
+    clock_ms: Milliseconds = 0  # the router's, as it said this: deadlines of tickets are by that clock
 
 
 class Heartbeat(Message, frozen=True):
@@ -207,6 +205,7 @@ class Generate(Message, frozen=True):
     adapter: Text  # digest of the LoRA adapter it runs with; "": none
     scored: Count  # prompt tokens whose log-probabilities are known, where sampling asks for them
     cache_salt: Unsigned  # its KV is of use to requests with the same one only; 0: none
+    ticket: Ticket | None = None  # for the decode node's eyes; None: nothing is handed over
 
 
 class Abort(Message, frozen=True):
@@ -284,6 +283,7 @@ class Offer(Message, frozen=True):
     transports: Transports
     adapter: Text  # the Generate's: KV of another adapter is of no use
     cache_salt: Unsigned  # the Generate's
+    ticket: Ticket | None  # the Generate's
 
 
 class Grant(Message, frozen=True):

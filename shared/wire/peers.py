@@ -119,9 +119,9 @@ class WireStats:
             self._logged.add(kind)
             logger.warning("dropped a message of %s: %s (further ones are only counted)", peer, error.message[:200])
 
-    def shut_out(self, what: str) -> None:
-        """A connection that did not come about, for want of a key that is allowed."""
-        self.counts[REFUSED_COUNT[REFUSED_KEY]] += 1
+    def shut_out(self, what: str, reason: str = REFUSED_KEY) -> None:
+        """A connection that did not come about, for want of a key that is allowed, or that was shut down."""
+        self.counts[REFUSED_COUNT[reason]] += 1
         if (what, "") not in self._logged:
             self._logged.add((what, ""))
             logger.warning("refused a connection: %s (further ones are only counted)", what)

@@ -3,25 +3,28 @@ a ROUTER tells who has gone is in connections.py, whom it listens to in admissio
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from shared.config.endpoints import KEY_MARK, check_endpoint
-from shared.core.errors import ConfigError, WireError
+from shared.core.errors import ConfigError, PeerUnreachable, WireError
 from shared.observe.metric_names import REFUSED_IDENTITY
-from shared.wire.codec import Buffer, decode_parts, encode
+from shared.wire.budget import Budget
+from shared.wire.codec import BY_DECODE, Buffer, decode_parts, encode
 from shared.wire.connections import Connections
-from shared.wire.key_files import ROUTER, KeyPair
+from shared.wire.curve import dial_curve, serve_curve
+from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
+from shared.wire.parts import receive_parts, send_parts
 from shared.wire.peer_gate import PeerGate
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, Refused, WireStats, check_sender, parse_peer
-from shared.wire.zap import DOMAIN
+from shared.wire.watch import Connection, Watch, tcp_port
 
 SHUT_OUT = {  # handshakes that failed for want of a key
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not allowed",
@@ -32,7 +35,8 @@ SHUT_OUT = {  # handshakes that failed for want of a key
 LEFT = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 LEFT_EARLY = "it left, or was too slow, before it had proved who it is"  # whoever sees first that keys do not fit
 DEALER_EVENTS = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -46,7 +50,6 @@ ROUTER_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-MAX_BATCH = 1024
 BIND_TRIES_TOLD = 20
 logger = logging.getLogger(__name__)
 NAME_PROPERTY = "X-Peer"  # sent in the handshake of each connection
@@ -59,7 +62,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDTIMEO, 0)
     socket.setsockopt(zmq.SNDHWM, options.queue_messages)
-    socket.setsockopt(zmq.RCVHWM, options.queue_messages)
+    socket.setsockopt(zmq.RCVHWM, options.inbox_messages if kind == zmq.ROUTER else options.queue_messages)
     socket.setsockopt(zmq.HEARTBEAT_IVL, options.heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, options.heartbeat_timeout_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -70,48 +73,24 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, options: Lin
     return socket
 
 
+def open_monitored(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, options: LinkOptions, events: int
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A socket and its monitor, or neither: zmq.ZMQError where no descriptor is left."""
+    socket = open_socket(context, kind, options)
+    try:
+        return socket, socket.get_monitor_socket(events)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
+
+
 def close_socket(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
     """Drops what is queued. Idempotent."""
     if not socket.closed:
         socket.disable_monitor()
         monitor.close(0)
         socket.close(0)
-
-
-def send_parts(socket: zmq.Socket[bytes], parts: Sequence[Buffer], stats: WireStats) -> bool:
-    """False: queue full, or no such peer. Parts above pyzmq's copy threshold are sent from where they lie: they must
-    not change until the peer has them (a page is pinned until Installed; its digest catches what breaks that)."""
-    try:
-        socket.send_multipart(parts, flags=zmq.NOBLOCK, copy=False)
-    except zmq.ZMQError as error:
-        if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
-            raise
-        stats.refused()
-        return False
-    return True
-
-
-def receive_parts(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
-    try:
-        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-
-
-def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
-    """Let in whom the authenticator allows, and nobody should there be no authenticator."""
-    socket.setsockopt(zmq.CURVE_SERVER, 1)
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
-    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
-
-def dial_curve(socket: zmq.Socket[bytes], own: KeyPair, server: bytes) -> None:
-    """As ourselves, to whoever holds the secret of `server`."""
-    socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
-    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
-    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
 
 
 def property_of(part: zmq.Frame, name: str) -> str:
@@ -147,6 +126,7 @@ class RouterSocket:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
         check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         self.stats = WireStats()
+        self.watch = Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._context = context
         self._options = options
         self._ring = options.ring
@@ -163,14 +143,14 @@ class RouterSocket:
             raise ConfigError(f"can't bind {endpoint}: {error.strerror}") from error
         self._is_bound = True
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\x00")
+        self._port = tcp_port(self.endpoint)
 
     def _make_socket(self) -> None:
         """Not bound yet. The caller has closed the one before, whose connections end with it."""
-        self.socket = open_socket(self._context, zmq.ROUTER, self._options)
+        self.socket, self.monitor = open_monitored(self._context, zmq.ROUTER, self._options, ROUTER_EVENTS)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if self._ring is not None and self._keys is not None:
             serve_curve(self.socket, self._ring.listener(self._keys))
-        self.monitor = self.socket.get_monitor_socket(ROUTER_EVENTS)
         self._connections = Connections(self._drain)
         self._is_bound = False
 
@@ -184,8 +164,10 @@ class RouterSocket:
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then who is gone, once nothing of theirs can be left in the queue."""
         inbound: list[Inbound] = list(map(PeerClosed, self._follow_keys()))
+        self.note_refused()
         self._drain()
-        while len(inbound) < MAX_BATCH:
+        budget = Budget()
+        while not budget.is_spent:
             parts = receive_parts(self.socket)
             if parts is None:
                 gone = self._connections.take_gone()
@@ -193,10 +175,16 @@ class RouterSocket:
                     self._forget(peer)
                 inbound.extend(map(PeerClosed, gone))
                 break
+            budget.take(len(parts[1]) if len(parts) > 1 else 0)
             received = self._open(parts)
             if received is not None:
                 inbound.append(received)
         return inbound
+
+    def note_refused(self) -> None:
+        """Count what the watch has shut down."""
+        for reason, why in self.watch.take_refused():
+            self.stats.shut_out(why, reason)
 
     def readable(self) -> bool:
         return has_input(self.socket)
@@ -209,29 +197,36 @@ class RouterSocket:
         return send_parts(self.socket, (route, encode(message), *frames), self.stats)
 
     def close(self) -> None:
+        self.watch.close()
         close_socket(self.socket, self.monitor)
 
     def _open(self, parts: list[zmq.Frame]) -> Received | None:
-        name = "a stranger"
+        fd, name, speaker = int(parts[-1].get(zmq.SRCFD)), "a stranger", ""
         try:
             parse_peer(claimed := property_of(parts[-1], NAME_PROPERTY))
             name = claimed
             self._key_of[name] = self._admission.check(name, property_of(parts[-1], USER_PROPERTY))
-            self._connections.seen(int(parts[-1].get(zmq.SRCFD)), parts[0].bytes, name)
+            self._connections.seen(fd, parts[0].bytes, name)
+            speaker = name
             self._routes[name] = max(self._routes.get(name, b""), parts[0].bytes)  # libzmq counts them upwards
             message, frames = decode_parts([part.buffer for part in parts[1:]], self._options.limits)
             check_sender(name, message)
         except WireError as error:
             self.stats.dropped(name, error)
             return None
+        finally:
+            self.watch.delivered(fd, map(len, parts[1:]), speaker)
         return Received(name, message, frames)
 
     def _drain(self) -> None:
         for event, value in drain_monitor(self.monitor):
             if event == zmq.EVENT_ACCEPTED:
                 self._connections.accepted(value)
+                if self._port is not None:
+                    self.watch.accepted(value, self._port)
             elif event == zmq.EVENT_DISCONNECTED:
                 self._connections.closed(value)
+                self.watch.accepted_closed(value)
             elif event in SHUT_OUT:
                 self.stats.shut_out(SHUT_OUT[event])
             elif event == LEFT and self._ring is not None:
@@ -292,6 +287,7 @@ class DealerSocket:
         options: LinkOptions,
         stats: WireStats,
         server: bytes = b"",
+        watch: Watch | None = None,
     ) -> None:
         check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
         self.name = name
@@ -301,13 +297,17 @@ class DealerSocket:
         self.has_failed = False  # its handshake
         self._context = context
         self._identity = identity
-        self._options = options
+        self._options = options if name == endpoint else replace(options, limits=BY_DECODE)
         self._stats = stats
+        self._watch = watch or Watch(options.watch_limits, is_encrypted=options.ring is not None)
+        self._port = tcp_port(endpoint)
+        self._connection: Connection | None = None  # None: not watched
         self._events: list[int] = []
         self._connect()
 
     def again(self, server: bytes) -> None:
-        """A new socket; what was queued is lost. Its descriptors change."""
+        """A new socket; what was queued is lost. Its descriptors change. Raises what the constructor does; then there
+        is none, until this is called once more."""
         self.close()
         self.server, self.has_failed = server, False
         self._events.clear()
@@ -315,27 +315,33 @@ class DealerSocket:
 
     def _connect(self) -> None:
         ring = self._options.ring
-        self.socket = open_socket(self._context, zmq.DEALER, self._options)
+        try:
+            self.socket, self.monitor = open_monitored(self._context, zmq.DEALER, self._options, DEALER_EVENTS)
+        except zmq.ZMQError as error:
+            raise PeerUnreachable(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
         self.socket.setsockopt(zmq.METADATA, f"{NAME_PROPERTY}:{self._identity}".encode())
         self.own = ring.now.own if ring is not None else None  # what the peer sees
         if self.own is not None:
             dial_curve(self.socket, self.own, self.server)
-        self.monitor = self.socket.get_monitor_socket(DEALER_EVENTS)
         try:
             self.socket.connect(self.endpoint)
-        except zmq.ZMQError as error:  # an ipc path too long, or no descriptor left
+        except zmq.ZMQError as error:  # an ipc path too long
             self.close()
             raise ConfigError(f"can't dial {self.endpoint[:200]}: {error.strerror}") from error
 
     def receive(self) -> list[Inbound]:
         """What has arrived (a fair share of it), then, with the queue empty, how the connection fared meanwhile."""
-        self._events.extend(event for event, _ in drain_monitor(self.monitor))
+        self._drain()
         inbound: list[Inbound] = []
-        while len(inbound) < MAX_BATCH:
+        budget = Budget()
+        while not budget.is_spent:
             parts = receive_parts(self.socket)
             if parts is None:
                 events, self._events = self._events, []
                 return inbound + [change for event in events for change in self._transition(event)]
+            budget.take(len(parts[0]))
+            if self._connection is not None:
+                self._watch.delivered(self._connection.fd, map(len, parts), "")
             try:
                 message, frames = decode_parts([part.buffer for part in parts], self._options.limits)
                 self._check_router(message)
@@ -345,11 +351,26 @@ class DealerSocket:
                 inbound.append(Received(self.name, message, frames))
         return inbound
 
+    def _drain(self) -> None:
+        for event, value in drain_monitor(self.monitor):
+            if event == zmq.EVENT_CONNECTED:
+                self._watch.dialled_closed(self._connection)
+                self._connection = None if self._port is None else self._watch.dialled(value, self._port)
+            else:
+                self._events.append(event)
+                if event == zmq.EVENT_DISCONNECTED:
+                    self._end_watch()
+
+    def _end_watch(self) -> None:
+        self._watch.dialled_closed(self._connection)
+        self._connection = None
+
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Before the first connection messages wait in the queue, up to its mark."""
         return send_parts(self.socket, (encode(message), *frames), self._stats)
 
     def close(self) -> None:
+        self._end_watch()
         close_socket(self.socket, self.monitor)
 
     def _check_router(self, message: AnyMessage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shared.core.sampling_params import SamplingParams
 from shared.wire.codec import encode
 from shared.wire.messages import Key, Welcome
 from tests.support.core_rig import Job, draw_jobs
-from tests.support.node_pair import expected, sibling
+from tests.support.node_pair import expected, sibling, welcome_for
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.procs import NodeProcess, RouterStub
 
@@ -212,7 +213,8 @@ def change_epoch(router: RouterStub) -> None:
     key = router.generate("p0", job(0), "d0")
     started(router, "d0", key)
     for node_id in ("p0", "d0"):
-        router.socket.send(router.peers[node_id], Welcome("test", 2, 1))
+        peer = router.peers[node_id]
+        router.socket.send(peer, welcome_for(peer, Welcome("test", 2, 1), time.monotonic()))
     for node_id in ("p0", "d0"):
         router.wait_at_rest(node_id)
     assert not router.book.ends[key]

@@ -18,7 +18,7 @@ from shared.wire.codec import decode, encode, to_wire
 from shared.wire.messages import Abort, Generate, Key, Message, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received
 from tests.support.core_rig import CoreKnobs, Job, draw_jobs
-from tests.support.node_pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of
+from tests.support.node_pair import ROUTER, ROUTER_ID, assert_clean, make_node, name_of, ticket_for, welcome_for
 
 ROUNDS = 6000
 
@@ -64,7 +64,9 @@ class Cluster:
         knobs = self.knobs.__class__(**{**self.knobs.__dict__, "num_pages": 1 + tokens // self.knobs.page_size})
         node = make_node("prefill" if slot[0] == "p" else "decode", slot, knobs, epoch=self.epochs)
         self.nodes[name_of(node)] = node
-        self.channel(ROUTER, name_of(node)).extend([PeerUp(ROUTER), Received(ROUTER, Welcome(ROUTER_ID, 1, 1))])
+        self.channel(ROUTER, name_of(node)).extend(
+            [PeerUp(ROUTER), Received(ROUTER, welcome_for(name_of(node), Welcome(ROUTER_ID, 1, 1), 0.0))]
+        )
 
     def channel(self, src: str, dst: str) -> deque[Inbound]:
         return self.channels.setdefault((src, dst), deque())
@@ -135,6 +137,7 @@ class Cluster:
                 adapter=one.job.adapter,
                 scored=1,
                 cache_salt=one.job.cache_salt,
+                ticket=ticket_for(self.key(one), first, second, one.job) if relayed else None,
             ),
         )
 

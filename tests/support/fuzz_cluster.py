@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from shared.config.endpoints import KEY_MARK
 from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import pool_planes
@@ -39,10 +40,11 @@ NODE_FLAGS = ("--silence-s", "1.5", "--chunk-size", "128", "--kv-bytes", "2MiB",
 
 
 class FuzzCluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_keys: bool = True) -> None:
         self._others = set(psutil.Process().children(recursive=True))  # of tests before this one
         self.keys = make_keys(folder / "keys", nodes=(*NODES, FUZZER), routers=("router",))
-        common = ("--keys", str(self.keys), f"--parent-pid={os.getpid()}")
+        keys = ("--keys", str(self.keys)) if has_keys else ()
+        common = (*keys, f"--parent-pid={os.getpid()}")
         times = ("--node-silence-s", "1.5", "--request-timeout-s", str(REQUEST_TIMEOUT_S))
         self.routers = [RouterProcess(*common, *times)]
         router = Endpoint(self.routers[0].nodes)
@@ -58,10 +60,17 @@ class FuzzCluster:
         return self.routers[0].url
 
     def fuzz(self, seed: int) -> FuzzNode:
-        ends = {f"{name}@1": ENDPOINT.search(node.log) for name, node in self.nodes.items()}
-        endpoints = {name: found[1] for name, found in ends.items() if found}
-        assert len(endpoints) == len(NODES), "no `ready` line"
+        endpoints = dict(zip((f"{name}@1" for name in self.nodes), self.node_addresses(), strict=True))
         return FuzzNode(self.keys, FUZZER, [self.routers[0].nodes], endpoints, fingerprint(), seed)
+
+    def node_addresses(self) -> list[str]:
+        """Where the nodes are dialled, with their keys."""
+        found = [ENDPOINT.search(node.log) for node in self.nodes.values()]
+        assert all(found), "no `ready` line"
+        return [match[1] for match in found if match]
+
+    def node_endpoints(self) -> list[str]:
+        return [address.partition(KEY_MARK)[0] for address in self.node_addresses()]
 
     def ready_nodes(self) -> set[str]:
         with contextlib.suppress(httpx.HTTPError):

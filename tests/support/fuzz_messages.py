@@ -11,7 +11,8 @@ import msgspec
 
 from shared.core.errors import WireError
 from shared.wire.codec import MESSAGE_TYPES, decode, encode
-from shared.wire.messages import MAX_REAL, Message
+from shared.wire.messages import Message
+from shared.wire.ranges import MAX_REAL
 from tests.support.wire_samples import MESSAGES
 
 inspect = msgspec.inspect

@@ -9,6 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from shared.device.gpu import Gpu
@@ -41,6 +43,8 @@ from shared.wire.messages import (
     Welcome,
 )
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, peer_name
+from shared.wire.ranges import MAX_MS
+from shared.wire.tickets import Ticket, make_ticket, ticket_key
 from tests.support.core_rig import CoreKnobs, Job, make_core
 from tests.support.patience import HANG_GUARD_S
 from tests.support.twin_groups import TwinGroup
@@ -49,6 +53,7 @@ ROUTER = "tcp://127.0.0.1:7001"
 ROUTER_ID, ROUTER_EPOCH = "test", 1
 LEASE_S = 60.0
 PAUSE_S = 0.0002
+SECRET = b"the secret of a router in tests!"
 
 
 def make_node(
@@ -174,6 +179,8 @@ class Net:
             self.to_node(name, Welcome(ROUTER_ID, ROUTER_EPOCH, connection=1))
 
     def to_node(self, name: str, message: Message, source: str = ROUTER) -> None:
+        if isinstance(message, Welcome) and not message.ticket_key:
+            message = welcome_for(name, message, self.now)
         self.inboxes[name].append(Received(source, decode(encode(message))))
 
     def generate(
@@ -205,6 +212,7 @@ class Net:
             adapter=job.adapter,
             scored=1,
             cache_salt=job.cache_salt,
+            ticket=ticket_for(key, name_of(node), name_of(decode_node), job, num_sequences) if decode_node else None,
         )
         self.to_node(name_of(node), message)
         return key
@@ -311,6 +319,23 @@ class Net:
 
     def messages(self, kind: type[Message]) -> list[Message]:
         return [message for _, _, message in self.seen if isinstance(message, kind)]
+
+
+def welcome_for(name: str, message: Welcome, now: float) -> Welcome:
+    """The router's Welcome to a node, with that node's key of tickets."""
+    return msgspec.structs.replace(message, ticket_key=ticket_key(SECRET, name), clock_ms=round(1000 * now))
+
+
+def ticket_for(key: Key, source: str, target: str, job: Job, num_sequences: int = 1) -> Ticket:
+    """The router's word for a hand-off between two peers, for ever."""
+    return make_ticket(
+        ticket_key(SECRET, target),
+        key_of(key),
+        source,
+        num_sequences=num_sequences,
+        most_tokens=len(job.prompt) + job.sampling.max_tokens,
+        deadline_ms=MAX_MS,
+    )
 
 
 def assert_clean(*nodes: Node) -> None:

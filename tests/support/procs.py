@@ -19,7 +19,7 @@ from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Generate, Hello, Key, Message, Tokens, Welcome
 from shared.wire.peers import PeerClosed, Received
 from tests.support.core_rig import Job
-from tests.support.node_pair import FakeRouter
+from tests.support.node_pair import FakeRouter, ticket_for, welcome_for
 from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,8 @@ class RouterStub:
             elif isinstance(inbound, Received) and isinstance(inbound.message, Hello):
                 self.hellos[inbound.message.node_id] = inbound.message
                 self.peers[inbound.message.node_id] = inbound.peer
-                self.socket.send(inbound.peer, Welcome(ROUTER_ID, self.epoch, inbound.message.connection))
+                welcome = Welcome(ROUTER_ID, self.epoch, inbound.message.connection)
+                self.socket.send(inbound.peer, welcome_for(inbound.peer, welcome, time.monotonic()))
             elif isinstance(inbound, Received):
                 self.book.take(inbound.peer, self._of_this_life(inbound.message))
 
@@ -91,6 +92,7 @@ class RouterStub:
                 adapter=job.adapter,
                 scored=1,
                 cache_salt=job.cache_salt,
+                ticket=ticket_for(key, self.peers[node_id], self.peers[decode], job, n) if decode else None,
             ),
         )
         return key

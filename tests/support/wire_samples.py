@@ -38,6 +38,7 @@ from shared.wire.messages import (
     Wait,
     Welcome,
 )
+from shared.wire.tickets import Ticket
 
 KEY = RequestKey("router", 0xFFFF_FFFF_FFFF_FFFF, "cmpl-1", 0, 3)
 SAMPLING = SamplingParams(
@@ -68,10 +69,11 @@ LOAD = NodeLoad(
     10, {"free": 10}, 4, {"free": 4}, 0, 0, 4, {"steps": 1.0}, {"baton_step_seconds": [0.1]}, {"d": "shm: why"}, "1"
 )
 LOGPROBS = TokenLogprob(-0.5, (1, 2), (-0.5, -1.5))
+TICKET = Ticket(4, 19, 2_000, b"\x02" * 32)
 GENERATE = Generate(
     key=WIRE_KEY, prompt_ids=[1, 2, 3], output_ids=[[], [7]], num_sequences=2, sampling=WIRE_SAMPLING, seed=9,
     decode_node="d", decode_epoch=1, decode_endpoint="tcp://127.0.0.1:1", remaining_ms=100,
-    ended=[], adapter="b", scored=3, cache_salt=2**64 - 1,
+    ended=[], adapter="b", scored=3, cache_salt=2**64 - 1, ticket=TICKET,
 )  # fmt: skip
 READY = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [2**64 - 1, 3], PoolRef(1, 2, 3, 4, 5), False, 2, 3, b"", 0)
 INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
@@ -79,11 +81,11 @@ STAGED = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"", 6
 REMOTE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"\x01", 0)
 MESSAGES: list[Message] = [
     Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")]),
-    Welcome("router", 1, 1), Unwelcome("d", 1, "tcp://127.0.0.1:2"), Heartbeat("d", 1, LOAD, True, 500),
-    Goodbye("d", 1), Drain("d", "", 500), GENERATE,
+    Welcome("router", 1, 1, b"\x01" * 32, 7), Unwelcome("d", 1, "tcp://127.0.0.1:2"),
+    Heartbeat("d", 1, LOAD, True, 500), Goodbye("d", 1), Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
-    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b", 7),
+    Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b", 7, TICKET),
     Grant(WIRE_KEY, 16, 7, "shm"), Wait(WIRE_KEY, "pages"), Refuse(WIRE_KEY, "too_large", "pages"), READY, INLINE,
     Prebuilt(WIRE_KEY, 7, 11, [LOGPROBS], 3, 0, b"\x00\x01"), Installed(WIRE_KEY, 7),
     Failed(WIRE_KEY, 7, "handoff_failed", "digest"),

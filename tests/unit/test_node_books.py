@@ -29,7 +29,7 @@ from shared.node.convert import (
 )
 from shared.node.fingerprint import difference, make_fingerprint
 from shared.node.report import node_load
-from shared.node.routers import RouterLife, Routers
+from shared.node.routers import RouterLife, Routers, RoutersWord
 from shared.node.tombstones import Tombstones
 from shared.observe.node_metrics import NodeMetrics
 from shared.sched.events import Emitted, Ended, PrefillDone
@@ -124,10 +124,12 @@ def test_the_layout_is_in_the_fingerprint() -> None:
 
 # ---- routers
 
+WORD = RoutersWord(b"k", 0.0, 0.0)
+
 
 def test_a_router_is_known_by_id_and_epoch() -> None:
     routers = Routers(("a", "b"))
-    assert routers.welcome("a", RouterLife("router", 3)) is None
+    assert routers.welcome("a", RouterLife("router", 3), WORD) is None
     assert routers.peer_of(KEY) == "a" and not routers.is_over(KEY)
     assert routers.peer_of(KEY._replace(router_epoch=2)) is None
     assert routers.is_over(KEY._replace(router_epoch=2)) and not routers.is_over(KEY._replace(router_epoch=4))
@@ -135,10 +137,10 @@ def test_a_router_is_known_by_id_and_epoch() -> None:
 
 def test_a_new_life_ends_the_old_one() -> None:
     routers = Routers(("a", "b"))
-    routers.welcome("a", RouterLife("router", 3))
-    assert routers.welcome("a", RouterLife("router", 3)) is None
-    assert routers.welcome("a", RouterLife("router", 4)) == RouterLife("router", 3)
-    assert routers.welcome("a", RouterLife("another", 1)) == RouterLife("router", 4)
+    routers.welcome("a", RouterLife("router", 3), WORD)
+    assert routers.welcome("a", RouterLife("router", 3), WORD) is None
+    assert routers.welcome("a", RouterLife("router", 4), WORD) == RouterLife("router", 3)
+    assert routers.welcome("a", RouterLife("another", 1), WORD) == RouterLife("router", 4)
     assert routers.closed("a") == RouterLife("another", 1) and routers.closed("a") is None
     assert routers.welcomed() == []
 
@@ -146,20 +148,20 @@ def test_a_new_life_ends_the_old_one() -> None:
 def test_of_two_that_are_up_under_one_name_the_first_is_served() -> None:
     routers = Routers(("a", "b", "c"))
     first, second = RouterLife("router", 3), RouterLife("router", 4)
-    routers.welcome("a", first)
+    routers.welcome("a", first, WORD)
     assert routers.rival("b", second) == "a" and routers.rival("a", second) is None
     assert routers.rival("b", first) is None, "one router at two addresses"
     assert routers.refuse("b", second, "a") is None and routers.refused_for("b") == "a"
     assert routers.welcomed() == ["a"] and not routers.is_over(KEY)
     assert routers.closed("a") == first and routers.take_heirs(RouterLife("another", 1)) == []
     assert routers.take_heirs(first) == ["b"] and routers.refused_for("b") is None
-    assert routers.rival("b", second) is None and routers.welcome("b", second) is None
+    assert routers.rival("b", second) is None and routers.welcome("b", second, WORD) is None
 
 
 def test_a_router_that_is_renamed_to_a_taken_name_is_served_no_more() -> None:
     routers = Routers(("a", "b"))
-    routers.welcome("a", RouterLife("router", 3))
-    routers.welcome("b", RouterLife("other", 1))
+    routers.welcome("a", RouterLife("router", 3), WORD)
+    routers.welcome("b", RouterLife("other", 1), WORD)
     assert routers.refuse("b", RouterLife("router", 5), "a") == RouterLife("other", 1)
     assert routers.welcomed() == ["a"]
     assert routers.closed("b") is None and routers.refused_for("b") is None
@@ -213,7 +215,9 @@ def test_a_generate_without_decode_node_stays_here() -> None:
 
 def test_an_offer_becomes_a_request() -> None:
     fingerprint = make_fingerprint(SPEC, PLANES, 16, None, "1.0")
-    offer = Offer(to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x", 7)
+    offer = Offer(
+        to_wire(KEY), "p", 1, [1, 2], [3], to_wire(SAMPLING), 5, 2000, fingerprint, "h", ["zmq"], "x", 7, None
+    )
     req = request_of(offer, 8, now=1.0)
     assert req.adapter == "x" and req.cache_salt == 7
     assert (req.key, req.arrival, req.seed, req.deadline) == (KEY, 8, 5, 3.0)

@@ -138,7 +138,7 @@ def test_a_prefill_node_that_lost_its_router_ends_nothing_that_the_decode_node_h
 def test_an_offer_is_taken_back_by_its_source_alone() -> None:
     p, d = pair()
     net = Net([p, d])
-    d.side.prealloc.grant = lambda now: []  # no memory
+    d.side.prealloc.grant = lambda now, open_handoffs: []  # no memory
     key = net.generate(p, job(), d)
     net.run(until=lambda: bool(d.side.prealloc.requests()))
     net.inboxes[name_of(d)].append(Received("p9@1", Abort(key, False)))

@@ -145,7 +145,8 @@ def test_a_node_that_its_router_has_lost_is_asked_for_its_hello() -> None:
     assert link.sent == [(peer, Welcome("r", 9, connection=0))]
     say_hello(gateway, 1)
     gateway.handle(Received(peer, Heartbeat("d", 1, load(), False)))
-    assert link.sent[1:] == [(peer, Welcome("r", 9, connection=1))]
+    key = gateway._dispatcher.tickets.key_of(peer)
+    assert link.sent[1:] == [(peer, Welcome("r", 9, connection=1, ticket_key=key))]
 
 
 def test_a_node_that_is_asked_says_hello_and_not_too_often() -> None:

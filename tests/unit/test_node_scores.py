@@ -8,7 +8,7 @@ import pytest
 
 from shared.core.keys import RequestKey
 from shared.core.sampling_params import MAX_TOP_LOGPROBS
-from shared.node.convert import SCORES_BYTES, request_of, scores_of
+from shared.node.convert import MESSAGE_BYTES, request_of, scores_of
 from shared.sched.events import Scored
 from shared.wire.codec import encode
 from shared.wire.messages import Offer, Scores, TokenLogprob
@@ -61,7 +61,7 @@ def test_no_message_is_large(num_top: int) -> None:
     worst = TokenLogprob(-1.25e-9, (2**31 - 1,) * num_top, (-3.3e38,) * num_top)
     event = Scored(RequestKey("r" * 200, 2**64 - 1, "x" * 200, 0, 0), 1, (worst,) * 8192)
     messages = scores_of(event, "n" * 200, 2**64 - 1)
-    assert max(len(encode(message)) for message in messages) <= SCORES_BYTES + 2048
+    assert max(len(encode(message)) for message in messages) <= MESSAGE_BYTES + 2048
     assert sum(len(message.logprobs) for message in messages) == 8192
     edges = [message.first_pos for message in messages] + [8193]
     assert [edge + len(one.logprobs) for edge, one in zip(edges, messages, strict=False)] == edges[1:]

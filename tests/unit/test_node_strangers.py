@@ -11,7 +11,8 @@ from router.journal import Journal
 from shared.core.sampling_params import SamplingParams
 from shared.node.node import Node
 from shared.wire.codec import encode
-from shared.wire.messages import MAX_TEXT, Key, Offer, Refuse
+from shared.wire.messages import Key, Offer, Refuse
+from shared.wire.ranges import MAX_TEXT
 from tests.support.core_rig import CoreKnobs, Job
 from tests.support.node_pair import ROUTER_ID, Net, assert_clean, expected, make_node, name_of
 from tests.support.wire_samples import MESSAGES

@@ -105,11 +105,11 @@ def test_sampling_that_would_harm_is_a_wire_error(changes: dict[str, Any]) -> No
 
 
 def test_limits_are_limits() -> None:
-    small = WireLimits(max_prompt_tokens=4, max_control_bytes=550, max_string=64)
+    small = WireLimits(max_prompt_tokens=4, max_control_bytes=600, max_string=64)
     assert decode(raw(GENERATE, prompt_ids=[1, 2, 3]), small)
     with pytest.raises(WireError, match="tokens"):
         decode(raw(GENERATE, prompt_ids=[1, 2, 3, 4]), small)
-    with pytest.raises(WireError, match="550"):
+    with pytest.raises(WireError, match="600"):
         decode(raw(GENERATE, prompt_ids=[1] * 1000), small)
     with pytest.raises(WireError):
         decode(raw(Drain("d", ""), node_id="x" * 65), small)

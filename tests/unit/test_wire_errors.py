@@ -31,8 +31,9 @@ from shared.node.node import Node
 from shared.sched.events import Ended
 from shared.wire.codec import decode, encode, to_wire
 from shared.wire.errors import BY_CODE, NODE_ERRORS, error_of, error_of_peer, failed, refuse
-from shared.wire.messages import MAX_TEXT, Failed, Generate, Message, Refuse, Tokens, Welcome
+from shared.wire.messages import Failed, Generate, Message, Refuse, Tokens, Welcome
 from shared.wire.peers import Inbound, PeerUp, Received
+from shared.wire.ranges import MAX_TEXT
 from tests.support.core_rig import CoreKnobs
 from tests.support.node_pair import ROUTER, make_node
 from tests.support.router_rig import RouterRig, failures, generates

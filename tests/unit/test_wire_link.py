@@ -23,6 +23,7 @@ import zmq
 
 from shared.core.errors import ConfigError, WireError
 from shared.core.keys import RequestKey
+from shared.wire.budget import MAX_BATCH
 from shared.wire.codec import WireLimits, encode, to_wire
 from shared.wire.key_files import NODE, AllowedKeys, new_pair
 from shared.wire.keyring import KeyRing, Keys
@@ -30,7 +31,6 @@ from shared.wire.link import NodeLinks, RouterLink
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import Abort, Drain, Goodbye, Heartbeat, Message, NodeLoad, PoolRef, Ready, Welcome
 from shared.wire.peers import Inbound, PeerClosed, PeerUp, Received, WireTotals, parse_peer, peer_name
-from shared.wire.sockets import MAX_BATCH
 from shared.wire.wakeup import Wakeup
 from tests.support.key_folders import make_keys
 from tests.support.patience import HANG_GUARD_S

@@ -85,7 +85,13 @@ FAILED = (
 
 
 def test_monitors_hear_all_that_is_asked_of_them() -> None:
-    dealer = (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_RETRIED, *FAILED)
+    dealer = (
+        zmq.EVENT_CONNECTED,
+        zmq.EVENT_HANDSHAKE_SUCCEEDED,
+        zmq.EVENT_DISCONNECTED,
+        zmq.EVENT_CONNECT_RETRIED,
+        *FAILED,
+    )
     router = (zmq.EVENT_ACCEPTED, zmq.EVENT_DISCONNECTED, *FAILED)
     assert int(sockets.DEALER_EVENTS) == sum(int(event) for event in dealer)
     assert int(sockets.ROUTER_EVENTS) == sum(int(event) for event in router)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from deploy.metrics_page import OPEN, RESTING_PAGES, Page, states_of
 from deploy.tools.doctor.facts import Cluster
 from deploy.tools.doctor.finding import BROKEN, LOOK, OK, Finding, or_well
-from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_IDENTITY, REFUSED_KEY
+from shared.observe.metric_names import (
+    REFUSED_EPOCH,
+    REFUSED_FLOOD,
+    REFUSED_IDENTITY,
+    REFUSED_IDLE,
+    REFUSED_KEY,
+    REFUSED_TICKET,
+)
 
 REQUESTS, STEPS = "baton_requests_total", "baton_steps_total"
 PAGES, TOTAL, ROWS = "baton_kv_pages", "baton_kv_pages_total", "baton_request_rows"
@@ -22,6 +29,9 @@ REFUSED = {
     REFUSED_KEY: "connections with no key or a foreign one: copy DIR/allowed to every machine, or find out who knocks",
     REFUSED_IDENTITY: "names that another key is bound to: is a secret used on two machines?",
     REFUSED_EPOCH: "older lives of a node: is the same --node-id started twice, or did a clock go back?",
+    REFUSED_TICKET: "hand-offs that no router stands behind: see the log of the decode node for who offers them",
+    REFUSED_FLOOD: "connections that sent more than could be read: find out who, or why the process was so slow",
+    REFUSED_IDLE: "connections that said nothing, or too many of one node: find out who knocks at the node port",
 }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from decode_node.handoff_in import WaitingOffer
+from decode_node.shares import Shares
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
 from shared.core.keys import RequestKey
@@ -170,11 +171,13 @@ def waits_at_decode(node: Node, side: DecodeSide) -> Iterator[Wait]:
 
 
 def first_offer(node: Node) -> WaitingOffer | None:
-    """The oldest one whose router is known here, and whose grammar has been compiled."""
+    """The oldest one whose router is known here, whose grammar has been compiled, and whose source does not hold as
+    much as one source may."""
     assert isinstance(node.side, DecodeSide)
+    shares = Shares(node.ctx, node.side.transfers.open.values())
     offers, routers = node.side.prealloc._offers.values(), node.ctx.routers
     known = (o for o in offers if o.request.may_begin and routers.peer_of(o.request.key) is not None)
-    return next(known, None)
+    return next(filter(shares.allow, known), None)
 
 
 def has_room_for(node: Node, offer: WaitingOffer) -> bool:

@@ -1,0 +1,24 @@
+"""CURVE on a socket: who serves, and whom a dialled one must be."""
+
+from __future__ import annotations
+
+import zmq
+
+from shared.wire.key_files import KeyPair
+from shared.wire.zap import DOMAIN
+
+
+def serve_curve(socket: zmq.Socket[bytes], pair: KeyPair) -> None:
+    """Let in whom the authenticator allows, and nobody should there be no authenticator."""
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def dial_curve(socket: zmq.Socket[bytes], own: KeyPair, server: bytes) -> None:
+    """As ourselves, to whoever holds the secret of `server`."""
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, server)
