@@ -17,7 +17,7 @@ def stream(url: str, body: dict[str, Any], headers: dict[str, str], tries: int =
     """Yield each chunk once. An event counts when it is whole, at its blank line."""
     token = place = ""
     for _ in range(tries):
-        seen = {"Last-Event-ID": f"{token}/{place}"} if place else {}
+        seen = {"Last-Event-ID": f"{token}/{place}"} if place else {"X-Stream-Ids": "1"}
         try:
             with httpx.stream("POST", url, json=body | {"stream": True}, headers=headers | seen, timeout=60) as answer:
                 if answer.status_code not in AGAIN:

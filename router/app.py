@@ -124,7 +124,7 @@ async def serve_all(
         strict_fields=config.router.strict_fields,
         max_json_depth=config.http.max_json_depth,
         seers=tuple(filter(None, (keys.api, keys.admin))) if keys.api else (),
-        signer=Signer(keys.api) if config.router.stream_ids else None,
+        signer=Signer(keys.api),
     )
     rules = EndpointRules(
         log=log,

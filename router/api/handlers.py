@@ -29,7 +29,7 @@ from router.api.messages import COUNT_TOKENS, FUNCTIONS, Messages, counted
 from router.api.parse import BodyParser
 from router.api.resolve import Resolver
 from router.api.responses import Responses
-from router.api.stream_start import StreamStart, begin_stream, check_fresh, digest_of_body
+from router.api.stream_start import StreamStart, begin_stream, digest_of_body
 from router.api.stream_token import Signer
 from router.api.structured import asks_for_grammar
 from router.api.tokenization import DETOKENIZE, TOKENIZE, detokenized, tokenized, tokenizer_info
@@ -40,6 +40,7 @@ from shared.core.errors import BatonError, ModelNotFound
 from shared.observe.metrics import CONTENT_TYPE, RequestMetrics, render
 
 T = TypeVar("T")
+STREAM_IDS = b"x-stream-ids"  # asks for them: many clients take an event for one line of data
 LONG_BODY_BYTES = 8_192  # above it, parsing and tokenizing could hold up other streams for milliseconds
 APIS: tuple[GenerationApi[Any], ...] = (Chat(), Completions(), Messages(), Responses())
 KNOWN_FIELDS = known_fields([*(api.table for api in APIS), COUNT_TOKENS, TOKENIZE, DETOKENIZE])
@@ -77,9 +78,9 @@ class Handlers:
         strict_fields: bool = False,
         max_json_depth: int = 128,
         seers: tuple[str, ...] = (),
-        signer: Signer | None = None,
+        signer: Signer,
     ) -> None:
-        """`signer`: of the tokens with which streams go on; None: their events have no ids."""
+        """`signer`: of the tokens with which streams go on."""
         self._signer = signer
         self._kept = KeptAnswers(time.monotonic)
         self._resolver = resolver
@@ -133,14 +134,11 @@ class Handlers:
     async def _run(self, asked: Asked, connection: Connection) -> None:
         api, body = asked.api, asked.body
         contexts = Contexts(self.max_context(), self._within(self._registry.common_context()))
-        last_event_id = connection.header(b"last-event-id")
+        last_event_id, has_ids = connection.header(b"last-event-id"), connection.header(STREAM_IDS) is not None
 
         def plan() -> tuple[GenerationPlan, StreamStart | None]:
             made = api.plan(body, self._resolver, contexts)
-            if not made.show.stream:
-                return made, None
-            if self._signer is None:
-                check_fresh(last_event_id)
+            if not made.show.stream or not (has_ids or last_event_id is not None):
                 return made, None
             return begin_stream(api.table.path, body, made, self._signer, last_event_id)
 

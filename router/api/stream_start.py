@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from router.api.errors import ResumeMismatch, UnknownStream
+from router.api.errors import ResumeMismatch
 from router.api.generation_plan import GenerationPlan
 from router.api.marks import MAX_CHOICES, Marks, Position, ResumedMarks, packed, read_id
 from router.api.stream_token import Signer, StreamFacts, name_of
@@ -58,12 +58,6 @@ def begin_stream(
             raise ResumeMismatch("this is another request than the one that began the stream")
         start = start_of(token, facts, seen)
     return named(plan, body, start.name), start
-
-
-def check_fresh(last_event_id: str | None) -> None:
-    """Raise UnknownStream where somebody wants to go on: from the beginning, text would come twice."""
-    if last_event_id is not None:
-        raise UnknownStream("this router goes on with no streams: --no-stream-ids")
 
 
 def start_of(token: str, facts: StreamFacts, seen: Position | None) -> StreamStart:

@@ -33,12 +33,6 @@ class RouterConfig:
         "", "file with the key for /admin; empty: /admin is off (`baton up` makes one)", metavar="FILE"
     )
     strict_fields: bool = option(False, "refuse unknown fields of requests; else a response header names them")
-    stream_ids: bool = option(
-        True,
-        "write an id on every event of a stream: who lost it sends the token of the first id and the last id as "
-        "Last-Event-ID, and goes on at any router with the same --api-key-file, or at this one; off for clients that "
-        "can't read ids",
-    )
     admin_without_key: bool = option(False, "let everybody who reaches the API drain nodes and change roles")
 
     def __post_init__(self) -> None:

@@ -110,7 +110,7 @@ def ask(url: str, headers: Mapping[str, str], body: Any = None, method: str | No
 
 def events_of(text: str) -> Iterator[dict[str, Any]]:
     for part in text.split("\n\n"):
-        lines = [line for line in part.splitlines() if not line.startswith((":", "id: "))]
+        lines = [line for line in part.splitlines() if not line.startswith(":")]
         if not lines:
             continue
         named, data = lines

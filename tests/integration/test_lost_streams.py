@@ -18,7 +18,7 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.router_fake_node import FakeNode
 from tests.support.router_process import RouterProcess, eventually
 
-HEADERS = {"Authorization": "Bearer sesame"}
+HEADERS = {"Authorization": "Bearer sesame", "X-Stream-Ids": "1"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "say:hello there", "seed": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "say:hello there"}]},
@@ -33,6 +33,8 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RouterPro
     key.write_text("sesame\n")
     key.chmod(0o600)
     routers = [RouterProcess("--api-key-file", str(key), "--max-open-requests", "4") for _ in range(2)]
+    for router in routers:
+        router.key = "sesame"
     nodes = [FakeNode("decode", router.nodes, f"d{i}").start() for i, router in enumerate(routers)]
     yield routers
     for node in nodes:
@@ -128,17 +130,13 @@ def open_for_ever(router: RouterProcess) -> socket.socket:
     return one
 
 
-def test_without_ids_a_router_goes_on_with_nothing() -> None:
-    router = RouterProcess("--no-stream-ids")
-    node = FakeNode("decode", router.nodes, "d9").start()
-    try:
-        path, body = "/v1/completions", BODIES["/v1/completions"]
-        assert not any(event.id for event in events_of(stream(router, path, body)))
-        refused = stream(router, path, body, **{"Last-Event-ID": "x/1.0.0-0123456789abcdef"})
-        assert refused.status_code == 400 and refused.json()["error"]["code"] == "unknown_stream"
-    finally:
-        node.stop()
-        router.stop()
+def test_events_have_ids_for_who_asks_for_them(routers: list[RouterProcess]) -> None:
+    """Many clients take an event for one line of data."""
+    path, plain = "/v1/completions", {"Authorization": HEADERS["Authorization"]}
+    body = {"stream": True, **BODIES[path]}
+    answer = httpx.post(routers[0].url + path, json=body, headers=plain, timeout=HANG_GUARD_S)
+    assert not any(event.id for event in events_of(answer))
+    assert all(event.id for event in events_of(stream(routers[0], path, BODIES[path])))
 
 
 # ---- whole answers

@@ -50,7 +50,7 @@ def http(router: RouterProcess, nodes: tuple[FakeNode, FakeNode]) -> Iterator[ht
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     """The objects of a stream; the last line must be [DONE]."""
-    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert data[-1] == "[DONE]"
     return [json.loads(entry) for entry in data[:-1]]
 

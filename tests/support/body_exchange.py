@@ -162,7 +162,7 @@ def judged_error(status: int, found: Any, kind: str) -> str:
 def judged_stream(answer: Answer) -> str:
     """Every event is JSON; the last one says that the answer is complete, for all nodes live."""
     events = answer.body.removesuffix(DONE).split(b"\n\n")
-    named = events[-2].partition(b"event: ")[2].partition(b"\n")[0] if len(events) > 1 else b""
+    named = events[-2].split(b"\n")[0].removeprefix(b"event: ") if len(events) > 1 else b""
     if not answer.body.endswith(DONE) and named not in LAST_EVENTS:
         raise Fault(f"a stream without its end: {answer.body[-500:]!r}")
     for event in events:

@@ -25,6 +25,7 @@ class RouterProcess:
         command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
+        self.key = ""  # of clients, for tests that have one
         self.url = ""
         self.nodes = ""
         self._serving = threading.Event()
@@ -53,7 +54,9 @@ class RouterProcess:
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics, labels included in `name`; 0 where it is not there."""
-        for line in httpx.get(self.url + "/metrics", timeout=HANG_GUARD_S).text.splitlines():
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        answer = httpx.get(self.url + "/metrics", headers=headers, timeout=HANG_GUARD_S).raise_for_status()
+        for line in answer.text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rpartition(" ")[2])
         return 0.0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.tools.load.client import with_last_event_id
+from deploy.tools.load.client import with_header
 from deploy.tools.load.exchange import Exchange, refusal_text
 from deploy.tools.load.record import RequestRecord
 
@@ -218,5 +218,8 @@ def test_a_router_that_is_full_is_asked_again_once_the_stream_has_begun():
 
 def test_the_header_stands_before_the_body():
     message = b"POST /x HTTP/1.1\r\nHost: h\r\n\r\n{}\r\n\r\n"
-    assert with_last_event_id(message, "") == message
-    assert with_last_event_id(message, "T/1") == b"POST /x HTTP/1.1\r\nHost: h\r\nLast-Event-ID: T/1\r\n\r\n{}\r\n\r\n"
+    assert with_header(message, b"Last-Event-ID", "") == message
+    assert (
+        with_header(message, b"Last-Event-ID", "T/1")
+        == b"POST /x HTTP/1.1\r\nHost: h\r\nLast-Event-ID: T/1\r\n\r\n{}\r\n\r\n"
+    )

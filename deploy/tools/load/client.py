@@ -32,6 +32,7 @@ class Client:
         record = exchange.record
         record.sent = self.now()
         self._leave[record.number] = lambda: exchange.leave(self.now())
+        message = with_header(message, b"X-Stream-Ids", "1" if self._resumes else "")
         try:
             await self._ask(exchange, message)
             while self._resumes and exchange.can_go_on:
@@ -69,7 +70,7 @@ class Client:
             with contextlib.suppress(OSError):
                 connection = await self._connect()
         if connection is not None:
-            await self._one(connection, exchange, with_last_event_id(message, last_event_id))
+            await self._one(connection, exchange, with_header(message, b"Last-Event-ID", last_event_id))
 
     async def _connection(self) -> tuple[ClientConnection, bool]:
         """(one, whether it was used before)"""
@@ -121,9 +122,9 @@ class Client:
             connection.close()
 
 
-def with_last_event_id(message: bytes, last_event_id: str) -> bytes:
-    """Return a request with this header, where there is an id."""
-    if not last_event_id:
+def with_header(message: bytes, name: bytes, value: str) -> bytes:
+    """Return a request with this header, where there is a value."""
+    if not value:
         return message
     head, _, body = message.partition(b"\r\n\r\n")
-    return b"%b\r\nLast-Event-ID: %b\r\n\r\n%b" % (head, last_event_id.encode(), body)
+    return b"%b\r\n%b: %b\r\n\r\n%b" % (head, name, value.encode(), body)
