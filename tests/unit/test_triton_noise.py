@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from shared.kernel import noise
+from tests.support.patience import HANG_GUARD_S
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 gpu_noise = interpreter.kernels("noise")
@@ -94,7 +95,9 @@ def test_machine_code_of_the_sampler_rounds_as_a_cpu_does(tmp_path: Path) -> Non
     ones may be flushed by floor alone: what it gets is a multiple of 2^-25."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COMPILE, "80", "90"]
-    ptx = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_GUARD_S)
+    assert done.returncode == 0, done.stderr
+    ptx = done.stdout
     assert {"sm_80", "sm_90a"} <= set(re.findall(r"\.target (\w+)", ptx))
     assert ptx.count(".visible .entry") == 2 * 10
     assert set(re.findall(r"\bdiv\.\S*f32\S*", ptx)) == {"div.rn.f32"}

@@ -331,7 +331,8 @@ print("fine")
 
 
 def test_out_of_descriptors_a_peer_can_t_be_reached_and_later_can() -> None:
-    done = subprocess.run([sys.executable, "-c", OUT_OF_DESCRIPTORS], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", OUT_OF_DESCRIPTORS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_GUARD_S)
     assert done.stdout == "fine\n", done.stderr
 
 
