@@ -20,7 +20,7 @@ from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.tiny_llama import VOCAB, write_tiny_llama
 
 STREAMS, TINY_STREAMS = 8, 4  # rounding may turn one draw in some hundred thousand: so not too many
-TOKENS, TINY_TOKENS = 120, 60
+TOKENS, TINY_TOKENS = 120, 300  # the last stream must have begun before the first ends
 KILLED_AFTER = 8  # tokens of each stream
 FLAGS = (
     "--dtype", "float32", "--kv-bytes", "64MiB", "--heartbeat-s", "0.1", "--node-silence-s", str(SILENCE_S),
