@@ -7,6 +7,7 @@ connections, requests sent ahead of their answers. Knows nothing of paths.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.api.connection import HANG_UP
+from router.api.connection import HANG_UP, REQUEST_ID
 from router.api.errors import (
     BadHttp,
     HeadersTooLarge,
@@ -222,6 +223,7 @@ def refusal(error: BatonError, retry_after_s: int) -> bytes:
     """Return a whole answer that ends its connection."""
     body = error_json(error)
     length = (b"content-length", str(len(body)).encode())
-    headers = [*error_headers(error, retry_after_s), length, (b"connection", b"close")]
+    request_id = (REQUEST_ID, b"req-" + secrets.token_hex(12).encode())
+    headers = [*error_headers(error, retry_after_s), length, request_id, (b"connection", b"close")]
     lines = [name + b": " + value + b"\r\n" for name, value in headers]
     return b"".join([STATUS_LINE[error.status], *lines, b"\r\n", body])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
 from tests.support.fuzz_cluster import FuzzCluster
 from tests.support.fuzz_outsider import MIB, Outsider
@@ -20,9 +19,9 @@ MOST_GROWTH = 256 * MIB
 FLOOD_S = 15.0
 
 
-@pytest.mark.parametrize("has_keys", [False, True], ids=["without keys", "with keys"])
-def test_a_flood_from_outside_ends_nobody(tmp_path: Path, has_keys: bool) -> None:
-    cluster = FuzzCluster(tmp_path, has_keys=has_keys)
+def test_a_flood_from_outside_ends_nobody(tmp_path: Path) -> None:
+    """Without keys: with them an outsider gets no further than the handshake, which is not flooded here yet."""
+    cluster = FuzzCluster(tmp_path, has_keys=False)
     try:
         asyncio.run(serve(cluster, 2.0))  # what they hold at work
         rest = memory(cluster)
@@ -37,7 +36,7 @@ def test_a_flood_from_outside_ends_nobody(tmp_path: Path, has_keys: bool) -> Non
         print({name: f"{size / MIB:.0f} MiB" for name, size in growth.items()}, dict(outsider.counts))
         assert max(growth.values()) <= MOST_GROWTH, growth
         assert outsider.counts["silent"] > 500
-        assert has_keys or outsider.counts["cut off"] > 0
+        assert outsider.counts["cut off"] > 0
     finally:
         cluster.close()
 
