@@ -42,6 +42,9 @@ def router_process(name: str, *flags: str) -> RouterProcess:
     return RouterProcess(f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name, *flags)
 
 
+KEY = {"Authorization": "Bearer sesame"}  # of clients, where a test has one
+
+
 class ChaosCluster:
     """`nodes`: names that begin with p (prefill) or d (decode)."""
 
@@ -171,7 +174,7 @@ class ChaosCluster:
 
 def ready_nodes(url: str) -> set[str]:
     with contextlib.suppress(httpx.HTTPError):
-        nodes = httpx.get(f"{url}/ready", timeout=HANG_GUARD_S, verify=False).json()["nodes"]
+        nodes = httpx.get(f"{url}/ready", headers=KEY, timeout=HANG_GUARD_S, verify=False).json()["nodes"]
         return {node["node"] for node in nodes if node["ready"]}
     return set()
 
