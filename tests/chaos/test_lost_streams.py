@@ -22,8 +22,8 @@ from deploy.tools.load.runner import Runner
 from deploy.tools.load.target import Target, resolve
 from deploy.tools.load.workload import Session, Turn
 from tests.support.chaos_cluster import ChaosCluster, chaos_cluster
-from tests.support.front import front
 from tests.support.patience import HANG_GUARD_S
+from tests.support.tcp_relay import front
 
 NUM_STREAMS = 32
 TOKENS = 400
@@ -42,11 +42,7 @@ def load_example() -> Any:
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosCluster]:
     folder = tmp_path_factory.mktemp("lost")
-    key = folder / "api.key"
-    key.write_text("sesame\n")
-    key.chmod(0o600)
-    flags = ("--api-key-file", str(key))
-    with chaos_cluster(folder, nodes=("p0", "d0"), routers=2, router_flags=flags) as cluster:
+    with chaos_cluster(folder, nodes=("p0", "d0"), routers=2, api_key="sesame") as cluster:
         yield cluster
 
 

@@ -18,7 +18,7 @@ from tests.support.cluster import ROOT, baton_up
 from tests.support.key_folders import make_keys, write_key
 from tests.support.launch_lines import LAUNCH, documents
 from tests.support.patience import HANG_GUARD_S
-from tests.support.tls_proxy import make_certificate, tls_proxy
+from tests.support.tcp_relay import make_certificate, tls_proxy
 
 
 def pod(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tests.support.explorer.scripted import SCRIPTS
 from tests.support.explorer.shrink import ddmin, shrink
 
 SEEDS = 2  # of each scenario
+SEARCH = 60  # seeds from a mutant's first: the rarest is found by one in eight
 SEEDED = [mutant for mutant in MUTANTS.values() if mutant.seed is not None]
 BY_SCRIPT = [mutant for mutant in MUTANTS.values() if mutant.script]
 
@@ -43,9 +44,11 @@ def test_no_order_breaks_the_code_as_it_is(scenario: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", SEEDED, ids=lambda mutant: mutant.name)
 def test_a_broken_stream_is_found(mutant: Broken) -> None:
+    """An edit of the scheduler changes what a seed draws, so no one seed is asked for."""
     assert mutant.seed is not None
-    verdict = run_case(Case(mutant.scenarios[mutant.seed % len(mutant.scenarios)], mutant.seed), mutant)
-    assert verdict.oracle in mutant.found_by, f"without {mutant.takes_away}: {verdict.oracle} {verdict.message}"
+    seeds = range(mutant.seed, mutant.seed + SEARCH)
+    cases = (Case(mutant.scenarios[seed % len(mutant.scenarios)], seed) for seed in seeds)
+    assert any(run_case(case, mutant).oracle in mutant.found_by for case in cases), f"{mutant.takes_away} isn't missed"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

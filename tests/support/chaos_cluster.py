@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from shared.wire.messages import Hello, Message
-from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.metrics_page import at_rest, bearer, nodes_of, pages_partition, read_metrics
 from tests.support.patience import HANG_GUARD_S, SILENCE_S
 from tests.support.procs import NodeProcess
 from tests.support.proxy import FaultProxy, Seen
@@ -38,11 +38,8 @@ class Endpoint:
     endpoint: str
 
 
-def router_process(name: str, *flags: str) -> RouterProcess:
-    return RouterProcess(f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name, *flags)
-
-
-KEY = {"Authorization": "Bearer sesame"}  # of clients, where a test has one
+def router_process(name: str, *flags: str, api_key: str = "") -> RouterProcess:
+    return RouterProcess(f"--parent-pid={os.getpid()}", *ROUTER_FLAGS, "--router-id", name, *flags, api_key=api_key)
 
 
 class ChaosCluster:
@@ -55,12 +52,15 @@ class ChaosCluster:
         routers: int = 1,
         router_flags: tuple[str, ...] = (),
         node_flags: tuple[str, ...] = (),
+        api_key: str = "",
     ) -> None:
         self._log_dir = log_dir
         self._node_flags = node_flags
         self._lives: dict[str, int] = {}
         self.proxy = FaultProxy(self._rewrite)
-        self.routers = [router_process(f"router{i}", *router_flags) for i in range(routers)]
+        if api_key:
+            router_flags += ("--api-key-file", str(write_api_key(log_dir, api_key)))
+        self.routers = [router_process(f"router{i}", *router_flags, api_key=api_key) for i in range(routers)]
         self.nodes: dict[str, NodeProcess] = {}
         for name in nodes:
             for i, router in enumerate(self.routers):
@@ -118,7 +118,7 @@ class ChaosCluster:
         self.eventually(self._all_ready, "all nodes are ready")
 
     def _all_ready(self) -> bool:
-        return all(ready_nodes(router.url) == set(self.nodes) for router in self.routers)
+        return all(ready_nodes(router.url, router.key) == set(self.nodes) for router in self.routers)
 
     def eventually(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + HANG_GUARD_S
@@ -141,18 +141,18 @@ class ChaosCluster:
     # ---- oracles
 
     def resumed(self) -> float:
-        return sum(read_metrics(router.url)["baton_resumed_total", ""] for router in self.routers)
+        return sum(read_metrics(router.url, router.key)["baton_resumed_total", ""] for router in self.routers)
 
     def check_whole(self) -> None:
         """Every pool of every node is whole, at every router, and nobody has tripped over anything."""
         self.wait_ready()
         for router in self.routers:
-            self.eventually(lambda url=router.url: self._whole(url), f"pools are whole again at {router.url}")
+            self.eventually(lambda router=router: self._whole(router), f"pools are whole again at {router.url}")
         assert "Traceback" not in self.logs(), self.last_words()
         assert not self.proxy.errors, self.proxy.errors
 
-    def _whole(self, url: str) -> bool:
-        metrics = read_metrics(url)
+    def _whole(self, router: RouterProcess) -> bool:
+        metrics = read_metrics(router.url, router.key)
         return nodes_of(metrics) == set(self.nodes) and at_rest(metrics) and pages_partition(metrics)
 
     def close(self) -> None:
@@ -172,9 +172,17 @@ class ChaosCluster:
             self.proxy.close()
 
 
-def ready_nodes(url: str) -> set[str]:
+def write_api_key(folder: Path, api_key: str) -> Path:
+    """Write the file for `--api-key-file`; return where it is."""
+    path = folder / "api.key"
+    path.write_text(api_key + "\n")
+    path.chmod(0o600)
+    return path
+
+
+def ready_nodes(url: str, api_key: str = "") -> set[str]:
     with contextlib.suppress(httpx.HTTPError):
-        nodes = httpx.get(f"{url}/ready", headers=KEY, timeout=HANG_GUARD_S, verify=False).json()["nodes"]
+        nodes = httpx.get(f"{url}/ready", headers=bearer(api_key), timeout=HANG_GUARD_S, verify=False).json()["nodes"]
         return {node["node"] for node in nodes if node["ready"]}
     return set()
 

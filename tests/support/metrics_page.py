@@ -16,8 +16,13 @@ BUSY = ("active", "granted", "held", "running", "prefilling")
 Metrics = dict[tuple[str, str], float]  # (name, labels) -> value
 
 
-def read_metrics(url: str) -> Metrics:
-    text = httpx.get(f"{url}/metrics", timeout=HANG_GUARD_S, verify=False).text
+def bearer(api_key: str) -> dict[str, str]:
+    """Return the header that shows `api_key`; no header where there is no key."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def read_metrics(url: str, api_key: str = "") -> Metrics:
+    text = httpx.get(f"{url}/metrics", headers=bearer(api_key), timeout=HANG_GUARD_S, verify=False).text
     found = (SAMPLE.match(line) for line in text.splitlines())
     return {(m[1], m[2] or ""): float(m[3]) for m in found if m}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.metrics_page import bearer
 from tests.support.patience import HANDS_OVER, HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,12 +21,12 @@ SERVING = re.compile(r"serving url=(\S+) nodes=(\S+)")
 
 
 class RouterProcess:
-    def __init__(self, *flags: str, model: str = "hashlm") -> None:
+    def __init__(self, *flags: str, model: str = "hashlm", api_key: str = "") -> None:
         command = [sys.executable, "-m", "deploy.cli", "router", "--model", model]
         command += ["--port", "0", "--node-endpoint", "tcp://127.0.0.1:0", *HANDS_OVER, *flags]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
-        self.key = ""  # of clients, for tests that have one
+        self.key = api_key  # what `metric` shows the router; the caller passes --api-key-file
         self.url = ""
         self.nodes = ""
         self._serving = threading.Event()
@@ -54,8 +55,7 @@ class RouterProcess:
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics, labels included in `name`; 0 where it is not there."""
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        answer = httpx.get(self.url + "/metrics", headers=headers, timeout=HANG_GUARD_S).raise_for_status()
+        answer = httpx.get(self.url + "/metrics", headers=bearer(self.key), timeout=HANG_GUARD_S).raise_for_status()
         for line in answer.text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rpartition(" ")[2])

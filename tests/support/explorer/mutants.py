@@ -31,7 +31,7 @@ from tests.support.explorer.cases import Site
 @dataclass(frozen=True)
 class Broken:
     """A mutant. `takes_away` says in words what a reader of the production code would miss; `script` names the
-    hand-written schedule that must fail; `seed` is one that shows it (None: only the script does for sure)."""
+    hand-written schedule that must fail; `seed` is where a search begins (None: only the script shows it for sure)."""
 
     name: str
     takes_away: str
