@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ from shared.config.core_plan import CorePlan
 if TYPE_CHECKING:
     from tests.support.hazards.attach import Hazards
 
+FIGURES = "figures"  # the property of a test's report that holds its lines
+running: list[str] = []  # tests that were begun and have not ended, in whichever process
 GPU_TESTS = Path(__file__).parent / "gpu"
 core_plan.apply(CorePlan(threads=1))
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -56,10 +57,28 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     shutil.rmtree(folder)
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    running.append(nodeid)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    running.remove(nodeid)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode) -> None:
-    """After Ctrl-C, which tests/tiers.py sends to a tier that hangs: say where."""
+    """Print the figures of tests; and, after the Ctrl-C that tests/tiers.py sends to a tier that hangs, say where."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, text in report.user_properties if report.when == "call" else ():
+            if name == FIGURES:
+                terminalreporter.write_line(text)
     if exitstatus == pytest.ExitCode.INTERRUPTED:
-        terminalreporter.write_line(f"ended in {os.environ.get('PYTEST_CURRENT_TEST', 'no test')}")
+        terminalreporter.write_line(f"ended in {', '.join(running) or 'no test'}")
+
+
+@pytest.fixture
+def figures(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Keep a line for the summary of the run. A print would be lost where tests run in processes of their own."""
+    return lambda text: record_property(FIGURES, text)
 
 
 def has_gpu() -> bool:

@@ -55,6 +55,12 @@ def pytest_tier(name: str, quiet_s: float, *options: str) -> Tier:
     return Tier(name, quiet_s, (sys.executable, "-m", "pytest", "-q", f"tests/{name}", "--durations=5", *options))
 
 
+def on_every_core() -> tuple[str, ...]:
+    """Tests compute with one thread each, so several processes share their files; memory allows no more than four."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return ("-n", str(min(num_cores, 4)), "--dist", "loadfile")
+
+
 LINT = (
     Tier("ruff", 1, (str(BIN / "ruff"), "check", ".")),
     Tier("format", 1, (str(BIN / "ruff"), "format", "--check", ".")),
@@ -62,11 +68,11 @@ LINT = (
     Tier("layers", 31, (str(BIN / "lint-imports"),)),
     Tier("mutants", 4, (sys.executable, "tests/mutants/check.py")),
 )
-FAST = (pytest_tier("unit", 165, "--fast"), pytest_tier("simulation", 60, "--fast"))
+FAST = (pytest_tier("unit", 165, "--fast", *on_every_core()), pytest_tier("simulation", 60, "--fast", *on_every_core()))
 DRILL = replace(pytest_tier("drill", 360, "-rs"), needs=(sys.executable, "-m", "tests.drill.needs"))
 FULL = (
-    pytest_tier("unit", 485),
-    pytest_tier("simulation", 186),
+    pytest_tier("unit", 485, *on_every_core()),
+    pytest_tier("simulation", 186, *on_every_core()),
     pytest_tier("integration", 630),
     pytest_tier("chaos", 200),
     DRILL,
@@ -74,7 +80,7 @@ FULL = (
 RANKS = ("tests/integration/test_rank_pairs.py", "tests/integration/test_tensor_parallel.py")
 AHEAD = (sys.executable, "-m", "tests.support.ahead", "--all")
 LONG = (
-    pytest_tier("simulation", 900, "--seeds=600", "--all-ranks"),
+    pytest_tier("simulation", 900, "--seeds=600", "--all-ranks", *on_every_core()),
     Tier("ranks", 900, (sys.executable, "-m", "pytest", "-q", *RANKS, "--durations=5", "--all-ranks")),
     Tier("cluster", 1500, (sys.executable, "-m", "tests.support.sim.run", "--seeds", LONG_RUN)),
     Tier("fuzz", 660, (sys.executable, "-m", "tests.chaos.fuzz", "--seconds", "600")),

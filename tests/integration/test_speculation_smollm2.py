@@ -5,6 +5,7 @@ A token may differ only where the two best were as good as equal; such ties are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -78,12 +79,11 @@ def plain() -> Streams:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SPECS)
-def test_streams_are_those_without_speculation(name: str, plain: Streams, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_are_those_without_speculation(name: str, plain: Streams, figures: Callable[[str], None]) -> None:
     streams, per_verify = streams_with(SPECS[name])
     assert len(streams) == len(TEMPERATURES) * len(prompts()) and len(prompts()) >= 60
     gaps = [gap(*which, stream, streams[which]) for which, stream in plain.items() if stream != streams[which]]
-    with capsys.disabled():
-        print(f"\n{name}: {len(streams)} streams, {per_verify:.2f} tokens per verify, {len(gaps)} ties {gaps}")
+    figures(f"{name}: {len(streams)} streams, {per_verify:.2f} tokens per verify, {len(gaps)} ties {gaps}")
     assert per_verify > 1.1, "nothing was accepted: this shows nothing"
     assert max(gaps, default=0.0) < TIE and len(gaps) <= 1
 

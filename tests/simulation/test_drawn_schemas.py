@@ -65,15 +65,14 @@ def regexes() -> Iterator[Drawn]:
 
 @pytest.mark.parametrize(("source", "count"), [(schemas, NUM_SCHEMAS), (regexes, NUM_REGEXES)])
 def test_answers_fit_what_was_asked_for(
-    source: Callable[[], Iterator[Drawn]], count: int, capsys: pytest.CaptureFixture[str]
+    source: Callable[[], Iterator[Drawn]], count: int, figures: Callable[[str], None]
 ) -> None:
     """None gets stuck, most end by themselves, and the others are beginnings of what would fit."""
     drawn = [one for one, _ in zip(source(), range(count), strict=False)]
     ends: Counter[str] = Counter()
     for first in range(0, count, PER_CORE):
         ends += answers_to(drawn[first : first + PER_CORE], first)
-    with capsys.disabled():
-        print(f"\n{source.__name__}: {ends['stop']} of {count} ended by themselves, {ends['length']} were cut")
+    figures(f"{source.__name__}: {ends['stop']} of {count} ended by themselves, {ends['length']} were cut")
     assert ends["stop"] + ends["length"] == count
     assert ends["stop"] >= LEAST_ENDED * count
 

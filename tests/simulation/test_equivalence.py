@@ -8,6 +8,8 @@ multi-layer} x {stream backend} x {host lengths} x {cold tier: off, memory, memo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.support.equivalence_cells import Watch, all_pairs, run_cell
@@ -45,20 +47,19 @@ def test_streams_are_the_reference_s(block: int, watch: Watch, cells: list) -> N
 
 
 def test_every_pair_of_values_occurred_and_the_counts(
-    watch: Watch, cells: list, capsys: pytest.CaptureFixture, pytestconfig: pytest.Config
+    watch: Watch, cells: list, figures: Callable[[str], None], pytestconfig: pytest.Config
 ) -> None:
     """Last, so that it sees what the others did."""
     num_seeds = pytestconfig.getoption("--seeds")
     if len(cells) < num_seeds or num_seeds < CI_SEEDS:
         pytest.skip("only the whole run can cover everything")
     covered = set().union(*(cell.pairs() for cell in cells))
-    with capsys.disabled():
-        print(
-            f"\nequivalence: {len(cells)} seeds {dict(watch.outcomes)}, {watch.steps} steps, {watch.decode_steps} with "
-            f"decode rows, {watch.verifies} verifies, {watch.retractions} forced retractions, "
-            f"{watch.readmissions} re-admissions, {watch.restored_pages} pages restored, "
-            f"{len(covered)} of {len(all_pairs())} pairs of values"
-        )
+    figures(
+        f"equivalence: {len(cells)} seeds {dict(watch.outcomes)}, {watch.steps} steps, {watch.decode_steps} with "
+        f"decode rows, {watch.verifies} verifies, {watch.retractions} forced retractions, "
+        f"{watch.readmissions} re-admissions, {watch.restored_pages} pages restored, "
+        f"{len(covered)} of {len(all_pairs())} pairs of values"
+    )
     assert covered == all_pairs()
     assert watch.decode_steps >= (LONG_DECODE_STEPS if num_seeds >= LONG_SEEDS else CI_DECODE_STEPS)
     assert watch.verifies > 1000 and watch.retractions > 100

@@ -22,6 +22,9 @@ def python(code, quiet_s=60.0):
     return Tier("t", quiet_s, (sys.executable, "-I", "-S", "-c", code))
 
 
+HOOKS = ("pytest_runtest_logstart", "pytest_runtest_logfinish", "pytest_terminal_summary")
+
+
 class Hanging(Tier):
     """Counts as hanging as soon as it has written a file named like itself."""
 
@@ -68,12 +71,13 @@ def test_a_tier_that_hangs_fails_and_takes_its_children_along(tmp_path, monkeypa
         time.sleep(0.02)
 
 
-def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_tier_that_hangs_says_which_test_was_running(tmp_path, monkeypatch, capfd, processes):
     monkeypatch.setattr(tiers, "LAST_WORDS", ((signal.SIGINT, HANG_GUARD_S),))
     file, begun = tmp_path / "test_it.py", tmp_path / "begun"
     file.write_text(f"import time\ndef test_hangs():\n  open({str(begun)!r}, 'w').write('x')\n  time.sleep(600)\n")
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary")
-    command = (sys.executable, "-m", "pytest", f"--rootdir={tmp_path}", str(file))
+    (tmp_path / "conftest.py").write_text(f"from tests.conftest import {', '.join(HOOKS)}")
+    command = (sys.executable, "-m", "pytest", f"--rootdir={tmp_path}", "-n", processes, str(file))
     assert tiers.run(Hanging(str(begun), 60.0, command))[0] is False
     assert re.search(r"ended in \S*test_it.py::test_hangs", capfd.readouterr().out)
 

@@ -35,6 +35,7 @@ def opened(name: str, options: LoadOptions, device: str = "cpu") -> OpenedModel:
         (GGUF, "cpu", "fp8", "fp8"),
         (FOLDER, "cpu", "int8", "int8"),
     ],
+    ids=lambda value: "folder" if value == FOLDER else str(value),  # a folder of this run has another name in the next
 )
 def test_auto_is_bfloat16_and_on_a_cpu_the_blocks_of_a_file(name: str, device: str, asked: str, weights: str) -> None:
     found = settled(LoadOptions("auto", formats=Formats(kv="int8", weights=asked)), source_of(name), device)

@@ -173,7 +173,7 @@ SHARED = [
         ("", 1, "x" * 513),
     ),
     Row("request_id", harmless("mine", None), (1, "x" * 513)),
-    *(Row(name, (), (7, "x", {"a": 1})) for name in (*REFUSED_GENERATION.keys() - {"length_penalty"},)),
+    *(Row(name, (), (7, "x", {"a": 1})) for name in sorted(REFUSED_GENERATION.keys() - {"length_penalty"})),
     Row("prompt_logprobs", ((3, sampling("prompt_logprobs", 3)), (0, show("prompt_logprobs", 0))), (-1, 21, "x", True)),
     Row("prompt_logprobs", (), (3,), (("stream", True),)),
     Row("length_penalty", harmless(1, 1.0, None), (2, 0.5)),

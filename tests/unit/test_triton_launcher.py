@@ -54,7 +54,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:32])
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: "tensor" if torch.is_tensor(value) else str(value))
 def test_a_signature_is_what_triton_compiles(value: object) -> None:
     """Compared with Triton's own binder, once where it may specialise and once where it may not."""
     compiled = JITFunction(turns_kernel.fn, do_not_specialize=["free"])
