@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from tests.support.draft_trees import depths, draw_parents, visible_bits
 
 MAX_LEN = 700
 LAYERS, LAYER = 3, 1
+DEVICE_INPUTS = ("positions", "cu_q_lens", "page_table", "slots", "visible")
 POISON = 0x5B  # a byte that was not written; the scales are no numbers
 
 
@@ -45,13 +47,25 @@ class Step:
         self.kv_after = kv
         return out
 
+    def to(self, device: torch.device) -> Step:
+        """Return a copy whose tensors are on `device`; what the host knows stays there."""
+        moved = {name: on(getattr(self.inputs, name), device) for name in DEVICE_INPUTS}
+        norms = (on(self.norms[0], device), on(self.norms[1], device))
+        qkv, kv, scales, is_real = (on(value, device) for value in (self.qkv, self.kv, self.scales, self.is_real))
+        return Step(self.shape, replace(self.inputs, **moved), qkv, kv, scales, norms, is_real)
+
     def pages(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The bits of the pool after the last run, but for page 0, and the scales."""
         return self.kv_after[1:].view(torch.uint8), None if self.scales_after is None else self.scales_after[1:]
 
 
-def tables_of(shape: AttentionShape, theta: float = 10000.0) -> RopeTables:
-    return rope_tables(inverse_frequencies(shape.head_dim, theta), MAX_LEN)
+def on(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def tables_of(shape: AttentionShape, theta: float = 10000.0, num: int = MAX_LEN) -> RopeTables:
+    """Of `num` positions."""
+    return rope_tables(inverse_frequencies(shape.head_dim, theta), num)
 
 
 def make_step(

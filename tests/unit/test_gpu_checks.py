@@ -22,7 +22,7 @@ import torch
 from shared.engine.future_map import FutureMap
 from tests.gpu import plan, run, wheels
 from tests.gpu.book import CUT_OFF, FAILED, FILE, PASSED, SKIPPED, Book, Outcome
-from tests.gpu.checks import streams, values
+from tests.gpu.checks import kernels, streams, values
 from tests.gpu.one import run_check
 from tests.gpu.page import PAGE, SUMMARY
 from tests.gpu.place import NotHere, Place
@@ -36,6 +36,8 @@ ONE_PROCESS = ("another process's memory", "two nodes over cuda_ipc, one killed"
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_every_check_runs_on_the_virtual_gpu(check: Check) -> None:
+    if check.run.startswith("kernels."):
+        pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
     if check.name in ONE_PROCESS:
         with pytest.raises(NotHere, match="process's own"):
             run_check(check, "virtual")
@@ -71,6 +73,21 @@ def wrong_draws(patch: pytest.MonkeyPatch) -> None:
         return replace(found, logprobs=found.logprobs + 1e-6)
 
     patch.setattr(values, "sample_tensors", sample)
+
+
+def wrong_attention(patch: pytest.MonkeyPatch) -> None:
+    real = kernels.TorchAttention.attend
+    patch.setattr(kernels.TorchAttention, "attend", lambda self, *args: real(self, *args) + 1e-3)
+
+
+def wrong_ids(patch: pytest.MonkeyPatch) -> None:
+    real = kernels.sample_cpu
+
+    def sample(*args: object) -> object:
+        found = real(*args)
+        return replace(found, ids=found.ids ^ 1)
+
+    patch.setattr(kernels, "sample_cpu", sample)
 
 
 def a_failed_step(patch: pytest.MonkeyPatch) -> None:
@@ -109,6 +126,9 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
         ("streams, plain", a_failed_step, "RuntimeError: once"),
         ("logits of prompts, steps, windows", wrong_logits, "not close"),
         ("draws of the sampler", wrong_draws, "logprobs of case"),
+        ("kernels, attention", wrong_attention, "from the reference"),
+        ("kernels, draws", wrong_ids, "ids of case"),
+        ("streams, graphs", wrong_streams, "plain: AssertionError: r1: "),
         ("host waits in the steady state", a_hidden_wait, "syncs tests/unit/test_gpu_checks.py"),
         ("races", no_order, "is not ordered behind"),
     ],
@@ -116,6 +136,8 @@ def no_order(patch: pytest.MonkeyPatch) -> None:
 def test_a_check_fails_where_what_it_looks_for_is_wrong(
     name: str, spoil: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name.startswith("kernels, "):
+        pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
     spoil(monkeypatch)
     with pytest.raises(AssertionError) as failed:
         run_check(plan.check_named(name), "virtual")

@@ -85,7 +85,7 @@ def seconds(place: Place, work: Callable[[], object]) -> float:
     gpu = place.gpu
     work()
     spans = []
-    for _ in range(ROUNDS):
+    for _ in range(1 if place.tiny else ROUNDS):
         begin, end = gpu.new_event(timing=True), gpu.new_event(timing=True)
         begin.record()
         work()

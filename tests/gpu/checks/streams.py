@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from shared.core.errors import BatonError
 from tests.gpu.failed_steps import no_failed_steps
@@ -16,9 +17,26 @@ RETRACT_EVERY = 9
 NUM_TINY_JOBS = 2
 
 
+@dataclass(frozen=True, slots=True)
+class How:
+    """The device's way of computing; the CPU's is always the reference."""
+
+    kernels: str = "torch"
+    graphs: bool = False
+
+
+PLAIN = How()
+
+
 def kinds(place: Place, *names: str) -> dict[str, object]:
     """On one network, drafted and mixed in different ways."""
     return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)})
+
+
+def graphs(place: Place, *names: str) -> dict[str, object]:
+    """The same with Triton's kernels, and with decode steps as graphs: what a GPU's node does by default."""
+    how = How("torch" if place.tiny else "triton", graphs=True)  # the interpreter does not read a virtual GPU's memory
+    return compare(place, {name: KINDS[name] for name in (names[:1] if place.tiny else names)}, how)
 
 
 def families(place: Place, *prefixes: str) -> dict[str, object]:
@@ -28,35 +46,37 @@ def families(place: Place, *prefixes: str) -> dict[str, object]:
     return compare(place, {name: Kind(family=name) for name in (names[:1] if place.tiny else names)})
 
 
-def compare(place: Place, cells: dict[str, Kind]) -> dict[str, object]:
+def compare(place: Place, cells: dict[str, Kind], how: How = PLAIN) -> dict[str, object]:
     """Steps of each cell. Those that differ are told together: the others have been run all the same."""
     steps: dict[str, object] = {}
     wrong = []
     for name, kind in cells.items():
         try:
-            steps[f"{name}, steps"] = equal_streams(place, kind)
+            steps[f"{name}, steps"] = equal_streams(place, kind, how)
         except (AssertionError, BatonError, RuntimeError) as error:
             wrong.append(f"{name}: {type(error).__name__}: {str(error)[:500]}")
     assert not wrong, "\n".join(wrong)
     return steps
 
 
-def equal_streams(place: Place, kind: Kind) -> int:
-    expected, found = outcome(None, kind, place.tiny), outcome(place, kind, place.tiny)
+def equal_streams(place: Place, kind: Kind, how: How) -> int:
+    expected, found = outcome(None, kind, place.tiny), outcome(place, kind, place.tiny, how)
     for rid, stream in expected.streams.items():
         assert found.streams[rid] == stream, f"{rid}: {found.streams[rid]} instead of {stream}"
     assert found.ends.keys() == expected.ends.keys()
     return found.num_steps
 
 
-def outcome(place: Place | None, kind: Kind, tiny: bool) -> Outcome:
+def outcome(place: Place | None, kind: Kind, tiny: bool, how: How = PLAIN) -> Outcome:
     """Retractions too. `place`: None is the CPU."""
-    core = make_core(kind, None if place is None else place.gpu)  # type: ignore[arg-type]
+    gpu = None if place is None else place.gpu
+    core = make_core(kind, gpu, kernels=how.kernels, graphs=how.graphs)  # type: ignore[arg-type]
     try:
         given = jobs_for(kind, core.settings.adapters, NUM_TINY_JOBS if tiny else len(LENGTHS))
         with no_failed_steps():
             found = run_local(core, given, retract_every=RETRACT_EVERY, rng=random.Random(1))
         assert_whole(core)
+        assert not how.graphs or core.engine.runner.totals()["graph_steps"] > 0, "no step ran as a graph"
     finally:
         core.close()
     return found

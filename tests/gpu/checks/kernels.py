@@ -1,0 +1,211 @@
+"""Triton's kernels on the device, one by one, beside the reference on the CPU; and how fast they are. Where there is no
+GPU they run in Triton's interpreter, which shows that the checks themselves are right."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.kernel.attention import AttentionInputs, AttentionShape, HostLengths, TorchAttention
+from shared.kernel.blocks import TorchBlocks
+from shared.kernel.quantized import DTYPES
+from shared.sample.interface import History, SampleOutput, SamplingBatch, TokenMasks
+from shared.sample.sampler_numba import sample_cpu
+from tests.gpu.checks.rates import seconds
+from tests.gpu.place import NotHere, Place
+from tests.support.attention_cases import CASES, Case, shape_of
+from tests.support.paged_steps import tables_of
+from tests.support.sampling_cases import Case as Draws
+from tests.support.sampling_cases import make_params, rows_on
+
+CPU = torch.device("cpu")
+TINY_CASES = ("decode", "int8", "chunk")
+NUM_DRAWS, NUM_TINY_DRAWS = 20, 1
+# Of results around 1: the reference sums in another order, and bfloat16 rounds the weights of the keys as well.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+EPS = 1e-5
+
+
+def kernels(place: Place, name: str) -> ModuleType:
+    """Return a module of shared.gpu_kernel: compiled by a GPU, interpreted elsewhere."""
+    if not place.tiny:
+        return importlib.import_module(f"shared.gpu_kernel.{name}")
+    try:
+        from tests.support import interpreter
+    except ImportError as missing:
+        raise NotHere(f"kernels can't be interpreted here: {missing}") from missing
+    return interpreter.kernels(name)
+
+
+def device_of(place: Place) -> torch.device:
+    """The interpreter reads the host's memory."""
+    return CPU if place.tiny else place.gpu.device
+
+
+def attention(place: Place) -> dict[str, object]:
+    """Every case of the interpreter's tests, and in bfloat16 too where the products are real: near the reference, and
+    with the same bits in a second run."""
+    triton, device = kernels(place, "attention"), device_of(place)
+    far: dict[torch.dtype, float] = {}
+    for case in cases(place):
+        step = case.step()
+        wanted = step.run(TorchAttention(case.shape, tables_of(case.shape), tables_of(case.shape, 500.0)))
+        tables, local = (tuple(of.to(device) for of in tables_of(case.shape, theta)) for theta in (10000.0, 500.0))
+        there = step.to(device)
+        got, again = (there.run(triton.TritonAttention(case.shape, tables, local)).cpu() for _ in range(2))
+        assert torch.equal(got, again), f"{case}: two runs differ"
+        assert got.isfinite().all(), f"{case}: a slot was read that holds nothing"
+        difference = float((got.float() - wanted.float()).abs().max())
+        assert difference < TOLERANCE[case.dtype], f"{case}: {difference} from the reference"
+        far[case.dtype] = max(far.get(case.dtype, 0.0), difference)
+    return {f"largest difference of attention, {dtype}": value for dtype, value in far.items()}
+
+
+def cases(place: Place) -> Iterator[Case]:
+    if place.tiny:
+        yield from (CASES[name] for name in TINY_CASES)
+        return
+    for case in CASES.values():
+        yield case
+        if case.dtype == torch.float32:
+            yield replace(case, dtype=torch.bfloat16)
+
+
+def blocks(place: Place) -> dict[str, object]:
+    """The residual sum with its norm, and the gate, beside torch's on the CPU."""
+    triton, device = kernels(place, "blocks"), device_of(place)
+    draw = torch.Generator().manual_seed(3)
+    rows, columns = (3, 97) if place.tiny else (129, 4096)
+    far = 0.0
+    for dtype in (torch.float32, torch.float16) if place.tiny else TOLERANCE:
+        for is_gelu in (False, True):
+            ours, plain = triton.TritonBlocks(EPS, dtype, is_gelu), TorchBlocks(EPS, dtype, is_gelu)
+            residual, weight = torch.randn(rows, columns, generator=draw), torch.randn(columns, generator=draw)
+            delta = torch.randn(rows, columns, generator=draw).to(dtype)
+            gate_up = torch.randn(rows, 2 * columns, generator=draw).to(dtype)
+            here = plain.add_norm(residual.clone(), delta, weight), plain.gate(gate_up)
+            there = ours.add_norm(*(of.to(device, copy=True) for of in (residual, delta, weight)))
+            for wanted, got in zip(here, (there, ours.gate(gate_up.to(device))), strict=True):
+                torch.testing.assert_close(got.cpu(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+                far = max(far, float((got.cpu().float() - wanted.float()).abs().max()))
+    return {"largest difference of norm and gate": far}
+
+
+def draws(place: Place) -> dict[str, object]:
+    """Ids of every set of sampling parameters, and of vocabularies that many programs share: the CPU's, bit for bit."""
+    kernels(place, "sample")
+    from shared.sample.sampler_triton import sample_triton
+
+    def sample(
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        row_of: np.ndarray,
+        positions: torch.Tensor,
+        history: History | None,
+        masks: TokenMasks | None = None,
+    ) -> SampleOutput:
+        return sample_triton(logits, rows_on(batch, row_of, logits), positions, history)
+
+    device, count = str(device_of(place)), NUM_TINY_DRAWS if place.tiny else NUM_DRAWS
+    for seed in range(count):
+        case = Draws(seed, num_logprobs=seed % 5 - 1)
+        assert torch.equal(case.run(sample, device).ids.cpu(), case.run(sample_cpu).ids), f"ids of case {seed}"
+    num_rows = 3 if place.tiny else 66
+    for vocab_size in (97,) if place.tiny else (32_000, 151_936):
+        logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
+        kinds = [make_params({"top_p": 0.9, "top_k": 50}), make_params({}), make_params({"temperature": 0.0})]
+        batch = SamplingBatch.build(kinds * (num_rows // 3), list(range(num_rows)), [4] * num_rows)
+        given = (batch, np.arange(num_rows), torch.arange(num_rows))
+        wanted = sample_cpu(logits, *given, None).ids
+        there = sample(logits.to(device), *given[:2], given[2].to(device), None).ids
+        assert torch.equal(there.cpu(), wanted), f"ids of {vocab_size}"
+    return {"batches drawn by kernels": count}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A step's attention: each of `batch` rows has `keys` keys, and its last `queries` tokens are the step's."""
+
+    batch: int
+    keys: int
+    queries: int = 1
+    pages: str = ""
+
+
+DECODE = (Rows(1, 2048), Rows(64, 2048), Rows(1, 131_072), Rows(64, 2048, 1, "int8"), Rows(64, 2048, 1, "fp8"))
+TINY_DECODE = (Rows(2, 40), Rows(2, 40, 1, "int8"))
+PREFILL, TINY_PREFILL = Rows(1, 8192, 8192), Rows(1, 20, 20)
+LOGITS, TINY_LOGITS = (64, 128_256), (1, 97)
+KNOBS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "top-p and top-k": {"top_p": 0.9, "top_k": 50}}
+PAGE_SIZE = 16
+
+
+def speed(place: Place) -> dict[str, object]:
+    """Attention of one layer of an 8B model, and the sampler, by the device's clock."""
+    device, dtype = device_of(place), torch.float32 if place.tiny else torch.bfloat16
+    triton, shape = kernels(place, "attention"), shape_of(4, 2, 16) if place.tiny else shape_of(32, 8, 128)
+    figures: dict[str, object] = {}
+    for rows in TINY_DECODE if place.tiny else DECODE:
+        work, num_bytes = attending(triton, shape, rows, dtype, device)
+        told = f"decode attention of {rows.batch} x {rows.keys}, {rows.pages or dtype}, GB/s"
+        figures[told] = num_bytes / seconds(place, work) / 1e9
+    chunk = TINY_PREFILL if place.tiny else PREFILL
+    work, _ = attending(triton, shape, chunk, dtype, device)
+    products = 2 * shape.num_heads * shape.head_dim * chunk.queries**2  # half of the scores are masked
+    figures[f"prefill attention of {chunk.queries}, TFLOP/s"] = products / seconds(place, work) / 1e12
+    num_rows, vocab_size = TINY_LOGITS if place.tiny else LOGITS
+    for name, knobs in list(KNOBS.items())[: 1 if place.tiny else None]:  # interpreted, the second takes half a minute
+        work = drawing(place, knobs, num_rows, vocab_size, device)
+        figures[f"sampling {num_rows} x {vocab_size}, {name}, us"] = seconds(place, work) * 1e6
+    return figures
+
+
+def attending(
+    triton: ModuleType, shape: AttentionShape, rows: Rows, dtype: torch.dtype, device: torch.device
+) -> tuple[Callable[[], object], int]:
+    """Return the attention of one layer over a pool in a drawn order of pages, and the bytes of KV that it reads."""
+    per_row = -(-rows.keys // PAGE_SIZE)
+    plane = (1 + rows.batch * per_row, 1, 2, shape.num_kv_heads, PAGE_SIZE, shape.head_dim)
+    kv = torch.zeros(plane, dtype=DTYPES[rows.pages] if rows.pages else dtype, device=device)
+    scales = torch.ones(plane[:-1], device=device) if rows.pages else None
+    order = 1 + torch.randperm(rows.batch * per_row, generator=torch.Generator().manual_seed(1))
+    starts = np.arange(rows.batch + 1, dtype=np.int32) * rows.queries
+    before = rows.keys - rows.queries
+    num_running = rows.batch if rows.queries == 1 else 0
+    host = HostLengths(starts, np.full(rows.batch, before), rows.batch * before, num_running)
+    inputs = AttentionInputs(
+        positions=torch.arange(before, rows.keys, device=device).repeat(rows.batch),
+        cu_q_lens=torch.from_numpy(starts).to(device),
+        page_table=order.to(torch.int32).view(rows.batch, per_row).to(device),
+        max_q_len=rows.queries,
+        max_seq_len=rows.keys,
+        host=host,
+    )
+    columns = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+    qkv = torch.randn(rows.batch * rows.queries, columns, device=device).to(dtype)
+    backend = triton.TritonAttention(shape, tuple(of.to(device) for of in tables_of(shape, num=rows.keys)))
+
+    def work() -> object:
+        backend.begin(inputs, kv, scales)
+        return backend.attend(0, qkv, None, None)
+
+    per_key = 2 * shape.num_kv_heads * (shape.head_dim * kv.itemsize + (4 if rows.pages else 0))
+    return work, rows.batch * rows.keys * per_key
+
+
+def drawing(
+    place: Place, knobs: dict[str, Any], num_rows: int, vocab_size: int, device: torch.device
+) -> Callable[[], object]:
+    kernels(place, "sample")
+    from shared.sample.sampler_triton import sample_triton
+
+    logits = (torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(1)) * 3).to(device)
+    batch = SamplingBatch.build([make_params(knobs)] * num_rows, list(range(num_rows)), [4] * num_rows)
+    rows, positions = rows_on(batch, np.arange(num_rows), logits), torch.arange(num_rows, device=device)
+    return lambda: sample_triton(logits, rows, positions, None)
