@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 AGAIN = (429, 502, 503, 504)
+PAUSE_S = 0.5  # before the next try: a router that was killed needs a moment to start again
 
 
 def stream(url: str, body: dict[str, Any], headers: dict[str, str], tries: int = 60) -> Iterator[dict[str, Any]]:
@@ -38,7 +39,7 @@ def stream(url: str, body: dict[str, Any], headers: dict[str, str], tries: int =
                     event = {}
         except httpx.TransportError:
             pass
-        time.sleep(0.5)
+        time.sleep(PAUSE_S)
     raise RuntimeError("the answer could not be had to its end")
 
 

@@ -183,8 +183,8 @@ def url(host: str, port: int) -> str:
 
 
 def is_ready(host: str, port: int, num_nodes: int, key: str = "") -> bool:
-    """Whether the router serves and all nodes that were started have arrived: the first one alone could serve, but
-    whoever starts a cluster waits for all of it. `key`: the clients', where there is one."""
+    """Return whether the router serves and at least `num_nodes` nodes are ready. One node could serve, but whoever
+    starts a cluster waits for all of it. `key`: a client's API key; "" when the router asks for none."""
     connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/ready", headers={"x-api-key": key} if key else {})

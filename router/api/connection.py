@@ -26,8 +26,9 @@ class ClientGone(Exception):
 
 
 class Connection:
-    """Made for each request. `status` is None until headers went out. The handler sets `was_admitted`, and adds to
-    `more_headers` what every answer carries. `bodies`: what all bodies share; whoever made this gives it back."""
+    """One request and its answer. `status` is None until the headers are sent. The handler sets `was_admitted`, and puts
+    into `more_headers` what every answer carries. `bodies` is the budget that all requests share: `body` takes from it,
+    `release_body` gives back. Whoever made the connection calls that at its end."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float, bodies: BodyBudget | None = None

@@ -25,18 +25,19 @@ Made from the tables that the parser is made from (`python -m router.api.field_p
   nothing (`false`, `0`, `""`, `[]`, `{}`).
 - `X-Request-Id` is returned (128 printable characters of it), or made, and stands in the router's log beside what
   failed. The field `request_id` wins over it.
-- With the header `X-Stream-Ids` (any value) each event of a stream has an `id`, but for `: waiting`, `ping` and errors.
-  Who lost the stream sends the same body again, to any router with the same `--api-key-file`, and as `Last-Event-ID`
-  the token of the first id, up to its slash, a slash, and what stood behind the slash of the last id that came. The
-  answer is computed again, nothing of it is said twice, and it goes on behind that event; `usage` counts all of it.
-  `resume_mismatch` (422, or an event) means that it can't be had again, `unknown_stream` (400) that no router with
-  this key began it. Without `--api-key-file` only the router that began a stream goes on with it. Streams of more
-  than 32 choices have no ids.
-- `Idempotency-Key` (1 to 255 characters), for answers that are not streamed: the same request with the same key within
-  ten minutes gets the same answer from the same router, with `idempotent-replayed: true`, and waits for it where it is
-  not there yet. Another body is a 422. Such a request is computed to its end even if its client hangs up. Failures are
-  not kept. A router keeps 1,024 answers and 64 MiB of them at most; the oldest goes first.
-- A stream whose prompt waits says `: waiting` every three seconds, a comment that clients pass over.
+- With the header `X-Stream-Ids` (any value) each event of a stream has an `id`. Errors, `ping` and the comment
+  `: waiting` have none. The first id is a token, a slash and a position; the later ones are positions alone. To resume
+  a stream, send the same body to any router with the same `--api-key-file`, with the header
+  `Last-Event-ID: TOKEN/POSITION`: the token, and the position of the last event that came. The router computes the
+  answer again, repeats no event, and goes on behind that one; `usage` counts the whole answer. `resume_mismatch` (422,
+  or an event) means that the answer can't be had again. `unknown_stream` (400) means that no router with this key began
+  it. Without `--api-key-file` only the router that began a stream can resume it. Streams of more than 32 choices have
+  no ids.
+- `Idempotency-Key` (1 to 255 characters) is for answers that are not streamed. Within ten minutes the same router gives
+  the same request with the same key the same answer, with `idempotent-replayed: true`; a second request waits for the
+  first. Another body with that key is a 422. Such a request is computed to its end even if its client hangs up.
+  Failures are not kept. A router keeps at most 1,024 answers and 64 MiB of them; the oldest goes first.
+- While a prompt waits, its stream sends the comment `: waiting` every three seconds. Clients skip it.
 """
 
 

@@ -149,7 +149,7 @@ class Handlers:
         await generation.run(connection)
 
     async def _answer_once(self, asked: Asked, connection: Connection, key: str) -> None:
-        """The work is no part of this exchange: it goes on when the client hangs up, who may come back for it."""
+        """Answer a request that has an idempotency key. The work goes on if the client hangs up: it may ask again."""
         name = name_of_request(keys_of(connection), key)
         digest = await in_time(asked.raw, partial(digest_of_body, asked.api.table.path, asked.body))
 

@@ -40,7 +40,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What an id says: how far every choice has come, and how many events there were, of which `num_more` behind."""
+    """A place in a stream, as its event's id tells it: `num_events` events were sent, and each choice came as far as
+    `choices` says. `num_more` of these events came after the last one that moved a choice."""
 
     num_events: int
     num_more: int

@@ -86,7 +86,7 @@ def digest_of_body(path: str, body: Any) -> bytes:
 
 
 def digest_of(path: str, body: Any, plan: GenerationPlan) -> bytes:
-    """Of all that says which tokens come, but for the seed: the body, and what this router makes of it."""
+    """Return a digest of everything that decides the tokens except the seed: the body, and the router's plan of it."""
     made: Mapping[str, object] = {
         "sampling": plan.sampling,
         "adapter": plan.adapter,
