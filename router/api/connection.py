@@ -27,8 +27,8 @@ class ClientGone(Exception):
 
 class Connection:
     """One request and its answer. `status` is None until the headers are sent. The handler sets `was_admitted`, and
-    puts into `more_headers` what every answer carries. `bodies` is the budget that all requests share: `body` takes from it,
-    `release_body` gives back. Whoever made the connection calls that at its end."""
+    puts into `more_headers` what every answer carries. `bodies` is the budget that all requests share: `body` takes
+    from it, `release_body` gives back. Whoever made the connection calls that at its end."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, slow_reader_s: float, bodies: BodyBudget | None = None
