@@ -14,12 +14,13 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from catalogue import ROOT, CatalogueError, Mutant, find_tests, mutated, node_id
 FOLDERS = ("shared", "router", "prefill_node", "decode_node", "deploy", "tests")
 FILES = ("pyproject.toml",)
 TEST_TIMEOUT_S = 300
+GROUP_TIMEOUT_S = 1200  # of all tests of a mutant: pytest itself can hang, in C or at its end
 HANG_GUARD_S = 30  # of one wait in a test: a mutant that hangs fails there, by an assertion, before its time is up
 ORACLES = (
     "AssertionError",
@@ -42,6 +44,7 @@ ORACLES = (
     "WrongStream",
 )
 TIMED_OUT = "Timeout"
+HUNG = "TIMED OUT"  # what is said of a pytest that does not end, in a test's place
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,28 @@ def copy_tree(target: Path) -> None:
         shutil.copy2(ROOT / name, target / name)
 
 
+def run_group(command: Sequence[str], cwd: Path, env: Mapping[str, str], timeout_s: float) -> tuple[int | None, str]:
+    """Exit status and output of a command; None: it had to be killed. Nothing of its process group outlives it.
+
+    pytest's own timeout is a signal, which a thread that never ends outlives. The output is a file, because a process
+    that a test left behind would keep a pipe open.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, cwd=cwd, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        status = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
 def run_tests(root: Path, tests: tuple[str, ...]) -> list[tuple[str, str]]:
     """(test, failure message) of every test that failed; an empty list: all passed."""
     report = root / "report.xml"
@@ -66,11 +91,11 @@ def run_tests(root: Path, tests: tuple[str, ...]) -> list[tuple[str, str]]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     options = [f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal"]
     patience = {"BATON_TEST_HANG_GUARD_S": str(HANG_GUARD_S)}
-    done = subprocess.run(
-        [*command, *options, *tests], cwd=root, env=os.environ | patience, capture_output=True, text=True
-    )
-    if done.returncode not in (0, 1) or not report.exists():
-        return [("collection", "pytest: " + (done.stdout + done.stderr).strip()[-400:])]
+    status, output = run_group([*command, *options, *tests], root, os.environ | patience, GROUP_TIMEOUT_S)
+    if status is None:
+        return [(HUNG, f"pytest was killed after {GROUP_TIMEOUT_S} s")]
+    if status not in (0, 1) or not report.exists():
+        return [("collection", "pytest: " + output.strip()[-400:])]
     failures = []
     for case in ElementTree.parse(report).iter("testcase"):
         for kind in ("failure", "error"):
@@ -89,6 +114,8 @@ def judge(kills: tuple[str, ...], failures: list[tuple[str, str]]) -> tuple[bool
     """Killed when every test named failed, and every failure came from an assertion or an oracle."""
     failed = {name.partition("[")[0] for name, _ in failures}
     for name, message in failures:
+        if name == HUNG:
+            return False, f"{HUNG}: {message}"
         if not is_oracle(message):
             return False, f"{name} broke: {message[:120]!r}"
     passed = [test for test in kills if test.partition("::")[2] not in failed]

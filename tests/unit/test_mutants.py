@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from tests.support.patience import HANG_GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("catalogue", "tables", "check", "run")
@@ -183,3 +187,57 @@ def test_every_named_test_must_fail(tools: SimpleNamespace) -> None:
     failures = [("t[1-True]", "assert 1 == 2")]
     assert tools.run.judge(("tests/x.py::t",), failures)[0]
     assert not tools.run.judge(("tests/x.py::t", "tests/x.py::u"), failures)[0]
+
+
+# Deaf to the signal of pytest's own timeout, as a hang in C is; its child holds the output open.
+DEAF = """import os, signal, time
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+signal.alarm(1)
+child = os.fork()
+if child:
+    print(child, flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def is_alive(process: int) -> bool:
+    """A process that nobody has waited for is none."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def end_of(child: int) -> None:
+    until = time.monotonic() + HANG_GUARD_S
+    while is_alive(child):
+        assert time.monotonic() < until, "it lives"
+        time.sleep(0.01)
+
+
+def test_what_does_not_end_is_killed_with_its_children(tools: SimpleNamespace, tmp_path: Path) -> None:
+    output, timeout_s = "", 1.0
+    while not output:  # a slow machine may need longer to begin
+        status, output = tools.run.run_group([sys.executable, "-c", DEAF], tmp_path, os.environ, timeout_s)
+        timeout_s *= 2
+        assert status is None
+    end_of(int(output))
+
+
+def test_a_child_left_behind_keeps_nobody_waiting(tools: SimpleNamespace, tmp_path: Path) -> None:
+    leaves = DEAF.replace("while True:", "while not child:")
+    status, output = tools.run.run_group([sys.executable, "-c", leaves], tmp_path, os.environ, HANG_GUARD_S)
+    assert status == 0
+    end_of(int(output))
+
+
+def test_a_mutant_that_hangs_pytest_is_not_killed(
+    tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools.run, "GROUP_TIMEOUT_S", 5)
+    (tmp_path / "test_deaf.py").write_text(DEAF)
+    killed, why = tools.run.judge(("test_deaf.py::t",), tools.run.run_tests(tmp_path, ("test_deaf.py",)))
+    assert not killed
+    assert why.startswith("TIMED OUT")
