@@ -18,6 +18,7 @@ from shared.wire.budget import Budget
 from shared.wire.codec import BY_DECODE, Buffer, decode_parts, encode
 from shared.wire.connections import Connections
 from shared.wire.curve import dial_curve, serve_curve
+from shared.wire.ipc_folder import require_private_folder
 from shared.wire.key_files import ROUTER
 from shared.wire.link_options import LinkOptions
 from shared.wire.messages import AnyMessage, Message, Welcome
@@ -125,6 +126,7 @@ class RouterSocket:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, options: LinkOptions) -> None:
         check_endpoint(endpoint, "endpoint", has_keys=options.ring is not None)
+        require_private_folder(endpoint)
         self.stats = WireStats()
         self.watch = Watch(options.watch_limits, is_encrypted=options.ring is not None)
         self._context = context
