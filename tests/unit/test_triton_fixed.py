@@ -29,10 +29,17 @@ SHAPE = AttentionShape(4, 2, 32, 1e-5)
 SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
 
 
+def dot_in_order(left: object, right: object, sums: object, *_: object) -> object:
+    """A tile's product that sums each line in one order, as a GPU does. numpy's takes another at a tile's edge."""
+    terms = left.data[:, :, None].astype(sums.data.dtype) * right.data[None].astype(sums.data.dtype)  # type: ignore[attr-defined]
+    return interpreter.grids.TensorHandle(np.add.reduce(terms, axis=1) + sums.data, sums.dtype.scalar)  # type: ignore[attr-defined]
+
+
 @pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+def ordered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
     monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "create_dot", dot_in_order)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -109,13 +116,13 @@ def logprobs_of(kind: Kind, asked: list[Job], chunk: int = 16) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("name", ["plain", "n-gram"])
+@pytest.mark.parametrize("name", ["plain", pytest.param("n-gram", marks=pytest.mark.slow)])
 def test_a_request_has_its_bits_in_any_company(name: str) -> None:
-    """Alone, with four others, and in chunks of another size: ids and log-probabilities, of prompt and answer."""
+    """Alone, with two others, and in chunks of another size: ids and log-probabilities, of prompt and answer."""
     kind = KINDS[name]
-    asked = [told(job) for job in jobs_for(kind, (), 5)]
+    asked = [told(job) for job in jobs_for(kind, (), 3)]
     together, smaller = logprobs_of(kind, asked), logprobs_of(kind, asked, chunk=7)
-    for job in asked[1:4]:
+    for job in asked[1:2]:
         alone = logprobs_of(kind, [job])
         for key in alone.streams:
             for others in (together, smaller):
@@ -125,7 +132,7 @@ def test_a_request_has_its_bits_in_any_company(name: str) -> None:
 
 
 def told(job: Job) -> Job:
-    return replace(job, sampling=replace(job.sampling, max_tokens=6, num_logprobs=2, prompt_logprobs=1))
+    return replace(job, sampling=replace(job.sampling, max_tokens=4, num_logprobs=2, prompt_logprobs=1))
 
 
 def test_nodes_with_and_without_it_do_not_pair() -> None:
