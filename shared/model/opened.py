@@ -134,13 +134,13 @@ class OpenedModel:
     def spec(self) -> ModelSpec:
         """Return what is said of the model. Read all files, for their hash."""
         config, formats = self.source.config, self.options.formats
-        ends = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
+        narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         return ModelSpec(
             name=config.name,
             vocab_size=config.vocab_size,
             max_context=self.context,
             dtype=self.options.dtype,
-            weights_hash=self.source.content_hash() + ends,  # they are others then
+            weights_hash=self.source.content_hash() + narrow,  # they are others then
             eos_ids=config.eos_ids,
             adapters=tuple(AdapterSpec(name, folder.digest) for name, folder in self.folders.items()),
             kv_dtype=formats.kv,
