@@ -154,6 +154,12 @@ class SchedConfig:
         "each as two graphs; the capture takes seconds and memory. off: operator by operator, always",
         choices=("auto", "off"),
     )
+    deterministic: bool = option(
+        False,
+        "on a GPU kernels take fixed tiles and splits: a request gets the same bits whatever runs beside it and "
+        "however its prompt is cut into chunks; slower. Prefill and decode nodes both need it. Refused on CPUs, with "
+        "--lora, fp8 weights, experts and draft heads",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -28,9 +28,17 @@ class TritonAttention:
 
     gathers = False
 
-    def __init__(self, shape: AttentionShape, tables: RopeTables, local_tables: RopeTables | None = None) -> None:
-        """`local_tables` are of the layers with a window, where theirs are others."""
-        self._shape = shape
+    def __init__(
+        self,
+        shape: AttentionShape,
+        tables: RopeTables,
+        local_tables: RopeTables | None = None,
+        *,
+        is_fixed: bool = False,
+    ) -> None:
+        """`local_tables` are of the layers with a window, where theirs are others. `is_fixed`: no other row of a step
+        has a say in which kernel reads a row."""
+        self._shape, self._is_fixed = shape, is_fixed
         self._tables, self._local_tables = tables, local_tables or tables
 
     def begin(self, inputs: AttentionInputs, kv: torch.Tensor, scales: torch.Tensor | None = None) -> None:
@@ -39,7 +47,7 @@ class TritonAttention:
         self._places = find_places(
             inputs.key_slots, inputs.visible, inputs.cu_q_lens, inputs.page_table, page_size=kv.shape[4]
         )
-        self._chunks, self._windows = parted(inputs)
+        self._chunks, self._windows = parted(inputs, self._is_fixed)
 
     def attend(
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
@@ -71,12 +79,13 @@ def packed(inputs: AttentionInputs) -> AttentionInputs:
     )
 
 
-def parted(inputs: AttentionInputs) -> tuple[Rows, Rows]:
+def parted(inputs: AttentionInputs, is_fixed: bool = False) -> tuple[Rows, Rows]:
     """Return the rows that are chunks of prompts, the first ones, and those with short windows. Where all rows are
-    short, or there are trees and nobody said which rows decode, all are taken as windows."""
+    short, or there are trees and nobody said which rows decode, all are taken as windows. `is_fixed`: a chunk stays a
+    chunk however short all rows are, for the two kernels sum in different orders."""
     num_tokens, num_rows, host = len(inputs.positions), len(inputs.page_table), inputs.host
     num_chunks = chunk_tokens = 0
-    if inputs.max_q_len > MOST_WINDOW and host is not None:
+    if host is not None and (is_fixed or inputs.max_q_len > MOST_WINDOW):
         num_chunks = num_rows - host.num_running
         chunk_tokens = int(host.cu_q_lens[num_chunks])
     elif inputs.max_q_len > MOST_WINDOW and inputs.visible is None:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys
 from shared.gpu_kernel.launcher import launch, recorded
-from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, padded_dim
+from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
@@ -145,7 +145,7 @@ def attend_windows(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows,
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), TREES=rows.visible is not None,
         SLIDING=layer.window > 0, IS_SPLIT=num_splits > 1, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d,
-        num_warps=8 if block_m == 64 else 4,
+        num_warps=8 if block_m == 64 else 4, num_stages=num_stages(head_dim),
     )  # fmt: skip
     if num_splits > 1:
         blocks = -(-num_heads // MERGED_HEADS)

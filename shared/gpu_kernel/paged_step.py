@@ -40,6 +40,13 @@ def padded_dim(head_dim: int) -> int:
     return max(16, int(triton.next_power_of_2(head_dim)))
 
 
+def num_stages(head_dim: int) -> int:
+    """Return the stages of both kernels' loops over keys. With 2, the compiler gives some variants of narrow heads 128
+    registers a thread (groups of 7 on sm_100, sliding chunks on sm_86, 89 and 100), and they spill. With 3, heads of
+    256 spill on sm_80, 86 and 89."""
+    return 2 if padded_dim(head_dim) > 128 else 3
+
+
 def keys_at_a_time(layer: Layer, dtype: torch.dtype) -> int:
     """Return the keys of a tile: as many as leave registers and shared memory enough, also on small chips. `dtype`: of
     the queries."""

@@ -9,7 +9,7 @@ import triton.language as tl
 from shared.gpu_kernel.attention_tile import LOG2_E, attend_keys
 from shared.gpu_kernel.launcher import launch, recorded
 from shared.gpu_kernel.paged_attention import NO_WINDOW
-from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, padded_dim
+from shared.gpu_kernel.paged_step import Layer, Rows, keys_at_a_time, num_stages, padded_dim
 from shared.gpu_kernel.places import Places
 from shared.gpu_kernel.real_steps import real_steps
 from shared.gpu_kernel.signatures import Signature
@@ -77,7 +77,7 @@ def attend_chunks(q: torch.Tensor, out: torch.Tensor, layer: Layer, rows: Rows, 
         rows.num_rows.bit_length(),
         HEAD_DIM=head_dim, PAGE_SIZE=page_size, KIND=kind_of(layer.kv), SLIDING=layer.window > 0, GROUP=group,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=padded_dim(head_dim),
-        num_warps=8,
+        num_warps=8, num_stages=num_stages(head_dim),
     )  # fmt: skip
 
 

@@ -72,9 +72,12 @@ def pick_kernels(
     formats: Formats = AS_DTYPE,
 ) -> Kernels:
     """numba's on a CPU, Triton's on a GPU; torch's elsewhere, where those are missing, and where "torch" is asked for.
-    "triton" on a CPU is for tests in Triton's interpreter."""
+    "fixed": Triton's alone, in tiles of one size. "triton" and "fixed" on a CPU are for tests in Triton's
+    interpreter."""
     if device.type != "cpu" and formats.weights in ("int8", "file"):
         raise ConfigError(f"--weight-dtype {formats.weights} is for CPUs so far: take auto or fp8 on {device.type}")
+    if asked == "fixed":
+        return fixed_kernels(config, dtype, device, formats)
     if asked == "triton" or (device.type == "cuda" and asked != "torch" and has_triton()):
         return gpu_kernels(config, dtype, device, formats)
     if device.type != "cpu" or asked == "torch" or not has_numba():
@@ -123,6 +126,45 @@ def gpu_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, f
         return replace(kernels, make_attention=lambda rope, local: TritonAttention(shape, rope, local))
     logging.getLogger(__name__).info("attention runs on plain torch: no kernel for heads of %d", shape.head_dim)
     return kernels
+
+
+def fixed_kernels(config: LlamaConfig, dtype: torch.dtype, device: torch.device, formats: Formats) -> Kernels:
+    """Triton's kernels in tiles of one size, products too. Raises ConfigError for what the library would compute."""
+    if not has_triton():
+        raise ConfigError("--deterministic: Triton is missing, which torch's CUDA build brings")
+    from shared.gpu_kernel.add_norm import MAX_COLUMNS
+    from shared.gpu_kernel.attention import MOST_DIM, TritonAttention
+    from shared.gpu_kernel.product import FixedLinear
+
+    by_library = {
+        "products of experts": config.experts is not None,
+        f"products of {formats.weights} weights": formats.weights != "auto",
+        f"attention of heads of {config.head_dim}": config.head_dim > MOST_DIM,
+        f"norms of rows of {config.hidden_size}": config.hidden_size > MAX_COLUMNS,
+    }
+    for what, is_so in by_library.items():
+        if is_so:
+            raise ConfigError(f"--deterministic: {what} are the library's, whose bits depend on the batch")
+
+    def make_product(weight: Weight, bias: torch.Tensor | None) -> Linear:
+        return FixedLinear(plain_numbers(weight), bias)
+
+    shape = attention_shape(config)
+    return replace(
+        gpu_kernels(config, dtype, device, formats),
+        make_weight=make_product,
+        make_linear=make_product,
+        make_head=lambda weight: FixedLinear(plain_numbers(weight), out_dtype=torch.float32),
+        make_attention=lambda rope, local: TritonAttention(shape, rope, local, is_fixed=True),
+    )
+
+
+def plain_numbers(weight: Weight) -> torch.Tensor:
+    if isinstance(weight, BlockWeights):
+        raise ConfigError(
+            "--deterministic: products of weights in blocks are the library's, whose bits depend on the batch"
+        )
+    return weight
 
 
 def make_wide_head(weight: Weight) -> Head:

@@ -36,6 +36,7 @@ MOST_WIDTH, MOST_STAGES = 16, 64  # that --spec-width and --pp allow
 WINDOW_SLACK = overshoot(MOST_WIDTH, loop_depth(True, MOST_STAGES))  # positions past the context
 # Weights are others in other formats, and nodes with others don't pair.
 HASH_ENDS = {"auto": "", "fp8": " fp8", "int8": " int8 blocks", "file": " file blocks"}
+FIXED_END = " fixed tiles"  # the prompt's KV is part of what --deterministic promises
 AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -49,7 +50,7 @@ class LoadOptions:
     threads: int = 1  # of each stage, where the model is a pipeline, and of the model where there is no team
     team: Team | None = None  # whose threads compute
     kernels: str = "auto"  # "separate": each compiled kernel called from Python; "torch": plain torch only;
-    # "triton": those for a GPU
+    # "triton": those for a GPU; "fixed": those, in tiles of one size
     adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA folders by the names that clients use
     formats: Formats = AS_DTYPE  # of KV and weights, where not the dtype
     packed: PackedFolder | None = None  # where packed weights are kept; None: each model packs its own
@@ -133,7 +134,7 @@ class OpenedModel:
     def spec(self) -> ModelSpec:
         """Return what is said of the model. Read all files, for their hash."""
         config, formats = self.source.config, self.options.formats
-        narrow = HASH_ENDS[formats.weights]
+        narrow = HASH_ENDS[formats.weights] + (FIXED_END if self.options.kernels == "fixed" else "")
         return ModelSpec(
             name=config.name,
             vocab_size=config.vocab_size,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ from shared.core.request import Request
 from shared.core.sampling_params import SamplingParams
 from shared.device.cpu import do_nothing
 from shared.device.faults import blames_device
-from shared.device.gpu import Gpu, MemoryInfo
+from shared.device.gpu import Gpu
 from shared.device.group import RankGroup
 from shared.device.malloc import give_freed_memory_back, keep_freed_memory
 from shared.device.streams import make_streams
@@ -39,19 +39,19 @@ from shared.grammar.compiler import GrammarCompiler
 from shared.grammar.grammars import Grammars
 from shared.kv.layout import layer_ends, page_bytes
 from shared.model.interface import Model, ModelSpec, Stage
-from shared.model.kernels import Formats
 from shared.model.load import load_model, why_on_cpu
-from shared.model.opened import LoadOptions
-from shared.model.packed_folder import PackedFolder, packed_of
+from shared.model.packed_folder import PackedFolder
 from shared.node.assemble import CoreSizes, assemble_core, boundary_of, pool_planes
 from shared.node.compiling import KernelLog, tell_of_kernels
 from shared.node.context import NodeContext, NodeFacts
 from shared.node.core import NodeCore
 from shared.node.cores import NodeCores
 from shared.node.daemon import Daemon
+from shared.node.deterministic import check_deterministic
 from shared.node.fingerprint import make_fingerprint
 from shared.node.gpu_memory import KV_POOL, TOO_LARGE, explained, measure_use
 from shared.node.graph_spec import GraphSpec, graphs_of
+from shared.node.load_options import load_options
 from shared.node.memory_plan import MemoryPlan, least_plan, plan_memory
 from shared.node.node import Node
 from shared.node.routers import Routers
@@ -153,6 +153,7 @@ def build_core(
     torch.set_num_threads(cores.threads)
     device, streams = devices(config.parts, max(size, num_stages), TorchCuda(), log)
     parts, gpu = with_device_defaults(config.parts, device), gpu_of(streams)
+    check_deterministic(parts, on_gpu=gpu is not None)
     if num_stages > core_plan.num_threads(config.cores):
         log.warning("the stages of this node have fewer threads than one each: they take turns", stages=num_stages)
     started = time.monotonic()
@@ -254,21 +255,6 @@ def devices(parts: NodeParts, num_parts: int, gpu: Gpu, log: Logger) -> tuple[st
             log.info("the GPU is not used", why=why)
             device = "cpu"
     return device, device
-
-
-def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
-    """`memory`: of the GPU that the model goes to."""
-    wanted = parts.model
-    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
-    packed = packed_of(parts.memory.packed_bytes)
-    options = LoadOptions(
-        wanted.dtype, wanted.max_context, adapters=wanted.adapters, formats=formats, packed=packed, memory=memory
-    )
-    if cores is None:
-        return options
-    if parts.parallel.pp > 1:  # stages compute at the same time: each gets a team of its own
-        return replace(options, threads=cores.threads)
-    return replace(options, team=cores.team)
 
 
 def load(parts: NodeParts, device: str, cores: NodeCores, group: RankGroup | None, gpu: Gpu | None) -> Loaded:

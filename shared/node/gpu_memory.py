@@ -3,6 +3,10 @@
     total    |<-- gpu_mem_fraction -------------------------------------->|   Baton leaves the rest free
              | weights | largest step, relay | reserve | KV pool          |
 
+The memory of captured graphs is not in the plan: they are captured when the pool is there, which they read, and so
+nobody knows their size before. Where it does not fit beside the pool, in the share that Baton leaves free, the capture
+ends and the steps that have no graph run eagerly.
+
 Never run on a GPU: the tests run it on a virtual one.
 """
 

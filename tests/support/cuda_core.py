@@ -122,6 +122,7 @@ def make_core(
     shared_memory: bool = False,
     kernels: str = "torch",
     graphs: bool = False,
+    chunk_size: int = 16,
 ) -> NodeCore:
     """On the CPU, inline, where there is no `gpu`. `shared_memory`: of its pool, on the CPU. `kernels`: as of
     LoadOptions. `graphs`: decode steps are captured."""
@@ -132,7 +133,7 @@ def make_core(
         str(folder_of(kind.family)), LoadOptions("float32", kernels=kernels, formats=formats, adapters=adapters), device
     )
     settings = SchedSettings(
-        16, 128, chunk_size=16, mixed_chunk_size=16, width=kind.width, mix=kind.mix, device=device,
+        16, 128, chunk_size=chunk_size, mixed_chunk_size=chunk_size, width=kind.width, mix=kind.mix, device=device,
         needs_cpu_seq_lens=kind.exact, layer_ends=kind.layer_ends,
     )  # fmt: skip
     sizes = CoreSizes(60, 8, prefix_cache=kind.cache, shared_memory=shared_memory)

@@ -71,11 +71,13 @@ def sample_tensors(
     masks: TokenMasks | None = None,
 ) -> SampleOutput:
     """`sample_torch` with the arguments of `sample_cpu`."""
-    there = None
-    if masks is not None and (masks.rows >= 0).any():
-        bits = torch.from_numpy(masks.bits.view(np.int32)).to(logits.device)
-        there = DeviceMasks(torch.from_numpy(masks.rows).to(logits.device), bits)
+    there = masks_on(masks, logits.device) if masks is not None and (masks.rows >= 0).any() else None
     return sample_torch(logits, rows_on(batch, row_of, logits), positions, history, there)
+
+
+def masks_on(masks: TokenMasks, device: torch.device) -> DeviceMasks:
+    bits = torch.from_numpy(masks.bits.view(np.int32))
+    return DeviceMasks(torch.from_numpy(masks.rows).to(device), bits.to(device))
 
 
 def rank_tensors(

@@ -18,7 +18,17 @@ from shared.sample.interface import DeviceMasks, History, SampleOutput, Sampling
 from shared.sample.knobs import ANY, UNFILTERED, Knobs, knobs_of
 from shared.sample.sampler_numba import NO_TOKEN, sample_cpu
 from shared.sample.sampler_torch import OutputRows, sample_torch, score_torch
-from tests.support.sampling_cases import KNOBS, VOCAB, Case, make_params, rank_tensors, rows_on, sample_tensors, windows
+from tests.support.sampling_cases import (
+    KNOBS,
+    VOCAB,
+    Case,
+    make_params,
+    masks_on,
+    rank_tensors,
+    rows_on,
+    sample_tensors,
+    windows,
+)
 
 interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
 kernels, launcher = interpreter.kernels("sample"), interpreter.kernels("launcher")
@@ -42,9 +52,7 @@ def sample_programs(
     masks: TokenMasks | None = None,
 ) -> SampleOutput:
     """`sample_triton` with the arguments of `sample_cpu`, on logits among NaN and programs in a drawn order."""
-    there = None
-    if masks is not None:
-        there = DeviceMasks(torch.from_numpy(masks.rows), torch.from_numpy(masks.bits.view(np.int32)))
+    there = None if masks is None else masks_on(masks, logits.device)
     wide = torch.full((len(logits) + 2, logits.shape[1] + 37), torch.nan)
     inner = wide[1:-1, 16 : 16 + logits.shape[1]]
     inner.copy_(logits)

@@ -1,0 +1,25 @@
+"""What a node refuses beside --deterministic. What a model lacks, `fixed_kernels` says when it is loaded."""
+
+from __future__ import annotations
+
+from shared.config.processes import NodeParts
+from shared.core.errors import ConfigError
+
+
+def check_deterministic(parts: NodeParts, *, on_gpu: bool) -> None:
+    """Raise ConfigError where --deterministic can't be kept: a batch would have a say in some product."""
+    if not parts.sched.deterministic:
+        return
+    refused = {
+        "a CPU has no kernels with fixed tiles: take --device cuda": not on_gpu,
+        "adapters' products are the library's: leave --lora out": bool(parts.model.lora),
+        f"--spec {parts.spec.spec} has a draft head, whose kernels are not fixed: take ngram or none": (
+            parts.spec.spec in ("eagle", "mtp")
+        ),
+        "draft lengths would follow measured times: add --no-spec-adaptive": (
+            parts.spec.spec != "none" and parts.spec.spec_adaptive
+        ),
+    }
+    for why, is_so in refused.items():
+        if is_so:
+            raise ConfigError(f"--deterministic: {why}")

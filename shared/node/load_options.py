@@ -1,0 +1,34 @@
+"""From a node's settings to how its model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shared.config.processes import NodeParts
+from shared.device.gpu import MemoryInfo
+from shared.model.kernels import Formats
+from shared.model.opened import LoadOptions
+from shared.model.packed_folder import packed_of
+from shared.node.cores import NodeCores
+
+
+def load_options(parts: NodeParts, cores: NodeCores | None = None, memory: MemoryInfo | None = None) -> LoadOptions:
+    """`memory`: of the GPU that the model goes to."""
+    wanted = parts.model
+    formats = Formats(kv=wanted.kv_dtype, weights=wanted.weight_dtype)
+    kernels = "fixed" if parts.sched.deterministic else "auto"
+    packed = packed_of(parts.memory.packed_bytes)
+    options = LoadOptions(
+        wanted.dtype,
+        wanted.max_context,
+        adapters=wanted.adapters,
+        formats=formats,
+        packed=packed,
+        memory=memory,
+        kernels=kernels,
+    )
+    if cores is None:
+        return options
+    if parts.parallel.pp > 1:  # stages compute at the same time: each gets a team of its own
+        return replace(options, threads=cores.threads)
+    return replace(options, team=cores.team)

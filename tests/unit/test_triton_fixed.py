@@ -1,0 +1,174 @@
+"""`--deterministic`: a request has the same bits alone, in batches of other sizes, and cut into other chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shared.core.errors import ConfigError
+from shared.kernel.attention import AttentionShape, HostLengths
+from shared.model.kernels import Formats
+from shared.model.load import load_model
+from shared.model.opened import LoadOptions
+from shared.node.deterministic import check_deterministic
+from tests.support.core_rig import Job, Outcome, assert_whole, run_local
+from tests.support.cuda_core import KINDS, Kind, folder_of, make_core
+from tests.support.cuda_jobs import jobs_for
+from tests.support.cuda_node import parts_of
+from tests.support.paged_steps import Row, make_step, tables_of
+
+interpreter = pytest.importorskip("tests.support.interpreter", exc_type=ImportError)
+attention, products = interpreter.kernels("attention"), interpreter.kernels("product")
+
+UNCHECKED = interpreter.grids.InterpreterOptions(sanitize_overflow=False)
+SHAPE = AttentionShape(4, 2, 32, 1e-5)
+SLIDING = AttentionShape(4, 2, 32, 1e-5, windows=(0, 21, 0))
+
+
+def dot_in_order(left: object, right: object, sums: object, *_: object) -> object:
+    """A tile's product that sums each line in one order, as a GPU does. numpy's takes another at a tile's edge."""
+    terms = left.data[:, :, None].astype(sums.data.dtype) * right.data[None].astype(sums.data.dtype)  # type: ignore[attr-defined]
+    return interpreter.grids.TensorHandle(np.add.reduce(terms, axis=1) + sums.data, sums.dtype.scalar)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overflow of whole numbers is not looked for, which takes two thirds of the time."""
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "options", UNCHECKED)
+    monkeypatch.setattr(interpreter.grids.interpreter_builder, "create_dot", dot_in_order)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 64), (200, 131), (7, 1)])
+def test_a_product_has_the_library_s_numbers(inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = torch.randn(67, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+    got = products.product(x.to(dtype), weight.to(dtype), bias.to(dtype))
+    wanted = torch.nn.functional.linear(x.to(dtype).float(), weight.to(dtype).float(), bias.to(dtype).float())
+    assert got.dtype == dtype
+    close = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.float(), wanted, atol=close, rtol=close)
+    wide = products.product(x.to(dtype), weight.to(dtype), None, torch.float32)
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide, wanted - bias.to(dtype).float(), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("batch", [2, 5, 63, 64, 65, 130])
+def test_a_row_of_a_product_has_its_bits_in_any_batch(batch: int) -> None:
+    """Wherever it stands, and whatever the others are."""
+    torch.manual_seed(batch)
+    weight, rows = torch.randn(96, 200), torch.randn(batch, 200)
+    alone = products.product(rows[:1].clone(), weight, None)
+    for place in {0, batch // 2, batch - 1}:
+        moved = torch.randn(batch, 200) * 1e3
+        moved[place] = rows[0]
+        with interpreter.shuffled(place):
+            assert torch.equal(products.product(moved, weight, None)[place : place + 1], alone)
+
+
+def prompt_bits(shape: AttentionShape, cuts: Sequence[int], beside: Sequence[Row] = (), fixed: bool = True) -> object:
+    """Attention's results for a prompt of 40 tokens cut there, each chunk the first row of a step with the others."""
+    whole = make_step(shape, [Row(0, 40)])
+    found, pages = [], whole.kv.clone()
+    for start, stop in zip((0, *cuts), (*cuts, 40), strict=True):
+        step = make_step(shape, [Row(start, stop - start), *beside], seed=start)
+        own = whole.inputs.page_table[0]
+        line = step.inputs.page_table[0, : len(own)].long()
+        step.kv[line] = pages[own[: len(line)].long()]
+        step.qkv[: stop - start] = whole.qkv[start:stop]
+        host = HostLengths(np.asarray(step.inputs.cu_q_lens), None, None, len(beside))
+        step.inputs = replace(step.inputs, host=host)
+        found.append(step.run(attention.TritonAttention(shape, tables_of(shape), is_fixed=fixed))[: stop - start])
+        pages[own[: len(line)].long()] = step.kv_after[line]
+    return torch.cat(found)
+
+
+CUTS = [(), (39,), (17, 35), (1, 2, 3, 20), (16, 32)]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_a_prompt_has_its_bits_however_it_is_cut(cuts: tuple[int, ...], shape: AttentionShape) -> None:
+    alone = prompt_bits(shape, ())
+    assert torch.equal(prompt_bits(shape, cuts), alone)
+    assert torch.equal(prompt_bits(shape, cuts, [Row(33, 1), Row(5, 1)]), alone)
+
+
+def test_a_short_chunk_is_read_as_a_chunk_beside_nobody() -> None:
+    """Without the flag its kernel follows from the longest row of the step, and splits its keys."""
+    inputs = make_step(SHAPE, [Row(30, 2), Row(9, 1)]).inputs
+    inputs = replace(inputs, host=HostLengths(np.asarray(inputs.cu_q_lens), None, None, 1))
+    chunks, windows = attention.parted(inputs, is_fixed=True)
+    assert (chunks.num_rows, chunks.num_tokens, windows.num_rows, windows.max_q_len) == (1, 2, 1, 1)
+    assert attention.parted(inputs)[0].num_rows == 0
+
+
+def logprobs_of(kind: Kind, asked: list[Job], chunk: int = 16) -> Outcome:
+    core = make_core(kind, kernels="fixed", chunk_size=chunk)
+    outcome = run_local(core, asked)
+    assert_whole(core)
+    core.close()
+    assert all(end.error is None for end in outcome.ends.values())
+    return outcome
+
+
+@pytest.mark.parametrize("name", ["plain", pytest.param("n-gram", marks=pytest.mark.slow)])
+def test_a_request_has_its_bits_in_any_company(name: str) -> None:
+    """Alone, with two others, and in chunks of another size: ids and log-probabilities, of prompt and answer."""
+    kind = KINDS[name]
+    asked = [told(job) for job in jobs_for(kind, (), 3)]
+    together, smaller = logprobs_of(kind, asked), logprobs_of(kind, asked, chunk=7)
+    for job in asked[1:2]:
+        alone = logprobs_of(kind, [job])
+        for key in alone.streams:
+            for others in (together, smaller):
+                assert others.streams[key] == alone.streams[key]
+                assert others.logprobs[key] == alone.logprobs[key] and alone.logprobs[key]
+                assert others.scores[key] == alone.scores[key] and alone.scores[key]
+
+
+def told(job: Job) -> Job:
+    return replace(job, sampling=replace(job.sampling, max_tokens=4, num_logprobs=2, prompt_logprobs=1))
+
+
+def test_nodes_with_and_without_it_do_not_pair() -> None:
+    folder = str(folder_of("qwen3"))
+    hashes = [
+        load_model(folder, LoadOptions("float32", kernels=kernels)).spec.weights_hash for kernels in ("triton", "fixed")
+    ]
+    assert hashes[0] != hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "formats", "told"),
+    [("qwen3-moe", Formats(), "products of experts"), ("qwen3", Formats(weights="fp8"), "products of fp8 weights")],
+)
+def test_products_of_the_library_are_refused(family: str, formats: Formats, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"--deterministic: {told}"):
+        load_model(str(folder_of(family)), LoadOptions("float32", kernels="fixed", formats=formats))
+
+
+def test_it_is_refused_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.model.kernels.has_triton", lambda: False)
+    with pytest.raises(ConfigError, match="--deterministic: Triton is missing"):
+        load_model(str(folder_of("qwen3")), LoadOptions("float32", kernels="fixed"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_gpu", "told"),
+    [
+        ({}, False, "--device cuda"),
+        ({"lora": ("a=b",)}, True, "--lora"),
+        ({"spec": "eagle"}, True, "draft head"),
+        ({"spec": "ngram"}, True, "--no-spec-adaptive"),
+    ],
+)
+def test_what_it_can_t_be_kept_beside_is_refused(changes: dict[str, object], on_gpu: bool, told: str) -> None:
+    check_deterministic(parts_of(**changes), on_gpu=on_gpu)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=told):
+        check_deterministic(parts_of(deterministic=True, **changes), on_gpu=on_gpu)  # type: ignore[arg-type]
+    check_deterministic(parts_of(deterministic=True), on_gpu=True)
