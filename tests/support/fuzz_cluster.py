@@ -35,7 +35,7 @@ from tests.support.patience import HANG_GUARD_S
 from tests.support.procs import NodeProcess
 from tests.support.router_process import RouterProcess
 
-REQUEST_TIMEOUT_S = 15
+REQUEST_TIMEOUT_S = 30
 ENDPOINT = re.compile(r'ready endpoint="?(\S+?)"? ')
 NODES = {"p0": "prefill", "d0": "decode"}
 FUZZER = "fuzz"
@@ -119,7 +119,7 @@ class FuzzCluster:
     # ---- clients
 
     async def serve(self, fuzzer: FuzzNode | None, more: Callable[[], bool], num_clients: int = 3) -> None:
-        """Streams one after another, by so many clients, until there is enough. Without a fuzzing node each is whole."""
+        """Streams by so many clients, until there is enough; without a fuzzing node each is whole."""
         indices = iter(range(1, 1 << 30))
         async with self.http() as http:
             await asyncio.gather(*(self._one_after_another(http, fuzzer, more, indices) for _ in range(num_clients)))

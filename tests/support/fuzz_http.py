@@ -19,6 +19,8 @@ MOST_READ = 1 << 20
 PIECE = 64 << 10
 PATHS = ("/health", "/ready", "/metrics", "/v1/models", "/tokenize", "/v1/completions", "/v1/chat/completions",
          "/v1/embeddings", "/admin/nodes", "/", "/%00", "/" + "a" * 3000)  # fmt: skip
+LENGTHS = ("Content-Length: 5", "Content-Length: -1", "Content-Length: 99999999999999999999",
+           "Transfer-Encoding: chunked", "Transfer-Encoding: gzip, chunked")  # fmt: skip
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 FAULTS = (500, 501, 502, 504, 505)
 
@@ -121,8 +123,7 @@ class HttpOutsider(Hammer):
         return self._request("GET", "/health", "".join(f"X-{i}: y\r\n" for i in range(num_headers)))
 
     def _two_lengths(self) -> bytes:
-        other = self._rng.choice(["Content-Length: 5", "Transfer-Encoding: chunked", "Content-Length: -1",
-                                  "Content-Length: 99999999999999999999", "Transfer-Encoding: gzip, chunked"])  # fmt: skip
+        other = self._rng.choice(LENGTHS)
         return self._request("POST", "/tokenize", f"{other}\r\n", b'{"prompt": "a"}')
 
     def _chunked(self) -> bytes:

@@ -53,9 +53,8 @@ class Mode:
 @contextlib.contextmanager
 def open_mode(name: str, cluster: FuzzCluster, seed: int) -> Iterator[Mode]:
     """Begins at full speed; what its threads raised is raised at the end."""
-    with Sink(
-        {"outsider": "zmtp", "http": "http"}.get(name, "zmq"), cluster.keys if cluster.has_keys else None
-    ) as sink:
+    kind = {"outsider": "zmtp", "http": "http"}.get(name, "zmq")
+    with Sink(kind, cluster.keys if cluster.has_keys else None) as sink:
         mode = _node_mode(name, cluster, sink, seed) if name in NODES else _outsider_mode(name, cluster, sink, seed)
         try:
             yield mode

@@ -1,5 +1,5 @@
-"""A node that belongs to the cluster, has its key where there are keys, and says anything to everybody: to routers and nodes that it dials,
-and to nodes that dial it. One thread; it answers what it hears, in the same spirit."""
+"""A node that belongs to the cluster, has its key where there are keys, and says anything to everybody: to routers and
+nodes that it dials, and to nodes that dial it. One thread; it answers what it hears, in the same spirit."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ LOAD = NodeLoad(100, {"free": 100}, 8, {"free": 8}, 0, 0, 1, {"steps": 1.0}, {},
 
 @dataclass(frozen=True, slots=True)
 class NodeAim:
-    """Whom a fuzzing node dials: routers' endpoints, and nodes by name. With `messages_per_s` it keeps to a pace, and is
-    draining, so that it is given no requests: what it then costs others is its messages alone."""
+    """Whom a fuzzing node dials: routers' endpoints, and nodes by name. With `messages_per_s` it keeps to a pace, and
+    is draining, so that it is given no requests: what it then costs others is its messages alone."""
 
     routers: tuple[str, ...]
     nodes: Mapping[str, str]

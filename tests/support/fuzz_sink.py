@@ -51,6 +51,7 @@ class Sink:
 class Swallow(asyncio.Protocol):
     def __init__(self, kind: str) -> None:
         self._kind = kind
+        self._has_answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -58,7 +59,8 @@ class Swallow(asyncio.Protocol):
         transport.write(FIRST[self._kind])
 
     def data_received(self, data: bytes) -> None:
-        if ANSWER[self._kind] and not self._transport.is_closing():
+        if ANSWER[self._kind] and self._transport.can_write_eof() and not self._has_answered:
+            self._has_answered = True
             self._transport.write(ANSWER[self._kind])
             self._transport.write_eof()
 

@@ -14,7 +14,7 @@ from tests.support.fuzz_node import FuzzNode
 from tests.support.mixed_clients import Client, make_client, stream
 
 NUM_STREAMS = 8
-MAX_TOKENS = 400
+MAX_TOKENS = 100
 SETTLE_S = 1.0
 WINDOW_S = 4.0
 KIND = 8  # of the mix: plain and greedy, so that what is counted is tokens of one kind

@@ -41,8 +41,9 @@ class TicketForger(FuzzNode):
 
     def _say_hello(self, router: str) -> None:
         self._connection += 1
-        self._links.send(router, Hello("prefill", self._name, self._epoch, self._links.endpoint, self._fingerprint, 4096,
-                                       8, "h", ["zmq"], self._connection, []))  # fmt: skip
+        hello = Hello("prefill", self._name, self._epoch, self._links.endpoint, self._fingerprint, 4096, 8, "h",
+                      ["zmq"], self._connection, [])  # fmt: skip
+        self._links.send(router, hello)
         self._links.send(router, Heartbeat(self._name, self._epoch, LOAD, self._is_draining))
 
     def _heard(self, received: Received) -> None:
