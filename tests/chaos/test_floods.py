@@ -7,62 +7,48 @@ import asyncio
 import time
 from pathlib import Path
 
-import httpx
-import psutil
+import pytest
 
 from tests.support.fuzz_cluster import FuzzCluster
-from tests.support.fuzz_outsider import MIB, Outsider
+from tests.support.fuzz_memory import MOST_GROWTH, MemoryWatch, growth, held
+from tests.support.fuzz_outsider import Outsider
 from tests.support.mixed_clients import make_client, stream
-from tests.support.patience import HANG_GUARD_S
 
-MOST_GROWTH = 256 * MIB
 FLOOD_S = 15.0
 
 
-def test_a_flood_from_outside_ends_nobody(tmp_path: Path) -> None:
-    """Without keys: with them an outsider gets no further than the handshake, which is not flooded here yet."""
-    cluster = FuzzCluster(tmp_path, has_keys=False)
+@pytest.mark.parametrize("has_keys", [True, False], ids=["keys", "no_keys"])
+def test_a_flood_from_outside_ends_nobody(tmp_path: Path, has_keys: bool) -> None:
+    """With keys an outsider gets no further than the handshake: a message that never ends does not begin there."""
+    cluster = FuzzCluster(tmp_path, has_keys=has_keys)
     try:
         asyncio.run(serve(cluster, 2.0))  # what they hold at work
-        rest = memory(cluster)
-        outsider = Outsider([cluster.routers[0].nodes, *cluster.node_endpoints()])
-        try:
-            most = asyncio.run(flooded(cluster))
-        finally:
-            outsider.stop()
+        rest = held(cluster.processes)
+        with MemoryWatch(cluster.processes) as watch:
+            outsider = Outsider([cluster.routers[0].nodes, *cluster.node_endpoints()], cluster.servers())
+            try:
+                assert asyncio.run(serve(cluster, FLOOD_S)) > 0
+            finally:
+                outsider.stop()
         cluster.check_alive()
         cluster.check_whole()
-        growth = {name: most[name] - size for name, size in rest.items()}
-        print({name: f"{size / MIB:.0f} MiB" for name, size in growth.items()}, dict(outsider.counts))
-        assert max(growth.values()) <= MOST_GROWTH, growth
+        grown = growth(rest, watch.most)
+        assert max(grown.values()) <= MOST_GROWTH, grown
         assert outsider.counts["silent"] > 500
-        assert outsider.counts["cut off"] > 0
+        assert outsider.counts["wrong keys"] > 0 and outsider.counts["garbled handshakes"] > 0
+        if has_keys:
+            assert outsider.counts["turned away"] > 0
+            assert outsider.counts["MiB of messages that never end"] == 0
+        else:
+            assert outsider.counts["cut off"] > 0
     finally:
         cluster.close()
-
-
-async def flooded(cluster: FuzzCluster) -> dict[str, int]:
-    """The most memory that each process had while streams were served."""
-    most = memory(cluster)
-
-    async def watch() -> None:
-        while True:
-            for name, size in memory(cluster).items():
-                most[name] = max(most[name], size)
-            await asyncio.sleep(0.1)
-
-    watching = asyncio.create_task(watch())
-    try:
-        assert await serve(cluster, FLOOD_S) > 0
-    finally:
-        watching.cancel()
-    return most
 
 
 async def serve(cluster: FuzzCluster, seconds: float) -> int:
     """Streams one after another, each checked; how many."""
     until, number = time.monotonic() + seconds, 0
-    async with httpx.AsyncClient(timeout=HANG_GUARD_S) as http:
+    async with cluster.http() as http:
         while time.monotonic() < until:
             number += 1
             client = make_client(number, 40)
@@ -72,8 +58,3 @@ async def serve(cluster: FuzzCluster, seconds: float) -> int:
             assert not client.error, client.error
             client.check()
     return number
-
-
-def memory(cluster: FuzzCluster) -> dict[str, int]:
-    processes = {name: node.process for name, node in cluster.nodes.items()} | {"router": cluster.routers[0].process}
-    return {name: psutil.Process(process.pid).memory_info().rss for name, process in processes.items()}

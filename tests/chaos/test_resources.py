@@ -11,16 +11,15 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.chaos_cluster import ChaosCluster, ready_nodes
 from tests.support.cluster import ROOT, free_port
 from tests.support.metrics_page import read_metrics
 from tests.support.patience import HANG_GUARD_S
+from tests.support.procs import few_descriptors
 from tests.support.router_process import eventually
 from tests.support.sdk_clients import check_whole_or_broken, fresh_clients, run_clients, stream_all
 
@@ -107,18 +106,6 @@ def test_a_thousand_clients_that_hang_up(cluster: ChaosCluster) -> None:
 
 
 # ---- descriptors
-
-
-@contextlib.contextmanager
-def few_descriptors(pid: int, spare: int) -> Iterator[None]:
-    """The process may open only so many more."""
-    process = psutil.Process(pid)
-    before = process.rlimit(psutil.RLIMIT_NOFILE)
-    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + spare, before[1]))
-    try:
-        yield
-    finally:
-        process.rlimit(psutil.RLIMIT_NOFILE, before)
 
 
 def test_a_router_without_descriptors(cluster: ChaosCluster) -> None:

@@ -9,10 +9,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -22,31 +24,37 @@ from shared.model.load import load_model
 from shared.model.opened import LoadOptions
 from shared.node.assemble import pool_planes
 from shared.node.fingerprint import make_fingerprint
+from shared.wire.key_files import read_pair
 from shared.wire.messages import Fingerprint
-from tests.support.chaos_cluster import Endpoint
-from tests.support.fuzz_node import FuzzNode
+from tests.support.chaos_cluster import Endpoint, write_api_key
+from tests.support.fuzz_node import FuzzNode, NodeAim
 from tests.support.key_folders import make_keys
-from tests.support.metrics_page import at_rest, nodes_of, pages_partition, read_metrics
+from tests.support.metrics_page import at_rest, bearer, nodes_of, pages_partition, read_metrics
 from tests.support.mixed_clients import Client, make_client, stream
 from tests.support.patience import HANG_GUARD_S
 from tests.support.procs import NodeProcess
 from tests.support.router_process import RouterProcess
 
-REQUEST_TIMEOUT_S = 15
+REQUEST_TIMEOUT_S = 30
 ENDPOINT = re.compile(r'ready endpoint="?(\S+?)"? ')
 NODES = {"p0": "prefill", "d0": "decode"}
 FUZZER = "fuzz"
+API_KEY = "clients-key"
 NODE_FLAGS = ("--silence-s", "1.5", "--chunk-size", "128", "--kv-bytes", "2MiB", "--lease-s", "2")
 
 
 class FuzzCluster:
     def __init__(self, folder: Path, *, has_keys: bool = True) -> None:
+        """has_keys: between routers and nodes, and for clients."""
         self._others = set(psutil.Process().children(recursive=True))  # of tests before this one
         self.keys = make_keys(folder / "keys", nodes=(*NODES, FUZZER), routers=("router",))
+        self.has_keys = has_keys
+        self.api_key = API_KEY if has_keys else ""
         keys = ("--keys", str(self.keys)) if has_keys else ()
         common = (*keys, f"--parent-pid={os.getpid()}")
+        clients = ("--api-key-file", str(write_api_key(folder, API_KEY))) if has_keys else ()
         times = ("--node-silence-s", "1.5", "--request-timeout-s", str(REQUEST_TIMEOUT_S))
-        self.routers = [RouterProcess(*common, *times)]
+        self.routers = [RouterProcess(*common, *times, *clients, api_key=self.api_key)]
         router = Endpoint(self.routers[0].nodes)
         self.nodes = {
             name: NodeProcess(role, name, router, folder, *common, *NODE_FLAGS)  # type: ignore[arg-type]
@@ -59,9 +67,25 @@ class FuzzCluster:
     def url(self) -> str:
         return self.routers[0].url
 
-    def fuzz(self, seed: int) -> FuzzNode:
-        endpoints = dict(zip((f"{name}@1" for name in self.nodes), self.node_addresses(), strict=True))
-        return FuzzNode(self.keys, FUZZER, [self.routers[0].nodes], endpoints, fingerprint(), seed)
+    def fuzz(self, seed: int, kind: type[FuzzNode] = FuzzNode) -> FuzzNode:
+        keys = self.keys if self.has_keys else None
+        return kind(keys, FUZZER, NodeAim((self.routers[0].nodes,), self.named_nodes()), fingerprint(), seed)
+
+    def named_nodes(self) -> dict[str, str]:
+        """What a fuzzing node calls the nodes, and where it dials them."""
+        return dict(zip((f"{name}@1" for name in self.nodes), self.node_addresses(), strict=True))
+
+    def servers(self) -> dict[str, bytes]:
+        """Public keys that an outsider may know, by endpoint."""
+        if not self.has_keys:
+            return {}
+        found = (address.partition(KEY_MARK) for address in self.node_addresses())
+        router = read_pair(self.keys, "router").public
+        return {endpoint: bytes.fromhex(key) for endpoint, _, key in found} | {self.routers[0].nodes: router}
+
+    @property
+    def processes(self) -> dict[str, subprocess.Popen[Any]]:
+        return {name: node.process for name, node in self.nodes.items()} | {"router": self.routers[0].process}
 
     def node_addresses(self) -> list[str]:
         """Where the nodes are dialled, with their keys."""
@@ -74,7 +98,8 @@ class FuzzCluster:
 
     def ready_nodes(self) -> set[str]:
         with contextlib.suppress(httpx.HTTPError):
-            nodes = httpx.get(f"{self.url}/ready", timeout=HANG_GUARD_S).json()["nodes"]
+            answer = httpx.get(f"{self.url}/ready", headers=bearer(self.api_key), timeout=HANG_GUARD_S)
+            nodes = answer.json()["nodes"]
             return {node["node"] for node in nodes if node["ready"]}
         return set()
 
@@ -93,28 +118,31 @@ class FuzzCluster:
 
     # ---- clients
 
-    async def serve(self, fuzzer: FuzzNode, more: Callable[[], bool], num_clients: int = 3) -> None:
-        """Streams one after another, by so many clients, until there is enough."""
+    async def serve(self, fuzzer: FuzzNode | None, more: Callable[[], bool], num_clients: int = 3) -> None:
+        """Streams by so many clients, until there is enough; without a fuzzing node each is whole."""
         indices = iter(range(1, 1 << 30))
-        async with httpx.AsyncClient(timeout=HANG_GUARD_S) as http:
+        async with self.http() as http:
             await asyncio.gather(*(self._one_after_another(http, fuzzer, more, indices) for _ in range(num_clients)))
 
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=HANG_GUARD_S, headers=bearer(self.api_key))
+
     async def _one_after_another(
-        self, http: httpx.AsyncClient, fuzzer: FuzzNode, more: Callable[[], bool], indices: Iterator[int]
+        self, http: httpx.AsyncClient, fuzzer: FuzzNode | None, more: Callable[[], bool], indices: Iterator[int]
     ) -> None:
         while more():
             client = make_client(next(indices), 40)
             if not client.fields.get("stop", "x"):
                 del client.fields["stop"]
             await stream(http, self.url, client)
-            self._judge(client, fuzzer)
+            self.judge(client, fuzzer)
             self.check_alive()
 
-    def _judge(self, client: Client, fuzzer: FuzzNode) -> None:
+    def judge(self, client: Client, fuzzer: FuzzNode | None) -> None:
         """What the fuzzer was given it may spoil; a declared error is an answer; anything else must be right."""
-        if tuple(client.prompt) in fuzzer.prompts:
+        if fuzzer is not None and tuple(client.prompt) in fuzzer.prompts:
             self.outcomes["the fuzzer's"] += 1
-        elif client.error:
+        elif client.error and fuzzer is not None:
             self.outcomes[f"error: {json.loads(client.error).get('error', json.loads(client.error))['code']}"] += 1
         else:
             client.check()
@@ -134,7 +162,7 @@ class FuzzCluster:
             assert "Traceback" not in log and "add up" not in log, log[log.find("Traceback") - 500 :][:3000]
 
     def _whole(self) -> bool:
-        metrics = read_metrics(self.url)
+        metrics = read_metrics(self.url, self.api_key)
         return set(NODES) <= nodes_of(metrics) and at_rest(metrics) and pages_partition(metrics)
 
     def close(self) -> None:
@@ -159,8 +187,8 @@ def fingerprint() -> Fingerprint:
 
 
 @contextlib.contextmanager
-def fuzz_cluster(folder: Path) -> Iterator[FuzzCluster]:
-    cluster = FuzzCluster(folder)
+def fuzz_cluster(folder: Path, *, has_keys: bool = True) -> Iterator[FuzzCluster]:
+    cluster = FuzzCluster(folder, has_keys=has_keys)
     try:
         yield cluster
     finally:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 import zmq
 
 from shared.wire.codec import to_wire
@@ -156,3 +158,15 @@ class NodeProcess:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(HANG_GUARD_S)
+
+
+@contextlib.contextmanager
+def few_descriptors(pid: int, spare: int) -> Iterator[None]:
+    """The process may open only so many more."""
+    process = psutil.Process(pid)
+    before = process.rlimit(psutil.RLIMIT_NOFILE)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + spare, before[1]))
+    try:
+        yield
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, before)

@@ -8,6 +8,7 @@ import struct
 
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\x00") + bytes(32)
+CURVE_GREETING = GREETING.replace(b"NULL\x00", b"CURVE")  # of a client
 
 
 class RawPeer:
