@@ -19,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
+from shared.core.page_identity import KEY_BYTES, ROOT, child_identity
 from shared.kv.accounting import raise_problems
-from shared.kv.page_identity import ROOT, child_identity
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-KEY_BYTES = 8
 HEAP_SLACK = 64
 
 
@@ -112,7 +111,7 @@ class PrefixCache:
         return nodes
 
     def identity_of(self, node: CachedPage) -> bytes:
-        """See `shared.kv.page_identity`."""
+        """See `shared.core.page_identity`."""
         path = []
         while not node.identity:
             assert node.parent is not None  # the root has its identity from the start

@@ -4,7 +4,7 @@
 
     | gone | gone | page 7 | page 3 |  p ...      a match of four pages; what is gone has the number 0 in it
 
-A page is there or not, whatever became of those before it; its identity covers them (`shared.kv.page_identity`). Stands
+A page is there or not, whatever became of those before it; its identity covers them (`shared.core.page_identity`). Stands
 where `PrefixCache` does for other pools; locks are on single pages. Knows keys (int64, one per token), not tokens,
 rows or requests.
 """
@@ -12,13 +12,14 @@ rows or requests.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
+from shared.core.page_identity import identities
 from shared.kv.accounting import raise_problems
-from shared.kv.page_identity import identities
 from shared.kv.pages import PageIds
 from shared.kv.prefix_cache import Keys, Lock, Match
 
@@ -61,7 +62,7 @@ class WindowCache:
         limit = max(0, min(len(keys), max_tokens)) // self.page_size
         best, run = first_needed, 0
         found = [
-            self._page_of.get(identity, 0) for identity in identities(keys[: limit * self.page_size], self.page_size)
+            self._page_of.get(name, 0) for name in self._identities(keys, limit)
         ]
         for index, page in enumerate(found):
             run = run + 1 if page else 0
@@ -85,7 +86,7 @@ class WindowCache:
             return lock, taken
         if len(keys) < len(pages) * self.page_size:
             raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
-        names = identities(keys[: len(pages) * self.page_size], self.page_size)
+        names = self._identities(keys, len(pages))
         for index, (identity, page) in enumerate(zip(names, pages.tolist(), strict=True)):
             if page == 0:
                 continue
@@ -94,6 +95,9 @@ class WindowCache:
                 self._pin(lock, index, page)
             taken[index] = self._page_of[identity] == page
         return lock, taken
+
+    def _identities(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
+        return identities(keys[: num_pages * self.page_size].tobytes(), self.page_size)
 
     def _add(self, identity: bytes, page: int, owner: str) -> None:
         if page in self._identity_of:
