@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +24,7 @@ from shared.kv.accounting import raise_problems
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
+Listener = Callable[[bytes, bool], None]  # identity of a page; it is cached now, or no more
 HEAP_SLACK = 64
 
 
@@ -80,6 +81,7 @@ class PrefixCache:
         # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
+        self.listener: Listener | None = None
         self._cold: dict[CachedPage, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
 
     @property
@@ -109,6 +111,10 @@ class PrefixCache:
             nodes.append(node)
             node = node.parent
         return nodes
+
+    def names(self) -> list[bytes]:
+        """The identities of all cached pages."""
+        return [self.identity_of(node) for node in self._nodes.values()]
 
     def identity_of(self, node: CachedPage) -> bytes:
         """See `shared.core.page_identity`."""
@@ -253,12 +259,16 @@ class PrefixCache:
             node.children[key] = child
             self._nodes[page] = child
             node = child
+            if self.listener is not None:
+                self.listener(self.identity_of(child), True)
         self._num_evictable += len(ids)
         return node
 
     def _remove(self, node: CachedPage) -> int:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
+        if self.listener is not None:
+            self.listener(self.identity_of(node), False)
         del parent.children[node.key]
         del self._nodes[node.page]
         self._cold.pop(node, None)

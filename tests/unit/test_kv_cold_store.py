@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shared.core.errors import ConfigError, IntegrityError
-from shared.kv.cold_store import ColdStore
 from shared.core.page_identity import ROOT, child_identity, identities
+from shared.kv.cold_store import ColdStore
 
 PAGE = 96
 
