@@ -28,9 +28,7 @@ from router.gateway import Gateway
 from router.http_protocol import HttpRules
 from router.journal import Journal
 from router.placement import Placer
-from router.policy.interface import Policy
-from router.policy.least_load import LeastLoad
-from router.policy.round_robin import RoundRobin
+from router.policy.choose import make_policy
 from router.registry import Registry
 from router.server import bind_http, serve
 from router.text.interface import TextModel
@@ -112,7 +110,8 @@ async def serve_all(
     """Builds everything that lives in the event loop, and runs it."""
     prometheus = CollectorRegistry()
     metrics = RequestMetrics(prometheus)
-    registry = Registry(config.timeouts.node_silence_s)
+    follows_caches = make_policy(config.router.policy).reads_caches
+    registry = Registry(config.timeouts.node_silence_s, follows_caches=follows_caches)
     gateway = make_gateway(config, registry, link, ClusterMetrics(prometheus), log)
     handlers = Handlers(
         Resolver(config.model.public_name, text, config.limits, registry.adapters, config.text.tool_format),
@@ -173,10 +172,6 @@ def read_key(path: str, flag: str) -> str:
     if not key:
         raise ConfigError(f"{flag} {path}: the file is empty")
     return key
-
-
-def make_policy(name: str) -> Policy:
-    return RoundRobin() if name == "round_robin" else LeastLoad()
 
 
 def new_epoch() -> int:

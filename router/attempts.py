@@ -14,6 +14,7 @@ from router.effects import Alarm, Effects, Failure, Update
 from router.faults import can_resume, given_up, is_nobodys_fault
 from router.journal import Journal, OpenRequest
 from router.placement import NODES_AWAY_S, Placement, Placer
+from router.policy.interface import Wanted
 from router.registry import RegisteredNode
 from router.suspects import Suspects
 from router.tickets import Tickets
@@ -68,6 +69,7 @@ class Attempts:
             return
         request.parked_until = None
         effects.num_by_cost += placement.is_by_cost
+        effects.picks.extend((picked.node.role, picked.reason) for picked in placement.picks)
         self._send(request, placement, now, effects)
 
     def _place(self, request: OpenRequest, now: float) -> Placement:
@@ -75,8 +77,7 @@ class Attempts:
         if self._suspects.is_suspect(request):
             return self._placer.place_alone(request, now, apart)
         return self._placer.place(
-            request.num_tokens,
-            now,
+            Wanted(request.num_tokens, now, request.pages, request.affinity),
             request.avoid,
             request.most_tokens,
             request.adapter,

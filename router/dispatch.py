@@ -19,6 +19,7 @@ from router.journal import Journal, OpenRequest, SequenceJournal
 from router.moves import Moves
 from router.pairs import ALARM, BrokenPair
 from router.placement import Placer
+from router.prefix_index import PromptPages
 from router.progress import Progress
 from router.registry import RegisteredNode, Registry
 from router.suspects import Suspects
@@ -48,6 +49,7 @@ class NewRequest:
     seed: int
     adapter: str = ""  # digest
     cache_salt: int = 0
+    affinity: str = ""
 
 
 class Dispatcher:
@@ -98,6 +100,8 @@ class Dispatcher:
             sequences=sequences,
             adapter=new.adapter,
             cache_salt=new.cache_salt,
+            pages=PromptPages(new.prompt_ids, new.adapter, new.cache_salt),
+            affinity=new.affinity,
             lacks_scores=new.sampling.prompt_logprobs >= 0 and len(new.prompt_ids) > 1,
         )
 

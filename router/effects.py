@@ -54,4 +54,5 @@ class Effects:
     alarms: list[Alarm] = field(default_factory=list)
     num_resumed: int = 0  # requests that were given another attempt
     num_by_cost: int = 0  # requests that begin on their decode node because a hand-off costs more
+    picks: list[tuple[str, str]] = field(default_factory=list)  # (role, reason) of each node that a policy picked
     num_moved: int = 0  # requests that went from a decode node without memory to one with room

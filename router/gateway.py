@@ -23,7 +23,20 @@ from shared.observe.log import Logger
 from shared.observe.log_once import LogOnce
 from shared.observe.metric_names import REFUSED_EPOCH, REFUSED_PREFIX
 from shared.observe.metrics import ClusterMetrics, NodeReport
-from shared.wire.messages import Begun, Drain, Goodbye, Heartbeat, Hello, Message, Scores, Tokens, Unwelcome, Welcome
+from shared.wire.messages import (
+    Begun,
+    CacheEvents,
+    CacheReplay,
+    Drain,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Scores,
+    Tokens,
+    Unwelcome,
+    Welcome,
+)
 from shared.wire.peers import Inbound, PeerClosed, Received, WireTotals
 
 TICK_S = 0.25
@@ -182,6 +195,8 @@ class Gateway:
                 self._on_heartbeat(inbound.peer, message, now)
             elif isinstance(message, Hello):
                 self._on_hello(inbound.peer, message, now)
+            elif isinstance(message, CacheEvents):
+                self._ask(inbound.peer, self._registry.cache_events(inbound.peer, message))
             elif isinstance(message, Goodbye):
                 self._on_gone(inbound.peer, "it said goodbye", now)
             elif isinstance(message, Unwelcome):
@@ -216,6 +231,12 @@ class Gateway:
             self._metrics.update(report_of(node, beat))
             if node.drain is not None and not beat.draining:  # it was lost with a connection, or met a full queue
                 self._link.send(node.peer, node.drain_now(node.drain, now))
+            self._ask(node.peer, self._registry.missed_events(node, beat))
+
+    def _ask(self, peer: str, replay: CacheReplay | None) -> None:
+        """A question that is lost is asked again with the next heartbeat."""
+        if replay is not None:
+            self._link.send(peer, replay)
 
     def _on_gone(self, peer: str, reason: str, now: float, *, has_died: bool = False) -> None:
         node = self._registry.by_peer(peer)
@@ -252,6 +273,8 @@ class Gateway:
             self._metrics.moved(effects.num_moved)
         if effects.num_by_cost:
             self._metrics.started_by_cost(effects.num_by_cost)
+        for role, reason in effects.picks:
+            self._metrics.picked(role, reason)
         for news in effects.news:
             mailbox = self._mailboxes.get(news.rid)
             if mailbox is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from router.prefix_index import PromptPages
 from router.registry import RegisteredNode
 from shared.core.errors import IntegrityError
 from shared.core.sampling_params import SamplingParams
@@ -109,6 +110,8 @@ class OpenRequest:
     lacks_scores: bool = False  # they were asked for, and some have not come
     adapter: str = ""  # digest; it stays the same when the name is given to another one
     cache_salt: int = 0
+    pages: PromptPages | None = None
+    affinity: str = ""  # what its client calls itself, or its session
     attempt: int = 0
     num_failed: int = 0  # attempts; those that left a draining node do not count
     num_excused: int = 0  # attempts that ended by nobody's fault; a few are free

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from router.journal import OpenRequest
 from router.pairs import Pairs
-from router.policy.interface import Policy
+from router.policy.interface import Picked, Policy, Wanted
 from router.policy.least_load import prompt_tokens
-from router.prompt_cost import MOST_LOCAL_TOKENS, Work, costs_less_on_decode
+from router.prompt_cost import MOST_LOCAL_TOKENS, Lacking, Work, costs_less_on_decode
 from router.registry import RegisteredNode, Registry, fitting
 from shared.config.router_settings import BY_COST, UNMEASURED_LOCAL_TOKENS
 from shared.core.errors import AdapterMissing, NoNodes
@@ -26,12 +26,14 @@ NODES_AWAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`is_alone`: on a node that had nothing else of ours. `is_by_cost`: without a hand-off, for it costs too much."""
+    """`is_alone`: on a node that had nothing else of ours. `is_by_cost`: without a hand-off, for it costs too much.
+    `picks`: what the policy chose, and why."""
 
     prefill: RegisteredNode | None
     decode: RegisteredNode | None
     is_alone: bool = False
     is_by_cost: bool = False
+    picks: tuple[Picked, ...] = ()
 
 
 class Placer:
@@ -48,8 +50,7 @@ class Placer:
 
     def place(
         self,
-        num_tokens: int,
-        now: float,
+        wanted: Wanted,
         avoid: Collection[str] = (),
         most_tokens: int = 0,
         adapter: str = "",
@@ -61,51 +62,57 @@ class Placer:
         and longest answer; nodes that say they can't hold so many are left out, unless all do. `adapter`: a digest;
         nodes without it are left out. `apart`: peers to be used only where their role has no other node. `on_one`:
         without a hand-off."""
-        usable = self._able(now, most_tokens, adapter)
+        usable = self._able(wanted.now, most_tokens, adapter)
         others = [node for node in usable if node.peer not in avoid] if avoid else usable
         prefills = without([node for node in others or usable if node.role == "prefill"], apart)
         decodes = without([node for node in others or usable if node.role == "decode"], apart)
         if not prefills and not decodes:
             raise NoNodes("no node can take requests now; try again")
         if prefills and (on_one or not decodes):
-            return Placement(prefill=self._policy.pick(prefills, num_tokens), decode=None)
+            picked = self._policy.pick(prefills, wanted)
+            return Placement(picked.node, None, picks=(picked,))
         if on_one:
-            return Placement(prefill=None, decode=self._policy.pick(decodes, num_tokens))
-        return self._pair(prefills if others else [], decodes, num_tokens, now)
+            picked = self._policy.pick(decodes, wanted)
+            return Placement(None, picked.node, picks=(picked,))
+        return self._pair(prefills if others else [], decodes, wanted)
 
-    def _pair(
-        self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], num_tokens: int, now: float
-    ) -> Placement:
+    def _pair(self, prefills: Sequence[RegisteredNode], decodes: Sequence[RegisteredNode], wanted: Wanted) -> Placement:
         """The decode node is picked first. One that no fitting prefill node can reach keeps a short prompt. A longer
         one goes to the next, and to the first alone only where all are like that."""
-        left, first, is_short = list(decodes), None, num_tokens <= self._local_tokens
+        left, first = list(decodes), None
         while left:
-            decode = self._policy.pick(left, num_tokens)
+            decode = self._policy.pick(left, wanted)
             first = first or decode
-            partners = fitting(prefills, decode) if self._is_by_cost or not is_short else []
-            if reachable := self.pairs.reachable(partners, decode, now):
-                return self._start(self._policy.pick(reachable, num_tokens), decode, num_tokens, now)
+            is_short = wanted.missing(decode.node) <= self._local_tokens
+            partners = fitting(prefills, decode.node) if self._is_by_cost or not is_short else []
+            if reachable := self.pairs.reachable(partners, decode.node, wanted.now):
+                return self._start(self._policy.pick(reachable, wanted), decode, wanted)
             if is_short or not partners:
-                return Placement(prefill=None, decode=decode)
-            left.remove(decode)
-        return Placement(prefill=None, decode=first)
+                return Placement(None, decode.node, picks=(decode,))
+            left.remove(decode.node)
+        assert first is not None
+        return Placement(None, first.node, picks=(first,))
 
-    def _start(self, prefill: RegisteredNode, decode: RegisteredNode, num_tokens: int, now: float) -> Placement:
-        """Choose where the prompt is computed, by the nodes' figures and loads alone. By cost, the decode node computes
-        it only if it has room for it and for all prompts that wait there."""
+    def _start(self, picked: Picked, picked_decode: Picked, wanted: Wanted) -> Placement:
+        """Choose where the prompt is computed, by what each node lacks of it, the nodes' figures and loads. By cost,
+        the decode node computes it only if it has room for it and for all prompts that wait there."""
+        prefill, decode, now = picked.node, picked_decode.node, wanted.now
+        both = Placement(prefill, decode, picks=(picked, picked_decode))
+        num_tokens = wanted.missing(decode)
         if not self._is_by_cost or num_tokens > MOST_LOCAL_TOKENS:
-            return Placement(prefill, decode)
+            return both
         there, handoff_s = prefill.prompts.speed(now), prefill.prompts.handoff(now)
         if there is None or handoff_s is None:
-            return Placement(prefill if num_tokens > self._local_tokens else None, decode)
+            return both if num_tokens > self._local_tokens else Placement(None, decode, picks=(picked_decode,))
         waiting = prompt_tokens(decode)
         if not decode.has_room(num_tokens + waiting):
-            return Placement(prefill, decode)
+            return both
         here = decode.prompts.speed_beside(there, now)
         before, beside = Work(prompt_tokens(prefill), prefill.num_running), Work(waiting, decode.num_running)
-        if costs_less_on_decode(num_tokens, there, before, here, beside, handoff_s):
-            return Placement(None, decode, is_by_cost=True)
-        return Placement(prefill, decode)
+        lacking = Lacking(wanted.missing(prefill), num_tokens)
+        if costs_less_on_decode(lacking, there, before, here, beside, handoff_s):
+            return Placement(None, decode, is_by_cost=True, picks=(picked_decode,))
+        return both
 
     def place_alone(self, request: OpenRequest, now: float, apart: Collection[str]) -> Placement:
         """On one node, with nothing else of ours there; where all have something, on the one with the fewest sequences.

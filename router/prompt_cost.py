@@ -10,7 +10,7 @@ The currency is stream-seconds: a second that one stream waits. Weighed against 
 The prompt's own time runs until its decode node can go on with it: the first token of a prompt that is handed over
 comes before that, the second one does not. Chunks bound how long a stream stands still at a time. The part of a
 step that its length does not change counts once for a prompt, however many steps it takes. Streams count as the node's
-last heartbeat told of them. Requests that come later count nowhere, nor does a prefix cache, which no router knows.
+last heartbeat told of them. Requests that come later count nowhere. Of a prompt counts what each node lacks of it.
 
     seconds of n prompt tokens = step_s + n * token_s     a line through the steps that a node's heartbeats tell of
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 HALF_LIFE_STEPS = 64  # a step counts half once so many have followed it
 ENOUGH_STEPS = 8
@@ -161,12 +162,20 @@ class Work:
     running: int
 
 
+class Lacking(NamedTuple):
+    """Tokens of a prompt that either node would compute: the others are cached there, as far as is known."""
+
+    on_prefill: int
+    on_decode: int
+
+
 def costs_less_on_decode(
-    num_tokens: int, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
+    lacking: Lacking, prefill: PromptSpeed, before: Work, decode: PromptSpeed, beside: Work, handoff_s: float
 ) -> bool:
     """Return whether a prompt loses fewer stream-seconds on its decode node than by a hand-off. `before`: on the
     prefill node; `beside`: on the decode node."""
-    return stream_seconds(num_tokens, decode, beside) <= stream_seconds(num_tokens, prefill, before) + handoff_s
+    handed_over_s = stream_seconds(lacking.on_prefill, prefill, before) + handoff_s
+    return stream_seconds(lacking.on_decode, decode, beside) <= handed_over_s
 
 
 def stream_seconds(num_tokens: int, speed: PromptSpeed, work: Work) -> float:

@@ -10,10 +10,11 @@ import msgspec
 
 from router.breaker import Breaker
 from router.kinds import Kind, Kinds, Misfit, misfit
+from router.prefix_index import MAX_PAGES, PageIndex
 from router.prompt_cost import PromptFigures
 from router.room import tokens_in
 from shared.core.states import RowState
-from shared.wire.messages import Drain, Heartbeat, Hello, NodeLoad
+from shared.wire.messages import CacheEvents, CacheReplay, Drain, Heartbeat, Hello, NodeLoad
 
 ROLES = ("prefill", "decode")
 HANDOFF_COST = "handoff_cost_seconds"  # of the metrics that nodes report
@@ -42,6 +43,7 @@ class RegisteredNode:
     num_running: int = 0  # those of them that decode
     waiting_tokens: int = 0
     prompts: PromptFigures = field(default_factory=PromptFigures)
+    pages: PageIndex = field(default_factory=PageIndex)
     is_draining: bool = False
     drain: Drain | None = None  # what it was told; said again until its heartbeats say that it drains
     move_at: float = float("inf")  # draining: when what is left there goes on elsewhere
@@ -84,10 +86,12 @@ class RegisteredNode:
 
 
 class Registry:
-    """Node id -> its newest epoch. A message by an older epoch is nobody's."""
+    """Node id -> its newest epoch. A message by an older epoch is nobody's. `follows_caches`: ask nodes what they have
+    cached."""
 
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, silence_s: float, *, follows_caches: bool = False) -> None:
         self.silence_s = silence_s
+        self._follows_caches = follows_caches
         self._nodes: dict[str, RegisteredNode] = {}
         self._kinds = Kinds()
         self.narrowest = 0  # what every node can hold, silent ones too
@@ -128,6 +132,8 @@ class Registry:
             known.kind, known.role = kind, hello.role
             is_new = known.hello.connection != hello.connection
             known.peer, known.hello, known.last_seen, known.is_silent = peer, hello, now, False
+            if is_new:  # the node has forgotten what it had told
+                known.pages = PageIndex()
             self._measure()
             return known, known if is_new else None
         node = RegisteredNode(peer, hello, kind, hello.node_id, hello.role, known_since=now, last_seen=now)
@@ -149,6 +155,26 @@ class Registry:
                 node.move_at = now + beat.move_after_ms / 1000
             self.seen(node, now)
         return node
+
+    def cache_events(self, peer: str, message: CacheEvents) -> CacheReplay | None:
+        """Take what a node says of its own cache; of another one's nobody is believed. Return what to ask it."""
+        node = self.find(message.node_id, message.epoch)
+        if not self._follows_caches or node is None or node.peer != peer:
+            return None
+        is_taken = node.pages.take(message)
+        if sum(len(each.pages) for each in self._nodes.values()) > MAX_PAGES:  # who tells most makes room for all
+            max(self._nodes.values(), key=lambda each: len(each.pages)).pages.forget_pages()
+        if is_taken or node.pages.is_asked:
+            return None
+        node.pages.is_asked = True
+        return CacheReplay(node.node_id, node.pages.seq)
+
+    def missed_events(self, node: RegisteredNode, beat: Heartbeat) -> CacheReplay | None:
+        """Return what to ask a node whose heartbeat tells of CacheEvents that have not come."""
+        if not self._follows_caches or not node.pages.is_behind(beat.cache_seq):
+            return None
+        node.pages.is_asked = True
+        return CacheReplay(node.node_id, node.pages.seq)
 
     def seen(self, node: RegisteredNode, now: float) -> None:
         node.last_seen = now

@@ -33,6 +33,7 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 PING_S = 3.0  # proxies and clients give up connections that say nothing
+MAX_SESSION_CHARS = 256
 ID_BYTES = 12
 
 
@@ -62,6 +63,12 @@ def one_by_one(update: Update) -> Iterator[Update]:
         yield Update(update.rid, update.seq_index, (token,), update.logprobs[place : place + 1], None)
     if update.end is not None:
         yield Update(update.rid, update.seq_index, (), (), update.end)
+
+
+def session_of(connection: Connection) -> str:
+    """Return what the client calls its session, if it does: its requests meet again on the same nodes."""
+    given = connection.header(b"x-session-id") or connection.header(b"x-correlation-id") or ""
+    return given[:MAX_SESSION_CHARS]
 
 
 class Generation:
@@ -103,7 +110,8 @@ class Generation:
 
     async def run(self, connection: Connection) -> None:
         """Raises BatonError while an error can still be the answer; later ones go into the stream."""
-        requests = [self._new_request(job) for job in range(len(self._plan.jobs))]
+        affinity = session_of(connection)
+        requests = [self._new_request(job, affinity) for job in range(len(self._plan.jobs))]
         mailbox = self._gateway.open(requests, self._writer.answer_id)
         self._job_of = {rid: job for job, rid in enumerate(mailbox.rids)}
         self._metrics.started()
@@ -132,12 +140,12 @@ class Generation:
             self._gateway.close(mailbox)
             self._metrics.ended(outcome, time.monotonic() - self._arrived)
 
-    def _new_request(self, job: int) -> NewRequest:
+    def _new_request(self, job: int, affinity: str) -> NewRequest:
         """The client's prompt ends where its ids do: what begins a decoder's text is neither shown nor counted."""
         own = self._plan.jobs[job]
         ids = own.ids + self._start_ids
         plan = self._plan
-        return NewRequest(ids, plan.num_sequences, plan.sampling, own.seed, plan.adapter, plan.cache_salt)
+        return NewRequest(ids, plan.num_sequences, plan.sampling, own.seed, plan.adapter, plan.cache_salt, affinity)
 
     async def _whole(self, connection: Connection, mailbox: Mailbox) -> None:
         totals = [Delta() for _ in self._choices]

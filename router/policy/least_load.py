@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
+from router.policy.interface import Picked, Reason, Wanted
 from router.registry import RegisteredNode
 
 
@@ -16,13 +17,17 @@ class LeastLoad:
     once. So the larger of both counts. Ties go to the node that was picked least often.
     """
 
-    def pick(self, nodes: Sequence[RegisteredNode], num_tokens: int = 0) -> RegisteredNode:
-        needed = max(1, num_tokens)  # no node without a free page has room
+    reads_caches = False
+
+    def pick(self, nodes: Sequence[RegisteredNode], wanted: Wanted) -> Picked:
+        if len(nodes) == 1:
+            return Picked(nodes[0], Reason.ONLY)
+        needed = max(1, wanted.num_tokens)  # no node without a free page has room
         left = [node for node in nodes if node.free_tokens >= needed] or nodes
         for measure in MEASURES[left[0].role]:
             if len(left) > 1:
                 left = lowest(left, measure)
-        return min(left, key=node_id)
+        return least_picked(left)
 
 
 Measure = Callable[[RegisteredNode], int]
@@ -45,8 +50,15 @@ def prompt_tokens(node: RegisteredNode) -> int:
     return sent if sent > reported else reported
 
 
-waiting_tokens, dispatched, node_id = map(attrgetter, ("waiting_tokens", "dispatched", "node_id"))
+def least_picked(nodes: Sequence[RegisteredNode]) -> Picked:
+    """Of nodes between which nothing else decides."""
+    if len(nodes) == 1:
+        return Picked(nodes[0], Reason.LOAD)
+    return Picked(min(nodes, key=dispatched_first), Reason.TURN)
+
+
+waiting_tokens, dispatched_first = attrgetter("waiting_tokens"), attrgetter("dispatched", "node_id")
 MEASURES: dict[str, tuple[Measure, ...]] = {
-    "prefill": (prompt_tokens, sequences, dispatched),
-    "decode": (sequences, waiting_tokens, dispatched),
+    "prefill": (prompt_tokens, sequences),
+    "decode": (sequences, waiting_tokens),
 }

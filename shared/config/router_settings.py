@@ -12,6 +12,8 @@ from shared.core.errors import ConfigError
 BY_COST = -1  # as local_prefill_tokens: what a prompt costs on either node decides
 UNMEASURED_LOCAL_TOKENS = 32  # while that is not measured
 
+POLICIES = ("prefix_aware", "least_load", "round_robin")
+
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
@@ -20,7 +22,7 @@ class RouterConfig:
     host: str = option("127.0.0.1", "address of the HTTP API", metavar="HOST")
     port: int = option(8000, "port of the HTTP API", low=0, high=MAX_PORT)
     node_endpoint: str = option("tcp://127.0.0.1:7001", "where nodes dial in", metavar="ENDPOINT")
-    policy: str = option("least_load", "how a (prefill, decode) pair is picked", choices=("least_load", "round_robin"))
+    policy: str = option("prefix_aware", "how a (prefill, decode) pair is picked", choices=POLICIES)
     router_id: str = option("", "its own name, in keys and logs; empty: drawn, or that of its --keys", metavar="NAME")
     local_prefill_tokens: int = option(
         BY_COST,

@@ -12,19 +12,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
+from shared.core.page_identity import KEY_BYTES, ROOT, child_identity
 from shared.kv.accounting import raise_problems
-from shared.kv.page_identity import ROOT, child_identity
 from shared.kv.pages import PageIds
 
 Keys = npt.NDArray[np.int64]
-KEY_BYTES = 8
+Listener = Callable[[bytes, bool], None]  # identity of a page; it is cached now, or no more
 HEAP_SLACK = 64
 
 
@@ -81,6 +81,7 @@ class PrefixCache:
         # unlocked leaves as (stamp, push number, node), with stale entries that are dropped when they come up
         self._leaves: list[tuple[int, int, CachedPage]] = []
         self._pushes = itertools.count()
+        self.listener: Listener | None = None
         self._cold: dict[CachedPage, None] = {}  # unlocked nodes that `take_cold` has not given since, coldest first
 
     @property
@@ -111,8 +112,12 @@ class PrefixCache:
             node = node.parent
         return nodes
 
+    def names(self) -> list[bytes]:
+        """The identities of all cached pages."""
+        return [self.identity_of(node) for node in self._nodes.values()]
+
     def identity_of(self, node: CachedPage) -> bytes:
-        """See `shared.kv.page_identity`."""
+        """See `shared.core.page_identity`."""
         path = []
         while not node.identity:
             assert node.parent is not None  # the root has its identity from the start
@@ -254,12 +259,16 @@ class PrefixCache:
             node.children[key] = child
             self._nodes[page] = child
             node = child
+            if self.listener is not None:
+                self.listener(self.identity_of(child), True)
         self._num_evictable += len(ids)
         return node
 
     def _remove(self, node: CachedPage) -> int:
         parent = node.parent
         assert parent is not None  # the root is never on the heap
+        if self.listener is not None:
+            self.listener(self.identity_of(node), False)
         del parent.children[node.key]
         del self._nodes[node.page]
         self._cold.pop(node, None)

@@ -4,23 +4,24 @@
 
     | gone | gone | page 7 | page 3 |  p ...      a match of four pages; what is gone has the number 0 in it
 
-A page is there or not, whatever became of those before it; its identity covers them (`shared.kv.page_identity`). Stands
-where `PrefixCache` does for other pools; locks are on single pages. Knows keys (int64, one per token), not tokens,
-rows or requests.
+A page is there or not, whatever became of those before it; its identity covers them (`shared.core.page_identity`).
+Stands where `PrefixCache` does for other pools; locks are on single pages. Knows keys (int64, one per token), not
+tokens, rows or requests.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from shared.core.errors import IntegrityError
+from shared.core.page_identity import identities
 from shared.kv.accounting import raise_problems
-from shared.kv.page_identity import identities
 from shared.kv.pages import PageIds
-from shared.kv.prefix_cache import Keys, Lock, Match
+from shared.kv.prefix_cache import Keys, Listener, Lock, Match
 
 
 class WindowCache:
@@ -36,6 +37,7 @@ class WindowCache:
         self._refs: dict[int, int] = {}  # of pinned pages
         self._idle: OrderedDict[int, None] = OrderedDict()  # the others, least recently unpinned first
         self._locks: set[Lock] = set()
+        self.listener: Listener | None = None
 
     @property
     def num_cached(self) -> int:
@@ -52,6 +54,10 @@ class WindowCache:
     def cached_pages(self) -> PageIds:
         return np.fromiter(self._identity_of, np.int32, len(self._identity_of))
 
+    def names(self) -> list[bytes]:
+        """The identities of all cached pages."""
+        return list(self._page_of)
+
     def is_locked(self, page: int) -> bool:
         return page in self._refs
 
@@ -60,9 +66,7 @@ class WindowCache:
         pinned. `first_needed`: pages before it are never read, so that many are matched in any case."""
         limit = max(0, min(len(keys), max_tokens)) // self.page_size
         best, run = first_needed, 0
-        found = [
-            self._page_of.get(identity, 0) for identity in identities(keys[: limit * self.page_size], self.page_size)
-        ]
+        found = [self._page_of.get(name, 0) for name in self._identities(keys, limit)]
         for index, page in enumerate(found):
             run = run + 1 if page else 0
             if run >= min(index + 1, self._num_needed):
@@ -85,7 +89,7 @@ class WindowCache:
             return lock, taken
         if len(keys) < len(pages) * self.page_size:
             raise IntegrityError(f"insert for {lock.owner!r}: {len(keys)} keys do not cover {len(pages)} pages")
-        names = identities(keys[: len(pages) * self.page_size], self.page_size)
+        names = self._identities(keys, len(pages))
         for index, (identity, page) in enumerate(zip(names, pages.tolist(), strict=True)):
             if page == 0:
                 continue
@@ -95,12 +99,17 @@ class WindowCache:
             taken[index] = self._page_of[identity] == page
         return lock, taken
 
+    def _identities(self, keys: Keys, num_pages: int) -> Iterator[bytes]:
+        return identities(keys[: num_pages * self.page_size].tobytes(), self.page_size)
+
     def _add(self, identity: bytes, page: int, owner: str) -> None:
         if page in self._identity_of:
             raise IntegrityError(f"insert for {owner!r}: page {page} is cached under another key")
         self._page_of[identity] = page
         self._identity_of[page] = identity
         self._idle[page] = None
+        if self.listener is not None:
+            self.listener(identity, True)
 
     def _pin(self, lock: Lock, index: int, page: int) -> None:
         lock.pages[index] = page
@@ -128,7 +137,10 @@ class WindowCache:
         """Up to n pages, least recently unpinned first; they are the caller's, to be freed."""
         pages = [self._idle.popitem(last=False)[0] for _ in range(min(n, len(self._idle)))]
         for page in pages:
-            del self._page_of[self._identity_of.pop(page)]
+            identity = self._identity_of.pop(page)
+            del self._page_of[identity]
+            if self.listener is not None:
+                self.listener(identity, False)
         return np.array(pages, dtype=np.int32)
 
     def flush(self) -> PageIds:

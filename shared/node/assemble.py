@@ -11,6 +11,7 @@ import torch
 from shared.config.frozen import ENCODER
 from shared.core.errors import ConfigError
 from shared.core.overshoot import loop_depth
+from shared.core.page_identity import MAX_ADAPTERS, MAX_VOCAB
 from shared.device.gpu import Gpu
 from shared.device.streams import StreamSet
 from shared.device.torch_cuda import TorchCuda
@@ -38,7 +39,6 @@ from shared.sched.draft_length import FixedWidth, WidthChoice
 from shared.sched.loop import EngineLoop
 from shared.sched.mixed_chunk import BudgetedChunk, MixedChunk
 from shared.sched.offload import ColdTier
-from shared.sched.page_budget import MAX_ADAPTERS, MAX_VOCAB
 from shared.sched.prompts import ForEncoder, InChunks, PromptRules
 from shared.sched.scheduler import Scheduler
 from shared.sched.settings import SchedSettings

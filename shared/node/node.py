@@ -15,6 +15,8 @@ from shared.core.errors import BatonError, IntegrityError, NodeDraining, Overloa
 from shared.core.keys import RequestKey
 from shared.core.request import Request
 from shared.core.states import FinishReason, QueueStage
+from shared.kv.window_cache import WindowCache
+from shared.node.cache_teller import CacheTeller
 from shared.node.context import NodeContext
 from shared.node.convert import end_of, requests_of, run_of, scores_of, tokens_of
 from shared.node.mail import Dial, HangUp, Outgoing
@@ -27,6 +29,7 @@ from shared.wire.messages import (
     Abort,
     Adapter,
     Begun,
+    CacheReplay,
     Drain,
     Generate,
     Goodbye,
@@ -52,6 +55,7 @@ class Node:
         self.side = side
         self.busy = False
         self.next_heartbeat = 0.0
+        self._teller = CacheTeller(ctx.core.kv, ctx.facts.node_id, ctx.facts.epoch)
         self._watch = StepWatch(ctx.core, ctx.metrics, ctx.clock)
         self._waiting_since: dict[RequestKey, tuple[Request, float]] = {}
         self._runs: dict[str, list[TokenRun]] = {}
@@ -80,6 +84,7 @@ class Node:
         self._step(now)
         self._note_started(now)
         self._flush_tokens()
+        self._tell_of_cache()
         self._heartbeat(now)
         return self.ctx.outbox.take()
 
@@ -159,6 +164,11 @@ class Node:
             for message in tokens_of(facts.node_id, facts.epoch, runs.get(peer, []), ends.get(peer, [])):
                 self.ctx.outbox.send(peer, message)
 
+    def _tell_of_cache(self) -> None:
+        for peer, message in self._teller.tell(self.ctx.routers.welcomed()):
+            self.ctx.outbox.send(peer, message)
+        self.busy = self.busy or self._teller.has_more
+
     # ---- messages
 
     def _receive_safely(self, inbound: Inbound, now: float) -> None:
@@ -198,6 +208,8 @@ class Node:
             self._abort(message, now)
         elif isinstance(message, Drain) and message.node_id == self.ctx.facts.node_id:
             self._drain(message, now)
+        elif isinstance(message, CacheReplay) and message.node_id == self.ctx.facts.node_id:
+            self._teller.asked(received.peer, message.after)
         else:
             self.ctx.drop(received.peer, f"{type(message).__name__} from a router")
 
@@ -225,6 +237,8 @@ class Node:
                 transports=list(facts.transports),
                 connection=self._connections[peer],
                 adapters=[Adapter(own.name, own.digest) for own in self.ctx.core.spec.adapters],
+                key_lookahead=self.ctx.core.settings.key_lookahead,
+                has_window=isinstance(self.ctx.core.kv.cache, WindowCache),
             ),
         )
 
@@ -376,7 +390,8 @@ class Node:
         facts, move_at = self.ctx.facts, self.ctx.move_at
         move_after_ms = None if move_at is None else max(0, round(1000 * (move_at - now)))
         for peer in peers:
-            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, self.ctx.draining, move_after_ms))
+            told = (self.ctx.draining, move_after_ms, self._teller.seq(peer))
+            self.ctx.outbox.send(peer, Heartbeat(facts.node_id, facts.epoch, load, *told))
 
     def _count_wire(self) -> None:
         for name, amount in self._wire.take(self.ctx.wire_counts).items():

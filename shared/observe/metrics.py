@@ -173,6 +173,9 @@ class ClusterMetrics:
             "Requests that began on their decode node because a hand-off would have cost more, as measured",
             registry=registry,
         )
+        self._picks = Counter(
+            "baton_picks_total", "Nodes that the policy picked, by why", ["role", "reason"], registry=registry
+        )
         self._series: dict[str, Series] = {}  # by node
         self._swept: OrderedDict[str, Series] = OrderedDict()  # not shown any more, the oldest first
         self._shown: dict[str, str] = {}  # node -> role its gauges are shown under
@@ -192,6 +195,10 @@ class ClusterMetrics:
     def started_by_cost(self, count: int) -> None:
         """So many requests began on their decode node for what a hand-off would have cost."""
         self._by_cost.inc(count)
+
+    def picked(self, role: str, reason: str) -> None:
+        """The policy picked a node, for that reason."""
+        self._picks.labels(role, reason).inc()
 
     def update(self, report: NodeReport) -> None:
         if self._shown.get(report.node, report.role) != report.role:

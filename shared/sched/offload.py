@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from shared.core.keys import RequestKey
+from shared.core.page_identity import identities
 from shared.core.request import Request, RequestState, TokenIds
 from shared.core.states import PageState
 from shared.engine.transfer_jobs import JobDone, TransferJobs
 from shared.kv.accounting import raise_problems
 from shared.kv.cold_store import ColdPage, ColdStore, Filing
 from shared.kv.manager import KVManager
-from shared.kv.page_identity import identities
 from shared.kv.pool import KVPool
 from shared.kv.prefix_cache import CachedPage, Lock, PrefixCache
 from shared.sched.events import SchedCounters
@@ -159,7 +159,7 @@ class Offload:
         store, ids = self._tier.store, req.all_ids()[: req.computed]
         pages = self._kv.rows.pages_of(req.row).tolist()
         keys = self._budget.prefix_keys(req, ids)
-        wanted = dict(zip(identities(keys, self._settings.page_size), pages, strict=False))
+        wanted = dict(zip(identities(keys.tobytes(), self._settings.page_size), pages, strict=False))
         missing = {identity: page for identity, page in wanted.items() if identity not in store}
         if not missing or len(missing) > store.num_host + store.num_disk:
             return False
@@ -204,7 +204,7 @@ class Offload:
             most -= most % page_size
         keys, first = self._budget.prefix_keys(req, ids)[:most], num_cached // page_size
         found: list[tuple[bytes, ColdPage]] = []
-        for identity in list(identities(keys, page_size))[first:]:
+        for identity in list(identities(keys.tobytes(), page_size))[first:]:
             cold = self._tier.store.find(identity)
             if cold is None:
                 break

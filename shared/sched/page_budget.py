@@ -13,14 +13,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from shared.core.page_identity import prefix_keys
 from shared.core.request import Request, TokenIds
 from shared.core.states import PageState, Tag
 from shared.kv.manager import KVManager, page_count
 from shared.sched.settings import SchedSettings
-
-NEXT_BITS = 24  # see prefix_keys
-SALTED = 1 << 63
-MAX_VOCAB, MAX_ADAPTERS = 1 << NEXT_BITS, (1 << (32 - NEXT_BITS)) - 1
 
 
 class PageBudget:
@@ -81,20 +78,10 @@ class PageBudget:
         self.kv.insert_prefix(req.row, keys, len(keys))
 
     def prefix_keys(self, req: Request, ids: TokenIds) -> TokenIds:
-        """One key per token of its request, which says with which adapter its KV was made; with lookahead a key covers
-        the token after it too, so the last one has none yet. A salt goes into the first key, for a page is found by
-        way of all pages before it.
-
-            bits      62 .. 32: the token        31 .. 24: the adapter's slot      23 .. 0: the token after it
-            without   62 .. 32: the slot         31 .. 0: the token
-            salted    63: 1                      62 .. 0: all of that xor the salt
-        """
-        slot = self._settings.adapter_slot(req)
-        if self._settings.key_lookahead:
-            keys = (ids[:-1] << np.int64(32)) | np.int64(slot << NEXT_BITS) | ids[1:]
-        else:
-            keys = ids | np.int64(slot << 32) if slot else ids
-        return salted(keys, req.cache_salt) if req.cache_salt else keys
+        """The keys of these tokens of a request, as `shared.core.page_identity` has them."""
+        settings = self._settings
+        keys = prefix_keys(ids.tobytes(), settings.adapter_slot(req), settings.key_lookahead, req.cache_salt)
+        return np.frombuffer(keys, np.int64)
 
     def release(self, req: Request) -> None:
         self.num_left += 1
@@ -117,13 +104,6 @@ class PageBudget:
     def num_held(self) -> int:
         """Pages on their way back (rule d)."""
         return sum(self._held.values()) + self.num_saving
-
-
-def salted(keys: TokenIds, salt: int) -> TokenIds:
-    """Return keys that no request without this salt has; `keys` (N,) int64, not negative."""
-    keys = keys.copy()
-    keys[:1] ^= np.int64((salt & (SALTED - 1)) - SALTED)  # the lower 63 bits, and the sign
-    return keys
 
 
 def pick_victim(holders: Iterable[Request]) -> Request | None:

@@ -23,8 +23,9 @@ from shared.core.sampling_params import (
     MAX_TOP_LOGPROBS,
     SamplingParams,
 )
-from shared.wire.messages import AnyMessage, Generate, Key, Message, Offer, Prebuilt, Ready, Sampling, Scores, Tokens
+from shared.wire.messages import AnyMessage, CacheEvents, Generate, Key, Message, Offer, Prebuilt, Ready, Scores, Tokens
 from shared.wire.ranges import MAX_DRAFT_BYTES, MAX_REAL, MAX_TOKENS
+from shared.wire.sampling import Sampling
 
 MESSAGE_TYPES: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(AnyMessage)}
 Buffer = bytes | memoryview
@@ -52,6 +53,7 @@ MOST_BYTES = 1 << 20  # of a message whose kind is not named here
 MOST_BYTES_OF: dict[type[Message], int] = {  # what is larger is not even unpacked
     Tokens: 256 << 10,
     Scores: 256 << 10,
+    CacheEvents: 256 << 10,
     Generate: 12 << 20,
     Offer: 12 << 20,
     Ready: 4 << 20,

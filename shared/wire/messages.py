@@ -1,7 +1,7 @@
 """Every message between router and nodes, as data. The codec beside this file checks sizes and schema.
 
-    node -> router   Hello, Heartbeat, Begun, Tokens, Goodbye, Unwelcome
-    router -> node   Welcome, Generate, Abort, Drain
+    node -> router   Hello, Heartbeat, Begun, Tokens, CacheEvents, Goodbye, Unwelcome
+    router -> node   Welcome, Generate, Abort, Drain, CacheReplay
     P -> D           Offer, Ready, Prebuilt, Abort
     D -> P           Grant, Wait, Refuse, Installed, Failed
     D -> P           Join, Take                              transports with a process group per pair
@@ -17,30 +17,23 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.core.sampling_params import (
-    MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORDS,
-    MAX_GRAMMAR_CHARS,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
-)
+from shared.core.sampling_params import MAX_TOP_LOGPROBS
 from shared.observe.node_metrics import MAX_SAMPLES
 from shared.wire.ranges import (
     MAX_CODE_BYTES,
     MAX_DRAFT_BYTES,
     MAX_HANDLE_BYTES,
     MAX_NAMES,
+    MAX_PAGE_NAMES,
     MAX_RUNS,
     MAX_SCORES,
     MAX_SEQUENCES,
     MAX_STORE_BYTES,
     MAX_TOKENS,
-    BadWord,
     Count,
-    Int32,
     Milliseconds,
     Name,
+    PageName,
     Real,
     States,
     Text,
@@ -49,9 +42,10 @@ from shared.wire.ranges import (
     Transports,
     Unsigned,
 )
+from shared.wire.sampling import Sampling
 from shared.wire.tickets import Ticket
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t"):
@@ -66,27 +60,6 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=Tr
     rid: Name
     attempt: Count
     seq_index: Count
-
-
-class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`core.sampling_params.SamplingParams` on the wire."""
-
-    max_tokens: Int32
-    temperature: Real
-    top_k: Int32
-    top_p: Real
-    min_p: Real
-    repetition_penalty: Real
-    presence_penalty: Real
-    frequency_penalty: Real
-    logit_bias: Annotated[list[tuple[TokenId, Real]], Meta(max_length=MAX_LOGIT_BIAS)]
-    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_TOKEN_IDS)]
-    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)]
-    min_tokens: Int32
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
-    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)]
-    num_logprobs: Int32
-    prompt_logprobs: Int32
 
 
 class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,6 +115,8 @@ class Hello(Message, frozen=True):
     transports: Transports
     connection: Count  # the node's count of its connections to this router: equal in a Hello that is said again
     adapters: Annotated[list[Adapter], Meta(max_length=MAX_NAMES)]
+    key_lookahead: Count = 0  # of its pages' keys, see core/page_identity.py
+    has_window: bool = False  # its cache drops pages in front of others that it keeps
 
 
 class Welcome(Message, frozen=True):
@@ -159,6 +134,19 @@ class Heartbeat(Message, frozen=True):
     draining: bool
     # draining: when each router is to move what is left of its own; None: nobody has set a limit
     move_after_ms: Milliseconds | None = None
+    cache_seq: Count = 0  # of the last CacheEvents that this router was sent
+
+
+class CacheEvents(Message, frozen=True):
+    """What became of cached pages, by identity: in vLLM's words AllBlocksCleared, BlockRemoved, BlockStored, in this
+    order. One with `cleared` can be taken after any gap; another one is of use only behind the one before."""
+
+    node_id: Name
+    epoch: Unsigned
+    seq: Count  # counts this router's, from 1
+    cleared: bool
+    removed: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
+    stored: Annotated[list[PageName], Meta(max_length=MAX_PAGE_NAMES)]
 
 
 class Goodbye(Message, frozen=True):
@@ -181,6 +169,13 @@ class Drain(Message, frozen=True):
     node_id: Name
     then: Literal["", "stop", "restart", "prefill", "decode"]
     move_after_ms: Milliseconds | None = None
+
+
+class CacheReplay(Message, frozen=True):
+    """Send the CacheEvents behind number `after`, and those to come. What is not there any more is told anew."""
+
+    node_id: Name
+    after: Count
 
 
 class Generate(Message, frozen=True):
@@ -397,4 +392,5 @@ class Broken(Message, frozen=True):
 AnyMessage = (
     Hello | Welcome | Unwelcome | Heartbeat | Goodbye | Drain | Generate | Abort | Begun | Scores | Tokens
     | Offer | Grant | Wait | Refuse | Ready | Prebuilt | Installed | Failed | Join | StoreEntry | Take | Broken
+    | CacheEvents | CacheReplay
 )  # fmt: skip

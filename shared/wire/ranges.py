@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from shared.core.page_identity import IDENTITY_BYTES
 from shared.core.sampling_params import MAX_BAD_WORD_TOKENS
 
 MAX_SEQUENCES = 128
@@ -19,6 +20,7 @@ MAX_HANDLE_BYTES = 1 << 16
 MAX_CODE_BYTES = 64  # of a key or a code of tickets
 MAX_STORE_BYTES = 1 << 16  # of what two processes tell each other while they connect
 MAX_SCORES = 1 << 13  # entries of one message
+MAX_PAGE_NAMES = 1 << 12  # entries of one message
 MAX_REAL = 3.4028234e38  # what float32 holds
 MAX_MS = 10**12
 
@@ -26,6 +28,7 @@ MAX_MS = 10**12
 # has one, a test walks them all; msgpack itself has no number above 64 bits.
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+PageName = Annotated[bytes, Meta(min_length=IDENTITY_BYTES, max_length=IDENTITY_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 BadWord = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]

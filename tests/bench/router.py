@@ -29,6 +29,7 @@ from router.dispatch import NewRequest
 from router.gateway import Gateway
 from router.mailbox import Mailbox
 from router.placement import Placer
+from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from shared.core.sampling_params import SamplingParams
 from shared.observe.log import Logger
@@ -234,7 +235,7 @@ def opening(num_nodes: int) -> dict[str, float]:
     close_s = cpu_s(lambda: [router.gateway.close(mailbox) for mailbox in opened])
     placer = Placer(router.rig.registry, LeastLoad(), -1)  # by cost; a checkout without that hands all over
     most = len(PROMPT) + STEPS
-    place_s = cpu_s(lambda: [placer.place(len(PROMPT), 0.0, (), most) for _ in range(REPEATS)])
+    place_s = cpu_s(lambda: [placer.place(Wanted(len(PROMPT)), (), most) for _ in range(REPEATS)])
     seconds = {"open": open_s, "close": close_s, "place": place_s}
     return {f"{name}_us": 1e6 * value / REPEATS for name, value in seconds.items()}
 

@@ -10,6 +10,8 @@ from shared.wire.messages import (
     Adapter,
     Begun,
     Broken,
+    CacheEvents,
+    CacheReplay,
     Drain,
     Failed,
     Fingerprint,
@@ -80,9 +82,10 @@ INLINE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, True, 0, 0, b"", 0)
 STAGED = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"", 640)
 REMOTE = Ready(WIRE_KEY, 1, 0, [4, 5], [1, 1], [8, 3], None, False, 0, 0, b"\x01", 0)
 MESSAGES: list[Message] = [
-    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")]),
+    Hello("decode", "d", 1, "tcp://127.0.0.1:1", FINGERPRINT, 2048, 32, "host", ["zmq", "shm"], 1, [Adapter("a", "b")],
+          1, True),
     Welcome("router", 1, 1, b"\x01" * 32, 7), Unwelcome("d", 1, "tcp://127.0.0.1:2"),
-    Heartbeat("d", 1, LOAD, True, 500), Goodbye("d", 1), Drain("d", "", 500), GENERATE,
+    Heartbeat("d", 1, LOAD, True, 500, 5), Goodbye("d", 1), Drain("d", "", 500), GENERATE,
     Abort(WIRE_KEY, True), Tokens("d", 1, [TokenRun(WIRE_KEY, 0, [5, 6], [LOGPROBS])],
                                   [SequenceEnd(WIRE_KEY, "stop", 2, 0, "", "")]),
     Offer(WIRE_KEY, "p", 1, [1, 2], [], WIRE_SAMPLING, 9, 100, FINGERPRINT, "host", ["zmq"], "b", 7, TICKET),
@@ -92,4 +95,5 @@ MESSAGES: list[Message] = [
     STAGED, REMOTE, Begun("d", 1, [WIRE_KEY]), Scores("d", 1, WIRE_KEY, 1, [LOGPROBS]),
     Join("gloo", 1), StoreEntry(1, "0/1", b"\x00\x01"), Take(1, 4, [4, 5], 2, 3),
     Broken(1, "reset by peer"),
+    CacheEvents("d", 1, 5, True, [b"\x03" * 16], [b"\x04" * 16]), CacheReplay("d", 4),
 ]  # fmt: skip

@@ -6,10 +6,11 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from shared.core.page_identity import prefix_keys
 from shared.core.sampling_params import SamplingParams
-from shared.sched.page_budget import salted
 from shared.wire.messages import Grant
 from tests.support.core_rig import CoreKnobs, Job, Outcome, assert_streams, assert_whole, make_core, run_local
 from tests.support.node_pair import Net, assert_clean, make_node
@@ -23,10 +24,14 @@ def job(rid: int, salt: int) -> Job:
     return Job(rid, PROMPT, SAMPLING, 5, cache_salt=salt)
 
 
+def salted(tokens: npt.NDArray[np.int64], salt: int) -> npt.NDArray[np.int64]:
+    return np.frombuffer(prefix_keys(tokens.tobytes(), 0, 0, salt), np.int64)
+
+
 def test_a_salt_changes_the_first_key_alone() -> None:
     keys = np.arange(1, 40, dtype=np.int64)
     own = salted(keys, 5)
-    assert keys[0] == 1 and own[0] < 0 and (own[1:] == keys[1:]).all(), "and the caller's keys stay"
+    assert own[0] < 0 and (own[1:] == keys[1:]).all()
     assert salted(keys, 6)[0] != own[0]
     assert len(salted(keys[:0], 5)) == 0
 

@@ -63,7 +63,7 @@ def sent(text: TextModel, plan: GenerationPlan) -> list[NewRequest]:
     """What a node will get."""
     shape = CompletionShape(text.tokenizer, plan.show)
     generation = Generation(plan, lambda facts: ChoicesWriter(shape, facts), text.tokenizer, None, None, 0.0)
-    return [generation._new_request(job) for job in range(len(plan.jobs))]
+    return [generation._new_request(job, "") for job in range(len(plan.jobs))]
 
 
 # ---- text

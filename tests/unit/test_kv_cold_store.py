@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from shared.core.errors import ConfigError, IntegrityError
+from shared.core.page_identity import ROOT, child_identity, identities
 from shared.kv.cold_store import ColdStore
-from shared.kv.page_identity import ROOT, child_identity, identities
 
 PAGE = 96
 
@@ -157,9 +157,9 @@ def test_a_page_twice_is_a_mistake() -> None:
 
 def test_an_identity_is_that_of_all_keys_before() -> None:
     keys = np.arange(11, dtype=np.int64)
-    first, second, tail = identities(keys, 4)
-    assert (first, second) == tuple(identities(keys[:8], 4))
-    assert tail != next(iter(identities(keys[8:], 4))), "the same keys elsewhere"
-    assert list(identities(keys[:10], 4))[:2] == [first, second]
-    assert len({*identities(keys[:10], 4), tail}) == 4, "a page that is not full is another page"
+    first, second, tail = identities(keys.tobytes(), 4)
+    assert (first, second) == tuple(identities(keys[:8].tobytes(), 4))
+    assert tail != next(iter(identities(keys[8:].tobytes(), 4))), "the same keys elsewhere"
+    assert list(identities(keys[:10].tobytes(), 4))[:2] == [first, second]
+    assert len({*identities(keys[:10].tobytes(), 4), tail}) == 4, "a page that is not full is another page"
     assert child_identity(ROOT, keys[:4].tobytes()) == first

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.moves import MAX_MOVES, MOVE_AFTER_S
+from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.registry import RegisteredNode
 from shared.wire.messages import Generate, Key
@@ -30,22 +31,22 @@ def test_a_node_without_free_pages_is_not_preferred(rig: RouterRig) -> None:
     full, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(full, 0, running=1)
     pages(busy, 99, running=7)
-    assert LeastLoad().pick([full, busy], 20) is busy
+    assert LeastLoad().pick([full, busy], Wanted(20)).node is busy
 
 
 def test_cached_pages_are_room(rig: RouterRig) -> None:
     cached, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(cached, 0, cached=50, running=1)
     pages(busy, 99, running=7)
-    assert LeastLoad().pick([cached, busy], 20) is cached
+    assert LeastLoad().pick([cached, busy], Wanted(20)).node is cached
 
 
 def test_room_is_for_this_request(rig: RouterRig) -> None:
     small, busy = rig.join("decode", "a"), rig.join("decode", "b")
     pages(small, 2)
     pages(busy, 99, running=7)
-    assert LeastLoad().pick([small, busy], 2 * PAGE) is small
-    assert LeastLoad().pick([small, busy], 2 * PAGE + 1) is busy
+    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE)).node is small
+    assert LeastLoad().pick([small, busy], Wanted(2 * PAGE + 1)).node is busy
 
 
 def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
@@ -53,14 +54,14 @@ def test_a_node_without_a_free_row_has_no_room(rig: RouterRig) -> None:
     pages(full, 99, running=8)
     pages(busy, 99, running=7)
     busy.open_sequences = 20
-    assert LeastLoad().pick([full, busy], 20) is busy
+    assert LeastLoad().pick([full, busy], Wanted(20)).node is busy
 
 
 def test_where_all_are_full_the_least_loaded_is_picked(rig: RouterRig) -> None:
     one, other = rig.join("decode", "a"), rig.join("decode", "b")
     pages(one, 0, running=7)
     pages(other, 0, running=2)
-    assert LeastLoad().pick([one, other], 20) is other
+    assert LeastLoad().pick([one, other], Wanted(20)).node is other
 
 
 def test_the_dispatcher_says_what_the_request_needs(rig: RouterRig) -> None:

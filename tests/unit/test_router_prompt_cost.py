@@ -14,6 +14,7 @@ from router.api.admin import node_status
 from router.dispatch import NewRequest
 from router.gateway import Gateway
 from router.placement import Placer
+from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.prompt_cost import ENOUGH_STEPS, FRESH_S, HALF_LIFE_STEPS, MOST_LOCAL_TOKENS, PromptFigures
 from router.registry import RegisteredNode
@@ -90,7 +91,7 @@ class Site(RouterRig):
         return self
 
     def goes_to(self, num_tokens: int) -> str:
-        placed = self.placer.place(num_tokens, self.now)
+        placed = self.placer.place(Wanted(num_tokens, self.now))
         assert placed.decode is self.decode
         return "pair" if placed.prefill is not None else "alone"
 
@@ -220,9 +221,9 @@ def test_a_node_that_was_slow_long_ago_is_tried_again() -> None:
 
 def test_what_starts_by_cost_is_told_to_who_counts() -> None:
     site = Site().measured(5.0)
-    assert site.placer.place(600, site.now).is_by_cost
-    assert not site.placer.place(MOST_LOCAL_TOKENS + 1, site.now).is_by_cost
-    assert not Site().placer.place(8, 0.0).is_by_cost
+    assert site.placer.place(Wanted(600, site.now)).is_by_cost
+    assert not site.placer.place(Wanted(MOST_LOCAL_TOKENS + 1, site.now)).is_by_cost
+    assert not Site().placer.place(Wanted(8)).is_by_cost
 
 
 class StandIn:

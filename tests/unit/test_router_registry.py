@@ -9,7 +9,7 @@ import pytest
 
 from router.breaker import MAX_OPEN_S, Breaker
 from router.placement import Placer
-from router.policy.interface import Policy
+from router.policy.interface import Policy, Wanted
 from router.policy.least_load import LeastLoad
 from router.policy.round_robin import RoundRobin
 from router.registry import Registry
@@ -100,12 +100,12 @@ def test_the_context_is_what_the_largest_node_holds_and_long_requests_go_there()
     registry.hello("c@1", hello("prefill", "c", context=200), 0.0)
     placer = Placer(registry, LeastLoad(), 0)
     for _ in range(3):
-        placement = placer.place(50, 0.0, (), 101)
+        placement = placer.place(Wanted(50), (), 101)
         assert placement.prefill is not None and placement.decode is not None
         assert (placement.prefill.node_id, placement.decode.node_id) == ("c", "a")
         placement.prefill.dispatched += 1
-    assert placer.place(50, 0.0, (), 100).prefill is registry.named("b")
-    assert placer.place(50, 0.0, (), 300).decode is registry.named("a"), "nobody can: the node says so to the client"
+    assert placer.place(Wanted(50), (), 100).prefill is registry.named("b")
+    assert placer.place(Wanted(50), (), 300).decode is registry.named("a"), "nobody can: the node says so to the client"
 
 
 def test_round_robin_takes_turns_per_role() -> None:
@@ -113,9 +113,9 @@ def test_round_robin_takes_turns_per_role() -> None:
     nodes = [rig.join("decode", name) for name in "abc"]
     prefills = [rig.join("prefill", name) for name in "xy"]
     policy = RoundRobin()
-    assert [policy.pick(nodes).node_id for _ in range(4)] == ["a", "b", "c", "a"]
-    assert [policy.pick(prefills).node_id for _ in range(3)] == ["x", "y", "x"]
-    assert policy.pick([nodes[0], nodes[2]]).node_id == "c"  # b is gone; the turn goes on behind a
+    assert [policy.pick(nodes, Wanted()).node.node_id for _ in range(4)] == ["a", "b", "c", "a"]
+    assert [policy.pick(prefills, Wanted()).node.node_id for _ in range(3)] == ["x", "y", "x"]
+    assert policy.pick([nodes[0], nodes[2]], Wanted()).node.node_id == "c"  # b is gone; the turn goes on behind a
 
 
 def test_least_load_looks_at_reports_and_own_requests() -> None:
@@ -123,14 +123,14 @@ def test_least_load_looks_at_reports_and_own_requests() -> None:
     first, second = rig.join("decode", "a"), rig.join("decode", "b")
     policy = LeastLoad()
     first.load = load(free=4, running=4)
-    assert policy.pick([first, second]) is second
+    assert policy.pick([first, second], Wanted()).node is second
     second.open_sequences = 5  # sent, but not in a report yet
-    assert policy.pick([first, second]) is first
+    assert policy.pick([first, second], Wanted()).node is first
     x, y = rig.join("prefill", "x"), rig.join("prefill", "y")
     x.open_prompt_tokens = 100
-    assert policy.pick([x, y]) is y
+    assert policy.pick([x, y], Wanted()).node is y
     y.load = msgspec.structs.replace(load(), waiting_tokens=200)
-    assert policy.pick([x, y]) is x
+    assert policy.pick([x, y], Wanted()).node is x
 
 
 @pytest.mark.parametrize("policy", [LeastLoad(), RoundRobin()])
@@ -138,7 +138,7 @@ def test_equal_nodes_share_the_work(policy: Policy) -> None:
     rig = RouterRig()
     nodes = [rig.join("decode", name) for name in "abc"]
     for _ in range(9):
-        policy.pick(nodes).dispatched += 1
+        policy.pick(nodes, Wanted()).node.dispatched += 1
     assert [node.dispatched for node in nodes] == [3, 3, 3]
 
 
@@ -194,9 +194,9 @@ def test_a_failing_node_is_left_alone_unless_it_is_the_last() -> None:
         bad.breaker.failed(0.0)
     good.open_sequences = 50
     placer = Placer(rig.registry, LeastLoad(), 0)
-    assert placer.place(5, 0.0).decode is good
+    assert placer.place(Wanted(5)).decode is good
     good.is_draining = True
-    assert placer.place(5, 0.0).decode is bad
+    assert placer.place(Wanted(5)).decode is bad
 
 
 def test_abandoned_requests_say_nothing_about_a_node() -> None:

@@ -14,7 +14,7 @@ import msgpack
 import msgspec
 import pytest
 
-from shared.wire import messages
+from shared.wire import messages, sampling
 from shared.wire.codec import encode
 from tests.support.wire_samples import MESSAGES, REMOTE
 
@@ -25,11 +25,12 @@ STORE_ENTRY, PREBUILT = (
 
 @pytest.fixture
 def schema(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The schema as its file is now: sampled mutants (tests/mutants) change no class that is loaded already."""
+    """The schema as its files are now: sampled mutants (tests/mutants) change no class that is loaded already."""
     module = ModuleType("schema_read_anew")
-    path = Path(str(messages.__file__))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    for part in (messages, sampling):
+        path = Path(str(part.__file__))
+        exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
     return module
 
 
@@ -64,6 +65,7 @@ def refuses(kind: Any, value: object) -> bool:
         ("Name", ("x", "x" * 256), ("", "x" * 257)),
         ("Text", ("", "x" * 16384), ("x" * 16385,)),
         ("BadWord", ([1], [1] * 32), ([], [1] * 33)),
+        ("PageName", (b"x" * 16,), (b"x" * 15, b"x" * 17)),
         ("Transports", ([], ["zmq"] * 16), (["zmq"] * 17,)),
     ],
 )

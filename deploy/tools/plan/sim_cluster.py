@@ -23,6 +23,7 @@ from deploy.tools.plan.profile import Profile, StepShape
 from deploy.tools.plan.timed_node import TimedNode, VirtualClock, make_scheduler
 from deploy.tools.plan.tokens import SimTokens
 from router.placement import Placer
+from router.policy.interface import Wanted
 from router.policy.least_load import LeastLoad
 from router.registry import RegisteredNode, Registry
 from shared.core.keys import RequestKey
@@ -194,7 +195,7 @@ class SimCluster:
             record.error = f"prompt and answer are longer than the context of {most:,} tokens"
             self._driver.ended(asked.number, "", self._clock.now, may_go_on=False)
             return
-        placed = self._placer.place(len(ids), self._clock.now)
+        placed = self._placer.place(Wanted(len(ids), self._clock.now))
         prefill = self._by_id[placed.prefill.node_id] if placed.prefill else None
         decode = self._by_id[placed.decode.node_id] if placed.decode else None
         runner = decode or prefill

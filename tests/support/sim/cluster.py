@@ -251,10 +251,18 @@ class Cluster:
         return [f"{h.name} at {r.name}" for r in self.serving for h in self.nodes if not is_known(h, r)]
 
     def _check_rest(self) -> None:
+        self.timers.run_until(self.timers.now + SETTLE_S, stop=lambda: not self._wrong_indices())
+        if wrong := self._wrong_indices():
+            raise Violation(f"not what is cached: {', '.join(wrong)}")
         for host in self.nodes:
             check_node(host)
         for router in self.routers:
             check_router(router)
+
+    def _wrong_indices(self) -> list[str]:
+        """Routers that route by prefix, and nodes whose cache is another than they believe."""
+        followers = [router for router in self.serving if router.plan.policy == "prefix_aware"]
+        return [f"{h.name} at {r.name}" for r in followers for h in self.nodes if not knows_cache(h, r)]
 
     # ---- results
 
@@ -275,6 +283,13 @@ def is_known(host: NodeHost, router: RouterHost) -> bool:
     facts = host.node.ctx.facts
     node = router.registry.find(facts.node_id, facts.epoch)
     return node is not None and node.is_there and node.load is not None
+
+
+def knows_cache(host: NodeHost, router: RouterHost) -> bool:
+    assert host.node is not None
+    facts = host.node.ctx.facts
+    node = router.registry.find(facts.node_id, facts.epoch)
+    return node is not None and node.pages.names() == set(host.node.ctx.core.kv.cache.names())
 
 
 def leftovers(host: NodeHost) -> str:

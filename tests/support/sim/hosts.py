@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from decode_node.side import DecodeSide
 from prefill_node.side import PrefillSide
-from router.app import make_policy
 from router.dispatch import Dispatcher, DispatchLimits
 from router.gateway import TICK_S, Gateway
 from router.journal import Journal
 from router.placement import Placer
+from router.policy.choose import make_policy
 from router.registry import ROLES, Registry
 from shared.device.simulated import World
 from shared.node.context import NodeContext, NodeFacts
@@ -289,9 +289,10 @@ class RouterHost:
         identity = self.identity
         self.sleeper = Sleeper(self.net, self._round)
         self.port = Port(self.net, self.name, f"{self.name}@{self.lives:x}", self.plan.endpoint, self._wake)
-        self.registry = Registry(cluster.silence_s)
+        policy = make_policy(self.plan.policy)
+        self.registry = Registry(cluster.silence_s, follows_caches=policy.reads_caches)
         self.journal = Journal(lambda: "")  # a seed replays exactly
-        placer = Placer(self.registry, make_policy(self.plan.policy), cluster.local_tokens)
+        placer = Placer(self.registry, policy, cluster.local_tokens)
         limits = DispatchLimits(
             cluster.max_open, cluster.max_attempts, cluster.request_timeout_s, cluster.resume_wait_s
         )

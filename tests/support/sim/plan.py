@@ -155,7 +155,7 @@ def draw_message_faults(rng: random.Random) -> tuple[float, float, float, float]
 
 def draw_routers(rng: random.Random) -> tuple[RouterPlan, ...]:
     count = rng.choice((1, 1, 1, 2))
-    policy = rng.choice(("least_load", "round_robin"))
+    policy = rng.choice(("prefix_aware", "least_load", "round_robin"))
     return tuple(RouterPlan(f"r{i}", f"tcp://r{i}:7001", policy) for i in range(count))
 
 

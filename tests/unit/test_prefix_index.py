@@ -1,0 +1,175 @@
+"""A router's index of what nodes have cached: gaps, strangers, limits; and what a prompt finds in it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+import router.registry
+from router.policy.interface import Reason, Wanted
+from router.policy.prefix_aware import PrefixAware
+from router.prefix_index import PageIndex, PromptPages
+from router.registry import RegisteredNode, Registry
+from shared.core.page_identity import identities, prefix_keys
+from shared.wire.messages import Adapter, CacheEvents, CacheReplay, Heartbeat
+from shared.wire.peers import peer_name
+from tests.support.router_rig import hello, load
+
+PAGE = 16
+PROMPT = list(range(100))
+
+
+def names_of(prompt: Sequence[int], slot: int = 0, lookahead: int = 0, salt: int = 0) -> list[bytes]:
+    """Of the pages that a prompt fills."""
+    keys = prefix_keys(array("q", prompt).tobytes(), slot, lookahead, salt)
+    return list(identities(keys, PAGE))[: (len(prompt) - lookahead) // PAGE]
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def events(
+    seq: int, stored: Sequence[bytes] = (), removed: Sequence[bytes] = (), *, node: str = "a", cleared: bool = False
+) -> CacheEvents:
+    return CacheEvents(node, 1, seq, cleared, list(removed), list(stored))
+
+
+def registry_of(*node_ids: str, role: str = "prefill") -> tuple[Registry, list[RegisteredNode]]:
+    registry = Registry(5.0, follows_caches=True)
+    nodes = [registry.hello(peer_name(one, 1), hello(role, one), 0.0)[0] for one in node_ids]
+    return registry, [node for node in nodes if node is not None]
+
+
+def test_events_are_taken_in_their_order_once() -> None:
+    index = PageIndex()
+    assert index.take(events(1, [name(1), name(2)], cleared=True)) and index.take(events(2, [name(3)], [name(1)]))
+    assert index.names() == {name(2), name(3)}
+    assert index.take(events(1, [name(9)], cleared=True)), "it was taken before"
+    assert index.names() == {name(2), name(3)} and index.seq == 2
+
+
+def test_behind_a_gap_nothing_is_taken_and_the_rest_asked_for() -> None:
+    registry, [node] = registry_of("a")
+    registry.cache_events(node.peer, events(1, [name(1)], cleared=True))
+    assert registry.cache_events(node.peer, events(3, [name(3)])) == CacheReplay("a", 1)
+    assert registry.cache_events(node.peer, events(4, [name(4)])) is None, "it was asked already"
+    assert node.pages.names() == {name(1)}
+    registry.cache_events(node.peer, events(2, [name(2)]))
+    assert registry.cache_events(node.peer, events(4, [name(4)])) == CacheReplay("a", 2), "asked anew behind an answer"
+
+
+def test_a_message_that_clears_is_taken_after_any_gap() -> None:
+    index = PageIndex()
+    index.take(events(1, [name(1)], cleared=True))
+    assert index.take(events(7, [name(7)], cleared=True)) and index.names() == {name(7)}
+
+
+@pytest.mark.parametrize("seq", [0, 1, 5])
+def test_a_heartbeat_tells_of_events_that_were_lost(seq: int) -> None:
+    registry, [node] = registry_of("a")
+    for number in (1, 2):
+        registry.cache_events(node.peer, events(number, cleared=number == 1))
+    assert registry.missed_events(node, Heartbeat("a", 1, load(), False, cache_seq=2)) is None
+    asked = registry.missed_events(node, Heartbeat("a", 1, load(), False, cache_seq=seq))
+    assert asked == CacheReplay("a", 2 if seq > 2 else 0), "a node that counts anew has forgotten this router"
+
+
+def test_a_node_is_believed_about_itself_alone() -> None:
+    registry, [a, b] = registry_of("a", "b")
+    assert registry.cache_events(b.peer, events(1, [name(1)], cleared=True)) is None
+    assert registry.cache_events(a.peer, CacheEvents("a", 2, 1, True, [], [name(1)])) is None, "another life of it"
+    assert not len(a.pages) and not len(b.pages)
+
+
+def test_the_index_is_bounded_and_the_largest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router.registry, "MAX_PAGES", 10)
+    registry, [a, b] = registry_of("a", "b")
+    registry.cache_events(b.peer, events(1, list(map(name, range(3))), node="b", cleared=True))
+    registry.cache_events(a.peer, events(1, list(map(name, range(8))), cleared=True))
+    assert (len(a.pages), len(b.pages)) == (0, 3)
+
+
+def test_a_new_connection_begins_an_empty_index() -> None:
+    registry, [node] = registry_of("a")
+    registry.cache_events(node.peer, events(1, [name(1)], cleared=True))
+    registry.hello(node.peer, hello("prefill", "a"), 1.0)
+    assert len(node.pages) == 1, "the same one, said again"
+    registry.hello(node.peer, hello("prefill", "a", connection=2), 2.0)
+    assert not len(node.pages) and node.pages.seq == 0
+
+
+@pytest.mark.parametrize("has_window", [False, True])
+@pytest.mark.parametrize("count", range(7))
+def test_the_cached_part_of_a_prompt_is_found(count: int, has_window: bool) -> None:
+    index, names = PageIndex(), names_of(PROMPT)
+    index.take(events(1, [*names[max(0, count - 2) if has_window else 0 : count], name(1)], cleared=True))
+    told = msgspec.structs.replace(hello("prefill", "a"), has_window=has_window)
+    assert PromptPages(PROMPT, "", 0).cached_tokens(index, told) == PAGE * count
+
+
+def test_one_token_is_left_to_compute() -> None:
+    index, prompt = PageIndex(), PROMPT[: 2 * PAGE]
+    index.take(events(1, names_of(prompt), cleared=True))
+    assert PromptPages(prompt, "", 0).cached_tokens(index, hello("prefill", "a")) == 2 * PAGE - 1
+
+
+@pytest.mark.parametrize("slot, lookahead, salt", [(0, 0, 0), (2, 0, 0), (2, 1, 0), (0, 1, 7)])
+def test_adapter_salt_and_drafts_are_in_a_page_s_name(slot: int, lookahead: int, salt: int) -> None:
+    told = msgspec.structs.replace(
+        hello("prefill", "a"), adapters=[Adapter("x", "1"), Adapter("y", "2")], key_lookahead=lookahead
+    )
+    index, adapter = PageIndex(), "2" if slot else ""
+    index.take(events(1, names_of(PROMPT, slot, lookahead, salt), cleared=True))
+    assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, told) == 6 * PAGE
+    assert PromptPages(PROMPT, adapter, salt + 1).cached_tokens(index, told) == 0
+    assert PromptPages(PROMPT, "" if slot else "2", salt).cached_tokens(index, told) == 0
+    assert PromptPages(PROMPT, adapter, salt).cached_tokens(index, hello("prefill", "a")) == (
+        0 if slot or lookahead else 6 * PAGE
+    )
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_prompt_goes_where_it_is_cached(role: str) -> None:
+    _, nodes = registry_of("a", "b", "c", role=role)
+    nodes[1].dispatched = 99
+    nodes[1].pages.take(events(1, names_of(PROMPT), cleared=True))
+    wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
+    assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.PREFIX)
+    other = PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT[::-1], "", 0)))
+    assert other == (nodes[0], Reason.TURN)
+
+
+def test_a_long_queue_outweighs_a_cached_prefix() -> None:
+    _, nodes = registry_of("a", "b")
+    nodes[0].pages.take(events(1, names_of(PROMPT), cleared=True))
+    wanted = Wanted(len(PROMPT), 0.0, PromptPages(PROMPT, "", 0))
+    nodes[0].open_prompt_tokens = 50
+    assert PrefixAware().pick(nodes, wanted).node is nodes[0]
+    nodes[0].open_prompt_tokens = 500
+    assert PrefixAware().pick(nodes, wanted) == (nodes[1], Reason.LOAD)
+
+
+def test_a_short_preamble_keeps_nobody() -> None:
+    _, nodes = registry_of("a", "b")
+    nodes[0].pages.take(events(1, names_of(PROMPT)[:2], cleared=True))
+    nodes[0].dispatched = 1
+    assert PrefixAware().pick(nodes, Wanted(100, 0.0, PromptPages(PROMPT, "", 0))).node is nodes[1]
+
+
+def test_a_session_breaks_ties_alike_on_every_router() -> None:
+    _, nodes = registry_of("a", "b", "c")
+    picked = {}
+    for number in range(60):
+        wanted = Wanted(100, affinity=f"session {number}")
+        first, again = PrefixAware().pick(nodes, wanted), PrefixAware().pick(nodes[::-1], wanted)
+        assert first == again and first.reason is Reason.AFFINITY
+        picked[number] = first.node
+        first.node.dispatched += 1
+    assert set(picked.values()) == set(nodes)
+    for number, node in picked.items():
+        if node is not nodes[2]:
+            assert PrefixAware().pick(nodes[:2], Wanted(100, affinity=f"session {number}")).node is node
