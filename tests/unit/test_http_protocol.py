@@ -80,9 +80,11 @@ def serve(told: Told, limits: HttpConfig | None = None) -> Site:
         site = Site(limits or HttpConfig(max_header_bytes=LIMIT, max_headers=8))
         server = await asyncio.get_running_loop().create_server(site.connection, "127.0.0.1", 0)
         async with server, asyncio.timeout(HANG_GUARD_S):
-            await told(site, server.sockets[0].getsockname()[1])
-            for protocol in list(site.state.connections):
-                protocol.transport.abort()  # type: ignore[union-attr]  # ours
+            try:
+                await told(site, server.sockets[0].getsockname()[1])
+            finally:  # uvloop does not close a loop that has connections: it hangs
+                for protocol in list(site.state.connections):
+                    protocol.transport.abort()  # type: ignore[union-attr]  # ours
             while site.state.connections:
                 await asyncio.sleep(0)
         return site

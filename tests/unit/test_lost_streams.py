@@ -16,6 +16,7 @@ from router.api.errors import ResumeMismatch, UnknownStream
 from router.api.marks import MAX_CHOICES, read_id
 from router.api.stream_start import begin_stream
 from router.api.stream_token import Signer
+from shared.core.errors import BatonError
 from shared.observe.metrics import RequestMetrics
 from tests.support.lost_streams import Asked, Event, last_id, read
 
@@ -167,8 +168,9 @@ def test_a_forged_token_is_refused(change: int) -> None:
     asked = Asked("completions", ("abc",))
     seen = last_id(read(asked, [1], Signer(KEY)).events[:2])
     forged = seen[:change] + ("A" if seen[change] != "A" else "B") + seen[change + 1 :]
-    with pytest.raises(UnknownStream):
+    with pytest.raises(BatonError) as refused:
         read(asked, [1], Signer(KEY), forged)
+    assert isinstance(refused.value, UnknownStream), "the token's own content was believed"
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,9 @@ def test_a_descriptor_that_is_another_s_by_now_is_not_watched(ends: Callable[[],
     own, one = watch_of(Clock()), ends()
     read_fd, write_fd = os.pipe()
     own.accepted(one.fd, one.port + 1)
+    assert not own._connections
     own.dialled(one.fd, one.port)
+    assert not own._connections
     own.accepted(read_fd, one.port)
     os.close(read_fd)
     os.close(write_fd)
