@@ -101,6 +101,10 @@ class Reader:
         self.was_admitted = False
         self.data = b""
 
+    def header(self, name: bytes) -> str | None:
+        """It sends none."""
+        return None
+
     async def start(self, status: int, headers: object) -> None:
         self.status = status
 
