@@ -1,8 +1,9 @@
 """What a browser may do on a page's behalf: which names the API answers under, and which pages may use it.
 
-A web page can send requests to this machine without asking, as long as they look like a form's or a link's; it can't
-read the answers unless it runs under our own name (which its owner can point here) or we say so. So names are checked,
-and what needs no asking is refused. Programs that are no browsers send no Origin, and notice nothing.
+A web page may send this machine a request that looks like a form's or a link's; its browser does not ask us first. The
+page can't read the answer unless it runs under our own name, which its owner can point here, or unless we allow it. So
+names are checked, and requests of a form's type from other pages are refused. A program that is no browser sends no
+Origin, and notices nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from collections.abc import Sequence
 
 from router.api.connection import Connection, Header
 from router.api.errors import HostNotAllowed, MediaTypeRefused
+from router.api.kept_answers import REPLAYED
 from shared.config.endpoints import is_loopback
 from shared.config.http_settings import ANY
 
 JSON = "application/json"
-KEPT_S = b"600"  # so long a browser need not ask again
-SHOWN = b"x-request-id, request-id, retry-after, x-baton-ignored-fields"
+KEPT_S = b"600"  # how long a browser may remember that a page is allowed
+SHOWN = b"x-request-id, request-id, retry-after, x-baton-ignored-fields, " + REPLAYED
+VARIES = (b"vary", b"Origin")
 MAX_SHOWN = 100
 
 
@@ -41,7 +44,7 @@ class WebRules:
             raise MediaTypeRefused(f"from a web page elsewhere this path takes {JSON} only")
 
     def _check_host(self, connection: Connection) -> None:
-        """Browsers always send one; a program that sends none is none."""
+        """Every browser sends a Host header, so a request without one is not a browser's."""
         hosts = [value for name, value in connection.scope["headers"] if name == b"host"]
         if self._takes_all_hosts or not hosts:
             return
@@ -53,21 +56,25 @@ class WebRules:
         return self._takes_all_origins or origin.lower() in self._origins
 
     def headers(self, connection: Connection) -> list[Header]:
-        """Return what every answer to such a page carries; nothing for others."""
+        """Return what every answer to an allowed page carries. Where only some origins are allowed, every answer says
+        that it depends on the origin: a cache must not give one page what another asked for."""
         origin = connection.header(b"origin")
         if origin is None or not self._may_use(origin):
-            return []
+            return [VARIES] if self._origins else []
         allowed = b"*" if self._takes_all_origins else origin.encode("latin-1")
         return [
             (b"access-control-allow-origin", allowed),
             (b"access-control-expose-headers", SHOWN),
-            (b"vary", b"Origin"),
+            VARIES,
         ]
 
     def preflight(self, connection: Connection) -> list[Header] | None:
         """Return the answer's headers where a browser asks before it sends; None where it does not, or may not."""
         wanted = connection.header(b"access-control-request-method")
-        if connection.scope["method"] != "OPTIONS" or wanted is None or not self.headers(connection):
+        if connection.scope["method"] != "OPTIONS" or wanted is None:
+            return None
+        origin = connection.header(b"origin")
+        if origin is None or not self._may_use(origin):
             return None
         headers = (connection.header(b"access-control-request-headers") or "").encode("latin-1")
         answer = [(b"access-control-allow-methods", b"GET, POST"), (b"access-control-max-age", KEPT_S)]

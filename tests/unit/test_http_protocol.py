@@ -202,11 +202,13 @@ def test_an_idle_connection_that_says_a_little_is_hung_up() -> None:
 
     async def told(site: Site, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(GET + b"\r\n")
-        await reader.readuntil(b"\r\n\r\n0")
-        writer.write(b"\r\n")
-        assert status(await reader.read()) == 408
-        await close(writer)
+        try:
+            writer.write(GET + b"\r\n")
+            await reader.readuntil(b"\r\n\r\n0")
+            writer.write(b"\r\n")
+            assert status(await reader.read()) == 408
+        finally:
+            await close(writer)
 
     serve(told, HttpConfig(header_timeout_s=0.1))
 
@@ -245,13 +247,15 @@ def test_so_many_requests_are_sent_ahead(ahead: int, is_served: bool) -> None:
 def test_who_reads_nothing_keeps_no_connection() -> None:
     async def told(site: Site, port: int) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
-        writer.write(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        while not site.state.connections:
-            await asyncio.sleep(0)
-        while site.state.connections:
-            await asyncio.sleep(0.01)
-        await close(writer)
+        try:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a read transport
+            writer.write(b"GET /flood HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not site.state.connections:
+                await asyncio.sleep(0)
+            while site.state.connections:
+                await asyncio.sleep(0.01)
+        finally:
+            writer.transport.abort()
 
     serve(told)
 
