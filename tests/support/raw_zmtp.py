@@ -19,11 +19,18 @@ class RawPeer:
         self.socket = socket.create_connection((host, int(port)))
         self.socket.settimeout(5.0)
         if not silent:
-            self.socket.sendall(GREETING)
-            self._read(len(GREETING))
-            properties = b"".join(map(prop, ("Socket-Type", "X-Peer"), ("DEALER", name)))
-            self.frame(b"\x05READY" + properties, COMMAND)
-            self._read(2)
+            try:
+                self._shake_hands(name)
+            except BaseException:
+                self.socket.close()
+                raise
+
+    def _shake_hands(self, name: str) -> None:
+        self.socket.sendall(GREETING)
+        self._read(len(GREETING))
+        properties = b"".join(map(prop, ("Socket-Type", "X-Peer"), ("DEALER", name)))
+        self.frame(b"\x05READY" + properties, COMMAND)
+        self._read(2)
 
     def _read(self, count: int) -> None:
         while count > 0:
