@@ -1,0 +1,103 @@
+"""Chats of several turns over more and more prefill nodes: prompt tokens really computed, and how evenly.
+
+    python -m tests.bench.prefix_chats [--nodes 1,2,4] [--policies prefix_aware,least_load] [--chats 24] [--turns 6]
+
+Each chat sends its whole history again, its answers included, as chat clients do. With a router that knows what nodes
+have cached, more nodes compute no more tokens than one. Tokens of decode nodes count too: a short rest of a prompt may
+be computed there. HashLM has no weights, so seconds say nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from deploy.cluster.own_cluster import own_cluster
+from tests.bench.report import report
+from tests.bench.sse_client import stream_completion
+from tests.support.metrics_page import NODE, read_metrics
+
+COMPUTED, CACHED = "baton_prompt_tokens_total", "baton_cached_prompt_tokens_total"
+FIRST_TOKENS, NEXT_TOKENS, ANSWER_TOKENS = 160, 64, 48
+VOCAB = range(95)  # of HashLM, without its end
+
+
+async def chat(port: int, rng: random.Random, turns: int, ttfts: list[float]) -> int:
+    """Return the tokens of its prompts, one after another."""
+    history = rng.choices(VOCAB, k=FIRST_TOKENS)
+    asked = 0
+    for _ in range(turns):
+        answer: list[int] = []
+
+        def keep(event: dict[str, Any], answer: list[int] = answer) -> int:
+            ids = [token for choice in event.get("choices", ()) for token in choice.get("token_ids") or ()]
+            answer.extend(ids)
+            return len(ids)
+
+        body = {"model": "bench", "prompt": history, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": True}
+        stream = await stream_completion(port, body, keep)
+        assert len(answer) == ANSWER_TOKENS, stream.error
+        ttfts.append(stream.ttft)
+        asked += len(history)
+        history = history + answer + rng.choices(VOCAB, k=NEXT_TOKENS)
+    return asked
+
+
+async def chats(port: int, count: int, turns: int, seed: int) -> tuple[int, list[float]]:
+    ttfts: list[float] = []
+    asked = await asyncio.gather(*(chat(port, random.Random(seed + n), turns, ttfts) for n in range(count)))
+    return sum(asked), ttfts
+
+
+def by_node(url: str, name: str) -> dict[str, float]:
+    """Return a counter's value of each node."""
+    found: dict[str, float] = defaultdict(float)
+    for (metric, labels), value in read_metrics(url).items():
+        if metric == name and (node := NODE.search(labels)):
+            found[node[1]] += value
+    return found
+
+
+def measure(policy: str, nodes: int, args: argparse.Namespace) -> dict[str, Any]:
+    flags = ["--model", "hashlm", "--served-model-name", "bench", "--policy", policy, "--prefill", str(nodes)]
+    with tempfile.TemporaryDirectory() as folder, own_cluster(flags, Path(folder) / "log.txt") as url:
+        port = int(url.rsplit(":", 1)[1])
+        asked, ttfts = asyncio.run(chats(port, args.chats, args.turns, args.seed))
+        computed, cached = by_node(url, COMPUTED), by_node(url, CACHED)
+    prefills = [value for node, value in computed.items() if node.startswith("prefill")]
+    return {
+        "policy": policy,
+        "prefill_nodes": nodes,
+        "prompt_tokens": asked,
+        "computed": sum(computed.values()),
+        "cached": sum(cached.values()),
+        "busiest_of_mean": max(prefills) / (sum(prefills) / nodes) if sum(prefills) else 0.0,
+        "ttft_p50_ms": 1000 * statistics.median(ttfts),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="1,2,4", help="numbers of prefill nodes")
+    parser.add_argument("--policies", default="prefix_aware,least_load")
+    parser.add_argument("--chats", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+    args = parser.parse_args()
+    rows = [
+        measure(policy, nodes, args) for policy in args.policies.split(",") for nodes in map(int, args.nodes.split(","))
+    ]
+    report({"rows": rows}, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
