@@ -8,6 +8,7 @@ FAULTS ?=
 SECONDS ?= 600
 BODIES ?= 1000000
 SEED ?=
+FUZZ ?=
 NAMES ?=
 PEERS ?=
 ROWS ?=
@@ -29,7 +30,7 @@ help:
 	@echo "make mutants-sampled   150 changes drawn by seed where nothing may break silently; 85 % must be noticed"
 	@echo "make sim        the whole cluster simulated under faults, SEEDS=1000 random lives; says how to replay a failure"
 	@echo "make soak       load for MINUTES=30; memory, descriptors, threads must stay flat; FAULTS=--faults kills nodes meanwhile"
-	@echo "make fuzz       a node with a key says anything to everybody for SECONDS=600; nobody may end, trip or leak; SEED=n"
+	@echo "make fuzz       hostile nodes, tickets, outsiders and HTTP for SECONDS=600; nobody may end, trip or leak; SEED=n FUZZ='--mode http'"
 	@echo "make bodies     BODIES=1000000 mutated request bodies; no 5xx, nothing hangs, memory stays flat; SEED=n"
 	@echo "make drill      hosts as network namespaces: cables pulled, hosts frozen and killed under load; root, Linux, iproute2"
 	@echo "make clients    clients that others wrote against a running Baton; installs gigabytes into build; NAMES='openai llm'"
@@ -73,7 +74,7 @@ soak: setup
 	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) $(FAULTS)
 
 fuzz: setup
-	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -m tests.chaos.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(FUZZ)
 
 bodies: setup
 	@$(BIN)/python -m tests.chaos.bodies --bodies $(BODIES) $(if $(SEED),--seed $(SEED))

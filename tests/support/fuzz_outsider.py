@@ -25,20 +25,20 @@ KEY_WAIT_S = 0.05
 
 class Outsider(Hammer):
     """`servers`: the public key that is known to be at an endpoint. Without one handshakes of CURVE are tried all the
-    same."""
+    same. `has_giants`: it sends huge whole messages, too."""
 
-    def __init__(self, endpoints: Sequence[str], servers: Mapping[str, bytes] | None = None, seed: int = 1) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        servers: Mapping[str, bytes] | None = None,
+        seed: int = 1,
+        *,
+        has_giants: bool = True,
+    ) -> None:
         self._servers = servers or {}
         self._rng = random.Random(seed)
-        acts = (
-            self._say_nothing,
-            self._never_end,
-            self._stop_early,
-            self._send_giants,
-            self._send_many_parts,
-            self._garble_handshake,
-            self._show_wrong_key,
-        )
+        acts = [self._say_nothing, self._never_end, self._stop_early, self._garble_handshake, self._show_wrong_key]
+        acts += [self._send_giants, self._send_many_parts] if has_giants else []
         super().__init__(Aim(endpoints), acts)
 
     def _say_nothing(self, endpoint: str) -> None:
